@@ -4,9 +4,10 @@
 # make fuzz   send a million hostile messages to the members of a federation (about ten minutes)
 # make lint   check style, types, the order of the rooms, spelling and prose
 # make docs   build the documentation site in site/
-# make setup  only set up the environment (.venv)
+# make setup  only set up the environment (.venv) with the product; tests also install packages/
 PYTHON ?= python3
 BIN := .venv/bin
+PACKAGES := packages/verfedgnn-research packages/verfedgnn-flare
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup demo test coverage fuzz lint docs clean
@@ -22,9 +23,9 @@ setup: .venv/installed
 	$(PIP_INSTALL) -e .
 	@touch $@
 
-.venv/installed-dev: .venv/installed
-	@echo "installing the test tools into .venv (once)"
-	$(PIP_INSTALL) -e '.[dev,federation,flare,psi,tensorboard]'
+.venv/installed-dev: .venv/installed $(PACKAGES:=/pyproject.toml)
+	@echo "installing research, FLARE and the test tools into .venv (once)"
+	$(PIP_INSTALL) -e '.[dev,federation,psi,tensorboard]' $(addprefix -e ,$(PACKAGES))
 	@touch $@
 
 demo: .venv/installed
@@ -41,11 +42,12 @@ fuzz: .venv/installed-dev
 
 lint: .venv/installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo 2>/dev/null && $(BIN)/mypy
-	@$(BIN)/codespell *.md docs results/*.md src tools && $(BIN)/python tools/check_prose.py
+	@$(BIN)/codespell *.md docs results/*.md src packages tools && $(BIN)/python tools/check_prose.py
 
-.venv/installed-docs: .venv/installed
+.venv/installed-docs: .venv/installed $(PACKAGES:=/pyproject.toml)
 	@echo "installing the documentation tools into .venv (once)"
 	$(PIP_INSTALL) -e '.[docs]'
+	$(PIP_INSTALL) --no-deps $(addprefix -e ,$(PACKAGES))  # the commands are described, not run
 	@touch $@
 
 docs: .venv/installed-docs

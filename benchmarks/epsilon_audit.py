@@ -14,8 +14,8 @@ from pathlib import Path
 
 from verfedgnn import Config
 from verfedgnn.privacy.rating_dp import fit_budget
-from verfedgnn.research.attacks.epsilon_audit import audit_epsilon, claimed_epsilon
-from verfedgnn.research.experiments.result_tables import markdown
+from verfedgnn_research.attacks.epsilon_audit import audit_epsilon, claimed_epsilon
+from verfedgnn_research.experiments.result_tables import markdown
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 KEPT = RESULTS / "privacy" / "epsilon-audit.json"

@@ -27,8 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import verfedgnn as vf
 from verfedgnn.privacy.masking import GRADIENT, add_masks, remove_masks
 from verfedgnn.protocol.coordinator.masked_trip import MaskedTrip
-from verfedgnn.protocol.party.list_commitments import ListCommitments
-from verfedgnn.protocol.party.party_masks import PartyMasks
+from verfedgnn.protocol.party.party_masks import ListCommitments, PartyMasks
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.wire.messages import Hello, MaskShares, RoundStart, Unmask, encode
 

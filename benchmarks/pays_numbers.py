@@ -11,12 +11,8 @@ for four organisations; their files are cut from the published table, without ra
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
 import json
-import os
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +20,6 @@ import torch
 
 from verfedgnn.config import Config, parse_settings
 from verfedgnn.core.list_metrics import rank_each
-from verfedgnn.data import PartyData, read_parties, read_ratings, split_items
 from verfedgnn.evaluation.judged_party import lift_tables
 from verfedgnn.evaluation.lift import judge_models, select_newcomers
 from verfedgnn.runs.party_model import PartyModel
@@ -32,11 +27,11 @@ from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
 from verfedgnn.training.simple_models import liked
 from verfedgnn.training.train import train
+from verfedgnn_research.bench import CIAO, read_case
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 CASES = ("amazon", "ciao-all", "ciao-any", "genre", "ml-1m", "ml-100k", "book-crossing")
 PARTS = ("ratings", "lists", "newcomers")
-CATEGORIES = ("1", "10", "3", "2")
 START, END = "<!-- measured -->", "<!-- end -->"
 
 
@@ -122,7 +117,7 @@ def judge_shared_users(run: Run) -> dict[str, dict[str, float]]:
         present[torch.from_numpy(party.party.ratings.user).long()] = True
         at_every &= present
     return {
-        party.party.name: judge_shared(party, model, at_every, ranks=run.config.training.ranks)
+        party.party.name: judge_shared(party, model, at_every, ranks=run.config.ranks)
         for party, model in zip(prepared, run.models, strict=True)
     }
 
@@ -146,35 +141,6 @@ def judge_shared(
         liked(test, table.scale),
     )
     return {"users": len(ranked.users), "ndcg@20": float(ranked.ndcg.mean())}
-
-
-def read_case(case: str, seed: int) -> list[PartyData]:
-    folder = Path(os.environ["VERFEDGNN_DATA"])
-    if case == "amazon":
-        shops = folder / "amazon-books-movies-dense"
-        files = {name: shops / f"Amazon-{name.title()}-Dense.inter" for name in ("books", "movies")}
-        return read_parties(files, duplicates="first")
-    if case.startswith("ciao"):
-        with tempfile.TemporaryDirectory() as made:
-            return read_parties(cut_ciao(folder / "ciao" / "ratings.csv.gz", Path(made)), users=case[5:])
-    if case == "genre":
-        return split_items(read_ratings(folder / "ml-1m"), 3, seed=seed, by="genre")
-    return split_items(read_ratings(folder / case), 10, seed=seed)
-
-
-def cut_ciao(source: Path, folder: Path) -> dict[str, Path]:
-    """Write one file per category; ids of items get the category as a prefix, because some are in two."""
-    rows: dict[str, dict[tuple[str, str], str]] = {category: {} for category in CATEGORIES}
-    with gzip.open(source, "rt") as file:
-        for row in csv.DictReader(file):
-            if row["category"] in rows and float(row["rating"]) > 0:
-                rows[row["category"]].setdefault((row["user"], row["item"]), row["rating"])
-    files = {}
-    for category, ratings in rows.items():
-        lines = [f"{user},{category}-{item},{rating}\n" for (user, item), rating in ratings.items()]
-        files[f"category-{category}"] = folder / f"{category}.csv"
-        files[f"category-{category}"].write_text("user,item,rating\n" + "".join(lines))
-    return files
 
 
 # -- the page ------------------------------------------------------------------------------------------------
@@ -225,7 +191,7 @@ def table_by_other_parties(records: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|",
     ]
     found = [r["newcomers"] for r in select_records(records, "ciao-any")]
-    for number in range(1, len(CATEGORIES)):
+    for number in range(1, len(CIAO)):
         cells = []
         for halves in ([each.get("lift") for each in found], [each["lists"] for each in found]):
             rows = [

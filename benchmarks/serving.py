@@ -1,10 +1,9 @@
-"""Measure serving: latency under load, throughput, and exact against approximate ranking. Writes results/serving.md.
+"""Measure serving: latency under load, and throughput. Writes results/serving.md.
 
-    .venv/bin/python benchmarks/serving.py [--items 100000] [--rates 500 1000] [--seconds 20] [--repeats 3] [--workers 1]
-    .venv/bin/python benchmarks/serving.py --many [--workers 1]
+    .venv/bin/python benchmarks/serving.py [--items 100000] [--rates 500 1000] [--seconds 20] [--repeats 3]
+    .venv/bin/python benchmarks/serving.py --many
     .venv/bin/python benchmarks/serving.py --fast-path [--items 100000]
     .venv/bin/python benchmarks/serving.py --keys [--items 100000]
-    .venv/bin/python benchmarks/serving.py --index [--items 1000000]
 
 The server is `verfedgnn serve` in its own process. Its run has random vectors in the shape of preset best (35 columns, or 70 where
 a gate mixes two models) and 50 rated items per user, with seed 0.
@@ -14,8 +13,8 @@ earlier ones are answered (open loop), over 256 keep-alive connections. Latency 
 that finds all connections busy is given up, and a lost connection is a failure.
 
 `--many` sends batch requests for 1,000 users, two at a time. `--fast-path` compares two servers, with and without
-`serving/http/fast_path.py`, by alternate closed-loop load, and `--keys` one with a hundred API keys, rate limits and an access
-log and one with none of them. `--index` compares with faiss. A measurement of latency waits until the
+`FastPath` of `serving/http/lists.py`, by alternate closed-loop load, and `--keys` one with a hundred API keys, rate limits and an access
+log and one with none of them. A measurement of latency waits until the
 machine is idle, for at most three minutes. Rows are added to results/serving.json; `--discard` drops the earlier ones.
 """
 
@@ -37,7 +36,6 @@ from typing import Any
 
 import torch
 
-from serving_index import compare_indexes
 from serving_load import KEY, PATH, generate, saturate
 from serving_page import page
 from serving_server import ROOT, cpu_seconds, make_run, served, wait_for_quiet
@@ -45,11 +43,11 @@ from verfedgnn.core.version import installed_version
 
 
 def measure(
-    folder: Path, rates: list[float], seconds: float, repeats: int, workers: int, quiet: float
+    folder: Path, rates: list[float], seconds: float, repeats: int, quiet: float
 ) -> list[dict[str, float]]:
     """Measure latency and CPU time at each rate, with a new server that has warmed up."""
     context, found = multiprocessing.get_context("spawn"), []
-    with served(folder, workers) as (pid, port):
+    with served(folder) as (pid, port):
         for rate, repeat in [(200.0, -1), *((rate, repeat) for repeat in range(repeats) for rate in rates)]:
             wait_for_quiet(quiet)
             queue, before = context.Queue(), cpu_seconds(pid)
@@ -63,7 +61,6 @@ def measure(
             each = used / max(1, row["requests"] - row["failed"]) * 1000
             entry = row | {
                 "asked": rate,
-                "workers": workers,
                 "cpu_per_1000": each,
                 "others": others,
                 "load": load,
@@ -74,15 +71,13 @@ def measure(
     return found
 
 
-def measure_many(
-    folder: Path, seconds: float, repeats: int, workers: int, quiet: float
-) -> list[dict[str, float]]:
+def measure_many(folder: Path, seconds: float, repeats: int, quiet: float) -> list[dict[str, float]]:
     """Measure the users per second of the batch endpoint, with 1,000 users per request and two requests at a time."""
     import httpx
 
     found = []
     body = {"users": [str(user) for user in range(1000)], "k": 10}
-    with served(folder, workers) as (pid, port), ThreadPoolExecutor(2) as pool:
+    with served(folder) as (pid, port), ThreadPoolExecutor(2) as pool:
         url = f"http://127.0.0.1:{port}/v1/recommendations/batch"
 
         def ask(until: float) -> int:
@@ -98,7 +93,7 @@ def measure_many(
             before, begin = cpu_seconds(pid), time.monotonic()
             users = 1000 * sum(pool.map(ask, [begin + seconds] * 2))
             rate, used = users / (time.monotonic() - begin), (cpu_seconds(pid) - before) / users * 1000
-            found.append({"workers": workers, "rate": rate, "cpu_per_1000": used, "load": os.getloadavg()[0]})
+            found.append({"rate": rate, "cpu_per_1000": used, "load": os.getloadavg()[0]})
             print({key: round(value, 3) for key, value in found[-1].items()}, flush=True)
     return found
 
@@ -120,7 +115,7 @@ def _serve_variant(folder: Path, pipe: Any, variant: str) -> None:
     from verfedgnn.serving.http.server_process import ServeOptions, serve
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    options = ServeOptions(folder, None, (), False, 1)
+    options = ServeOptions(folder)
     if variant == "no fast path":
         app.FastPath = PassThrough  # type: ignore[misc, assignment]
     if variant == "keys":
@@ -186,7 +181,6 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[500.0])
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument(
         "--quiet",
         type=float,
@@ -201,19 +195,14 @@ def main() -> None:
     parser.add_argument(
         "--keys", action="store_true", help="Measure throughput with and without API keys instead."
     )
-    parser.add_argument("--index", action="store_true", help="Compare with faiss instead.")
     given = parser.parse_args()
     torch.set_num_threads(1)
     path = ROOT / "results" / "serving.json"
-    kept = json.loads(path.read_text()) if path.exists() else {"load": {}, "index": {}}
+    kept = json.loads(path.read_text()) if path.exists() else {"load": {}}
     kept["machine"] = machine()
     kept["version"] = installed_version()
     title = f"{given.items:,} items, {given.columns} columns"
-    if given.index:
-        kept["index"][f"Exact and approximate: {title}"] = compare_indexes(
-            given.items, given.columns, graph=given.items <= 100_000
-        )
-    elif given.fast_path or given.keys:
+    if given.fast_path or given.keys:
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
             make_run(run, given.items, given.columns, 0)
@@ -228,9 +217,9 @@ def main() -> None:
             run = Path(folder) / "run"
             make_run(run, given.items, given.columns, 0)
             if given.many:
-                rows = measure_many(run, given.seconds, given.repeats, given.workers, given.quiet)
+                rows = measure_many(run, given.seconds, given.repeats, given.quiet)
             else:
-                rows = measure(run, given.rates, given.seconds, given.repeats, given.workers, given.quiet)
+                rows = measure(run, given.rates, given.seconds, given.repeats, given.quiet)
         version = kept["version"].partition("+")[0].rpartition(".")[2]
         rows = [row | {"version": version} for row in rows]
         all_rows = kept.setdefault(kind, {})

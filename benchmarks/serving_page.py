@@ -20,11 +20,10 @@ def page(kept: dict[str, Any]) -> str:
     lines += [
         "Latency is measured under open-loop load on the loopback interface; server and load generator share the cores.",
         "*Others* is the CPU use of all other processes, in cores. The load average is that of the last minute and includes the",
-        "measurement itself. Server CPU is for 1,000 answered requests, summed over workers; it falls under load, because batches",
+        "measurement itself. Server CPU is for 1,000 answered requests; it falls under load, because batches",
         "grow. A request is given up if all 256 connections are busy.",
     ]
     names = [
-        "workers",
         "requests/s sent",
         "p50, ms",
         "p90",
@@ -37,7 +36,7 @@ def page(kept: dict[str, Any]) -> str:
     names += ["load average", "version"]
     for title, rows in kept["load"].items():
         lines += ["", f"## {title}", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-        for r in sorted(rows, key=lambda row: (row["workers"], row["asked"])):
+        for r in sorted(rows, key=lambda row: row["asked"]):
             late = " | ".join(
                 f"{r[name]:.1f}" if r[name] < 50_000 else "–" for name in ("p50", "p90", "p99", "max")
             )
@@ -45,26 +44,23 @@ def page(kept: dict[str, Any]) -> str:
                 f"{r['failed']:.0f} of {r['requests']:.0f}",
                 f"{r['others']:.2f} | {r['load']:.1f} | {r['version']}",
             )
-            lines.append(
-                f"| {r['workers']} | {r['asked']:.0f} | {late} | {given_up} | {r['cpu_per_1000']:.2f} | {rest} |"
-            )
+            lines.append(f"| {r['asked']:.0f} | {late} | {given_up} | {r['cpu_per_1000']:.2f} | {rest} |")
     for title, rows in kept.get("many", {}).items():
         lines += [
             "",
             f"## {title}",
-            "| workers | users/s | server CPU s per 1,000 users | load average | version |",
-            "|---|---|---|---|---|",
+            "| users/s | server CPU s per 1,000 users | load average | version |",
+            "|---|---|---|---|",
         ]
         lines += [
-            f"| {r['workers']} | {r['rate']:,.0f} | {r['cpu_per_1000']:.2f} | {r['load']:.1f} | {r['version']} |"
-            for r in rows
+            f"| {r['rate']:,.0f} | {r['cpu_per_1000']:.2f} | {r['load']:.1f} | {r['version']} |" for r in rows
         ]
     if "fast_path" in kept:
         lines += [
             "",
             "## Throughput with and without the fast path",
             "",
-            "`--fast-path` runs two servers of one worker, with and without `serving/http/fast_path.py`, and loads them alternately:",
+            "`--fast-path` runs two servers, with and without `FastPath` of `serving/http/lists.py`, and loads them alternately:",
             "64 connections, each of which sends the next request when the last one is answered. Figures are medians over the",
             "repeats. If the load average exceeds the number of cores, the servers compete with other work; CPU time is then more",
             "reliable than throughput.",
@@ -97,14 +93,4 @@ def page(kept: dict[str, Any]) -> str:
                 f"| {items} | {len(rows)} | {middle['with_cpu']:.3f} | {middle['without_cpu']:.3f} | {np.median(ratios):.2f} | "
                 f"{min(ratios):.2f} to {max(ratios):.2f} | {middle['load']:.1f} |"
             )
-    for title, rows in kept["index"].items():
-        lines += [
-            "",
-            f"## {title}",
-            "| ranking | build, CPU s | recall of the ten best | CPU ms per query |",
-            "|---|---|---|---|",
-        ]
-        lines += [
-            f"| {name} | {built:.1f} | {recall:.3f} | {spent:.3f} |" for name, built, recall, spent in rows
-        ]
     return "\n".join(lines) + "\n"

@@ -70,19 +70,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 @contextmanager
-def served(folder: Path, workers: int) -> Iterator[tuple[int, int]]:
+def served(folder: Path) -> Iterator[tuple[int, int]]:
     """Start a server, and yield its process id and port."""
-    command = [
-        sys.executable,
-        "-m",
-        "verfedgnn",
-        "serve",
-        str(folder),
-        "--port",
-        "0",
-        "--workers",
-        str(workers),
-    ]
+    command = [sys.executable, "-m", "verfedgnn", "serve", str(folder), "--port", "0"]
     server = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"COLUMNS": "200"}
     )

@@ -11,11 +11,11 @@ import torch
 
 import verfedgnn as vf
 from verfedgnn.data import TRAIN, pool_parties
-from verfedgnn.research.baselines.central_gnn import cut, handed_over
-from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.training.simple_models import fit_party_means
+from verfedgnn_research.baselines.central_gnn import cut, handed_over
+from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
 
 RIDGE = 100.0
 """Weight of the squared regression coefficients."""

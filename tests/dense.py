@@ -64,17 +64,3 @@ def predict(
         users, items = layer(gnn, k, public, users, items, a, own)
         h_users, h_items = h_users + mix[k + 1] * users, h_items + mix[k + 1] * items
     return h_users @ h_items.T
-
-
-def predict_messages(gnn: str, public: dict[str, Tensor], private: dict[str, Tensor], a: Tensor) -> Tensor:
-    """All ratings (N, M) of the message form, less the mean: exact global degrees, nothing cut."""
-    users, y = public["users"], private["messages"]
-    if gnn == "gat":
-        a1, a2 = public["attention"]
-        w = a * torch.exp(torch.nn.functional.leaky_relu((users @ a1)[:, None] + (y @ a2)[None, :], 0.2))
-        total = w.sum(1, keepdim=True)
-        n = (w @ y) * total.sqrt() / (1 + total)
-    else:
-        n = (a @ y) / a.sum(1, keepdim=True).clamp(min=1).sqrt()
-    h = gru(public, users, n) if gnn == "ggnn" else users + n
-    return h @ private["items"].T + public["user_bias"] + private["item_bias"].T

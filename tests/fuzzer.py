@@ -39,12 +39,12 @@ from verfedgnn.core.errors import VerFedGNNError
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
+from verfedgnn.federation.frames import TransportEvent
 from verfedgnn.federation.party_service import PartyService, Realign
 from verfedgnn.federation.party_session import align_party
 from verfedgnn.federation.party_store import PartyStore
-from verfedgnn.federation.status_server import StatusPublisher
+from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.transcript import Transcript
-from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
 from verfedgnn.protocol.user_alignment.party_side import PartyAlignment
 from verfedgnn.protocol.wire.framing import HEADER
@@ -266,11 +266,12 @@ class ServiceParty:
 
     def __init__(self, hub: Hub, folder: Path, identity: Any, ratings: vf.Ratings) -> None:
         self.wire = Wire(hub, identity.name)
-        self.link = CoordinatorLink(identity, self.wire, lambda: False, Transcript(folder, identity))
+        transcript = Transcript(folder, identity)
+        self.link = CoordinatorLink(identity, self.wire, lambda: False, transcript, StatusPublisher(folder))
         store = PartyStore(folder, identity)
         align_party(store, self.link, ratings)
         (stage,) = store.stages
-        self.service = PartyService(store, stage, self.link, StatusPublisher(folder))
+        self.service = PartyService(store, stage, self.link)
 
     def take(self, event: TransportEvent) -> None:
         if event.kind == "joined":

@@ -61,8 +61,6 @@ def means_errors(ratings: vf.Ratings, parts: NDArray[np.int8]) -> RatingErrors:
     return measure_errors(model.users, model.items, pool.test, ratings.scale)
 
 
-def federation(
-    parties: list[vf.PartyData], chosen: vf.Config, *, stack: bool = True, policy: Policy = LOCAL
-) -> LocalRuntime:
+def federation(parties: list[vf.PartyData], chosen: vf.Config, *, policy: Policy = LOCAL) -> LocalRuntime:
     prepared = prepare(parties, chosen, torch.device("cpu"))
-    return local_federation([p.input for p in prepared], chosen, stack=stack, policy=policy)
+    return local_federation([p.input for p in prepared], chosen, policy=policy)

@@ -13,7 +13,6 @@ import torch
 
 import verfedgnn as vf
 from verfedgnn.core.errors import Interrupted, VerFedGNNError
-from verfedgnn.core.worker_group import WorkerGroup
 from verfedgnn.federation.agreement import Agreement, Member, Timeouts, build_agreement
 from verfedgnn.federation.certificates import (
     issue,
@@ -25,13 +24,12 @@ from verfedgnn.federation.certificates import (
 )
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
-from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.frames import FrameJoiner, TransportEvent, cut_message, join_frames
 from verfedgnn.federation.party_session import run_party
 from verfedgnn.federation.party_store import PartyStore
-from verfedgnn.federation.status_server import StatusPublisher
+from verfedgnn.federation.roster import MemberIdentity
+from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.transcript import Transcript
-from verfedgnn.federation.transport.frames import FrameJoiner, cut_message, join_frames
-from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.protocol.wire.framing import EncodedMessage
 
 SERVER = "server"
@@ -160,10 +158,6 @@ class Trial:
         self.services: dict[str, Any] = {}
         self.align_options: dict[str, dict[str, Any]] = {}
         """Options of the alignment, by party."""
-        self.start_from: Path | None = None
-        """Earlier run of the coordinator."""
-        self.workers: WorkerGroup | None = None
-        """Workers of the coordinator."""
         self.runs: dict[str, vf.Run] = {}
         self.threads: list[threading.Thread] = []
         self.stopping = False
@@ -219,23 +213,17 @@ class Trial:
         folder = self.folder / f"run-{name}"
         identity = self.identities[name]
         if name == SERVER:
-            service = CoordinatorService(
-                identity,
-                wire,
-                folder,
-                StatusPublisher(folder),
-                start_from=self.start_from,
-                workers=self.workers,
-            )
+            service = CoordinatorService(identity, wire, folder, StatusPublisher(folder))
             self.services[name] = service
             service.run(lambda: self.stopping)
             return
         store = PartyStore(folder, identity)
-        link = CoordinatorLink(identity, wire, lambda: self.stopping, Transcript(folder, identity))
+        publisher = StatusPublisher(folder)
+        transcript = Transcript(folder, identity)
+        link = CoordinatorLink(identity, wire, lambda: self.stopping, transcript, publisher)
         self.runs[name] = run_party(
             store,
             link,
-            StatusPublisher(folder),
             lambda: self.parties[name].ratings,
             on_start=lambda service: self.services.update({name: service}),
             **self.align_options.get(name, {}),

@@ -53,7 +53,7 @@ ALL = [
     align.AlignHello(party="film", agreement="ab", users=2, seal_key="0" * 64, seal_signature="00"),
     align.AlignStart(session="ab" * 16, index=0, seal_keys=["0" * 64], seal_signatures=["00"]),
     align.Sealed(session="ab" * 16, peer=1, data=np.ones(4, np.uint8)),
-    align.Pseudonyms(session="ab" * 16, values=np.ones((2, 16), np.uint8), rows=np.array([0, -1], np.int32), before=1),
+    align.Pseudonyms(session="ab" * 16, values=np.ones((2, 16), np.uint8)),
     align.UserRows(session="ab" * 16, users=2, rows=np.array([1, -1], np.int32)),
     align.Aligned(session="ab" * 16, users=2),
 ]  # fmt: skip

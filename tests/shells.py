@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +60,13 @@ class Shells:
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    def start(self, *words: object, inside: str = "", launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """A command in the background, in the network namespace `inside` or run by a `launcher` instead of Python if given.
+    def start(self, *words: object, inside: str = "") -> subprocess.Popen[str]:
+        """A command in the background, in the network namespace `inside` if given.
 
         Its process group is its own, so that `os.killpg` reaches it behind the executable of the warm Python.
         """
         log = (self.folder / f"log-{len(self.running)}.txt").open("w")
         command = self._command(words)
-        if launcher:
-            command = [*launcher, *command[1:]]
         if inside:
             command = [sys.executable, "-c", INSIDE, inside, *map(str, words)]
         process = subprocess.Popen(

@@ -18,18 +18,19 @@ from numpy.typing import NDArray
 
 import verfedgnn as vf
 from hub import agree
+from verfedgnn.federation.agreement import list_stages
 from verfedgnn.federation.coordinator_stage import CoordinatorStage
-from verfedgnn.federation.stages import list_stages
 from verfedgnn.privacy.masking import GRADIENT, share_threshold
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.candidate import Candidate
-from verfedgnn.protocol.party.list_commitments import ListCommitments
 from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.party.party_masks import ListCommitments
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.wire.messages import (
     Finish,
     Message,
     RoundReply,
+    RoundStart,
     Survivors,
     Unmask,
     Waiting,
@@ -137,10 +138,10 @@ class Member:
         """Note what the party hides under its masks."""
         original = party._mask
 
-        def mask(values: NDArray[Any], message: Any, use: int) -> NDArray[Any]:
+        def mask(values: NDArray[Any], message: Any, use: int, bits: int) -> NDArray[Any]:
             place = (message.round, message.trip, message.attempt)
             self.simulation.hidden[place, use][self.index] = values.copy()
-            return original(values, message, use)
+            return original(values, message, use, bits)
 
         party._mask = mask  # type: ignore[method-assign]
 
@@ -148,10 +149,10 @@ class Member:
 class LyingParty(Party):
     """A party that sends other values than gradients in some rounds."""
 
-    def _mask_gradient(self, *arguments: Any) -> NDArray[Any]:
+    def _mask(self, values: NDArray[Any], message: RoundStart, use: int, bits: int) -> NDArray[Any]:
         """Return numbers that are out of range."""
-        released = super()._mask_gradient(*arguments)
-        return (released + released.dtype.type(5)) if arguments[1].round % 3 else released
+        masked = super()._mask(values, message, use, bits)
+        return (masked + masked.dtype.type(5)) if use == GRADIENT and message.round % 3 else masked
 
 
 class Simulation:
@@ -310,7 +311,7 @@ class Simulation:
         masks = coordinator.masks
         survivors = [] if masks is None else list(masks.survivors)
         more = self.stage.step()
-        log = coordinator.rows.log.last if coordinator.began else []
+        log = list(coordinator.public_state.updates)[-1:] if coordinator.began else []
         if survivors and coordinator.masks is None and log and log[0].round == place[0] and log[0].parties:
             assert log[0].parties == survivors
             hidden = self.hidden[place, GRADIENT]

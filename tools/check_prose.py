@@ -26,7 +26,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 MAX_WORDS = 30
 MAX_WIDTH = 100
-RESULTS = ("best", "federation", "lift")
+RESULTS = ("federation", "lift")
 """Pages of results/ whose text is written by hand; scripts write the others."""
 UNCLEAR = {
     r"told": "say who tells what to whom",

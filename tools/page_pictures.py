@@ -24,7 +24,7 @@ TRAINING = ["train", "--data", "ml-100k", "--by", "genre", "--parties", "3", "--
 USER = "189"
 DESKTOP = (1200, 1640)
 PHONE = (390, 844)
-PARTS = ("#verdict", ".best", "#changed", "#worth table")
+PARTS = ("#verdict", ".best", "#changed")
 """Parts of the page that the picture of a phone shows side by side."""
 
 

@@ -1,7 +1,7 @@
 """A hook of the documentation site that adds files outside docs/ to it and adapts links.
 
-A page of docs/ links to `../results/best.md`, which GitHub follows. On the site docs/ is the root: `docs/model.md` becomes
-`model.md`, and `results/best.md` keeps its path.
+A page of docs/ links to `../results/core.md`, which GitHub follows. On the site docs/ is the root: `docs/model.md` becomes
+`model.md`, and `results/core.md` keeps its path.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Train tonight's run from the served one, and let it replace the served one unless it is worse.
+# Train tonight's run, and let it replace the served one unless it is worse.
 #
 #     nightly.sh SETTINGS        SETTINGS: a file such as nightly.env
 #
@@ -23,10 +23,10 @@ for run in [0-9]*; do
     if [ -f "$run/config.toml" ] && [ ! -f "$run/metrics.json" ]; then tonight=$run; fi
 done
 
-# $TRAIN and $PROMOTE are options, so they are split into words on purpose. A night that continues the served run has a tenth of its
-# rounds.
+# $TRAIN and $PROMOTE are options, so they are split into words on purpose. Every night is a full training. --after leaves out users
+# who were forgotten in the served run, and warns of a wrong file.
 train() {
-    if [ -e current ]; then set -- --from current "$@"; fi
+    if [ -e current ]; then set -- --after current "$@"; fi
     # shellcheck disable=SC2086
     "$VERFEDGNN" train $TRAIN --out "$tonight" "$@" --json > /dev/null
 }

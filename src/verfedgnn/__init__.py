@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         read_ratings,
         split_items,
     )
-    from verfedgnn.data.frame_preparation import prepare
     from verfedgnn.estimator.checked_data import check
     from verfedgnn.estimator.lift_result import Lift, lift
     from verfedgnn.estimator.rating_split import RatingSplit
@@ -52,7 +51,6 @@ __all__ = [
     "align_users",
     "check",
     "lift",
-    "prepare",
     "read_parties",
     "read_ratings",
     "register",
@@ -80,7 +78,6 @@ _HOMES = {
     "align_users": "data",
     "check": "estimator.checked_data",
     "lift": "estimator.lift_result",
-    "prepare": "data.frame_preparation",
     "read_parties": "data",
     "read_ratings": "data",
     "register": "plugins",

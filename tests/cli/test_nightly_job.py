@@ -85,7 +85,7 @@ def test_nights_are_promoted_kept_and_failed(tmp_path: Path) -> None:
     current = nights.runs / "current"
     assert current.readlink() == Path("2026-11-16"), "the first run is served"
     promote = "promote 2026-11-17 --over current --link current --tolerance 1 --json"
-    train = "train --data x.csv --out 2026-11-17 --from current --json"
+    train = "train --data x.csv --out 2026-11-17 --after current --json"
     nights.end("promote", 5)
     assert nights.night("2026-11-17") == (5, [train, promote]), "kept"
     nights.end("promote", 0)
@@ -106,12 +106,12 @@ def test_an_unfinished_night_is_resumed_first(tmp_path: Path) -> None:
     nights.end("train", 0)
     nights.end("resume", 2)
     code, calls = nights.night("2026-11-18")
-    assert calls[1] == "train --data x.csv --out 2026-11-18 --from current --overwrite --json", (
+    assert calls[1] == "train --data x.csv --out 2026-11-18 --after current --overwrite --json", (
         "cannot be resumed"
     )
     assert (code, len(calls)) == (0, 3)
     (nights.runs / "2026-11-19").mkdir()
-    (nights.runs / "2026-11-19" / "from.json").touch()
+    (nights.runs / "2026-11-19" / "after.json").touch()
     assert nights.night("2026-11-19")[0] == 0, "killed before the first file of the run"
 
 
@@ -169,7 +169,7 @@ def test_two_real_nights(tmp_path: Path) -> None:
     ):
         assert f"verfedgnn_night_{name}" in text
     metrics = json.loads((tmp_path / "runs" / "2026-11-17" / "metrics.json").read_text())
-    assert 0 < metrics["from"]["drift"]["party-0"]["rating_distance"] < 0.2
+    assert 0 < metrics["after"]["drift"]["party-0"]["rating_distance"] < 0.2
 
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:

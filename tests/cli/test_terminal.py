@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import typer
 import verfedgnn as vf
 from verfedgnn.cli import completion as complete
 from verfedgnn.cli.main import app, main
+from verfedgnn.cli.package_commands import GROUP, PACKAGES
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ("--data", "small.csv", "--parties", "3", "--threads", "1")
@@ -58,7 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parties = vf.split_items(vf.data.synthetic_ratings(users=120, items=60, ratings=3000, seed=2), parties=3)
     vf.train(
         parties,
-        vf.Config.preset("best").with_values({"epochs": 6, "list_epochs": 0.4, "gate": False, "dim": 8}),
+        vf.Config.preset("best").with_values({"epochs": 6, "gate": False, "dim": 8}),
         out=folder / "run",
     )
     rows = [f"u{u},i{i},{1 + (u * i + u) % 5}" for u in range(40) for i in range(12)]
@@ -118,7 +120,6 @@ MISTAKES = {
     "forget": "none --user 1",
     "tune": "--out mine.txt",
     "data check": "none.csv",
-    "data prepare": "none.csv --out x",
     "data synth": "--out x.parquet --like nothing",
     "compare": "--methods magic",
     "paper": "table99",
@@ -130,7 +131,6 @@ MISTAKES = {
     "federation approve": "none a.csr",
     "federation revoke": "none film",
     "federation renew": "none",
-    "federation night": "none",
     "federation show": "none",
     "federation finish": "none",
     "federation doctor": "--federation none",
@@ -164,8 +164,7 @@ UNWRITABLE = {
     "tune": "--out file/mine.toml --data none.csv",
     "compare": "--out file/x --data none.csv",
     "paper": "table2 --out file/x",
-    "bench": "yelp --quick --out file/x",
-    "data prepare": "none.csv --out file/x",
+    "bench": "none.csv --out file/x.json",
     "data synth": "--out file/x.parquet --scale-down 2000",
     "federation init": "file/hub --address 127.0.0.1:7443",
     "federation join-request": "film --out file/film",
@@ -196,14 +195,13 @@ RESULTS = {
     "runs": ".",
     "diff": "run run --out {}.html",
     "data check": "small.csv",
-    "data prepare": "small.csv --out {}",
     "tune": "--out {}.toml --trials 1 --set epochs=3 --data small.csv --parties 3",
     "data synth": "--out {}.parquet --scale-down 2000",
     "compare": "--methods bias --seeds 1 --out compared --jobs 1 --data small.csv --parties 3",
     "paper": "table1 --out {}",
     "attack": "run --as coordinator --rounds 3",
     "audit": "run --rounds 7 --victims 5 --no-compare",
-    "bench": "yelp --quick --report-only --out {}",
+    "bench": "small.csv --parties 3 --seeds 1 --set epochs=3 --out {}.json",
     "status": "hub",
 }
 
@@ -369,7 +367,7 @@ def test_a_stopped_training_says_how_it_goes_on(
 ) -> None:
     monkeypatch.chdir(place)
     folder = f"stopped-{number}"
-    short = ["--set", "epochs=12", "--set", "evaluate_every=5", "--set", "list_epochs=1"]
+    short = ["--set", "epochs=12", "--set", "evaluate_every=5"]
     with monkeypatch.context() as patched:
         signalled(patched, "verfedgnn.training.loop.write_history", number)
         code, _, err = command("train", *SMALL, "--out", folder, *short, "--json", "--quiet")
@@ -392,7 +390,7 @@ def test_a_stopped_comparison_goes_on_by_the_same_command(
     words = ["compare", *SMALL[:4], *of, "--out", "halves", "--json"]
     records = place / "halves" / "cells.jsonl"
     with monkeypatch.context() as patched:
-        signalled(patched, "verfedgnn.research.experiments.training_queue._describe", signal.SIGINT)
+        signalled(patched, "verfedgnn_research.experiments.training_queue._describe", signal.SIGINT)
         code, _, err = command(*words)
     assert code == 4, err
     assert "stopped with 1 of 2 trainings done" in err
@@ -411,7 +409,7 @@ def test_an_interruption_elsewhere_is_not_an_error_of_the_program(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.chdir(place)
-    monkeypatch.setattr("verfedgnn.research.attacks.coordinator_attack.attack_gradients", stop)
+    monkeypatch.setattr("verfedgnn_research.attacks.coordinator_attack.attack_gradients", stop)
     code, out, err = command("attack", "run", "--as", "coordinator", "--quiet")
     assert (code, out) == (4, "")
     assert err == "error: interrupted; continue with `verfedgnn attack run --as coordinator --quiet`\n"
@@ -432,7 +430,6 @@ LIGHT = (
     "federation approve hub film/film.csr books/books.csr --yes",
     "federation show hub",
     "federation renew hub",
-    "federation night hub",
     "federation revoke hub books",
     "federation finish hub --out run",
     "status run",
@@ -471,21 +468,50 @@ def test_a_roster_is_kept_without_torch(tmp_path: Path) -> None:
     assert "books is no longer a member" in done.stdout, "the commands did their work"
 
 
+def test_commands_of_packages_are_offered_and_light() -> None:
+    """The names for which the product says what to install are those of the packages, and help loads no torch."""
+    offered = {entry.name: entry.dist.name for entry in entry_points(group=GROUP) if entry.dist}
+    assert offered.items() >= PACKAGES.items()
+    check = (
+        "import sys, typer.main; from verfedgnn.cli.main import app\n"
+        "assert 'verfedgnn_research' not in sys.modules\n"
+        "names = set(typer.main.get_command(app).commands)\n"
+        "assert 'audit' in names and 'verfedgnn_research' in sys.modules\n"
+        "print(*{'torch', 'pydantic', 'pyarrow', 'numpy', 'nvflare'} & set(sys.modules))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", check], text=True) == "\n"
+
+
+def test_a_command_of_a_missing_package_says_what_to_install(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verfedgnn.cli.package_commands.entry_points", lambda group: ())
+    monkeypatch.setattr(typer.main, "get_command", typer.main.get_command.__wrapped__)
+    code, out, err = command("audit", "run")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: verfedgnn audit is in the package verfedgnn-research, which is not installed; "
+        "run: pip install verfedgnn-research\n"
+    )
+    code, out, _ = command("--help")
+    assert code == 0
+    assert "audit" not in out
+
+
 def test_names_to_complete_are_those_there_are() -> None:
     from verfedgnn.config import presets
     from verfedgnn.data.synthetic_shapes import LIKE
-    from verfedgnn.research.baselines import METHODS
-    from verfedgnn.research.bench import QUESTIONS
-    from verfedgnn.research.paper import EXPERIMENTS
+    from verfedgnn_research import names
+    from verfedgnn_research.baselines import METHODS
+    from verfedgnn_research.paper import EXPERIMENTS
 
     assert tuple(presets()) == complete.PRESETS
-    assert tuple(METHODS) == complete.METHODS
-    assert tuple(EXPERIMENTS) == complete.EXPERIMENTS
-    assert tuple(QUESTIONS) == complete.QUESTIONS
+    assert tuple(METHODS) == names.METHODS
+    assert tuple(EXPERIMENTS) == names.EXPERIMENTS
     assert tuple(LIKE) == complete.SHAPES
 
 
-MODES = ("projected", "masked", "noised", "exact", "off")
+MODES = ("projected", "exact", "off")
 COMPLETED = {
     "verfedgnn eval": ["evaluate"],
     "verfedgnn federation re": ["revoke", "renew"],
@@ -497,11 +523,11 @@ COMPLETED = {
     "verfedgnn compare --methods mf,cen": ["mf,central"],
     "verfedgnn train --qui": ["--quiet"],
     "verfedgnn train --set exchange.m": [f"exchange.mode={mode}" for mode in MODES],
-    "verfedgnn train --set exchange.mode=m": ["exchange.mode=masked"],
-    "verfedgnn train --set mode=m": ["mode=masked"],
-    "verfedgnn compare --set training.lr_w": ["training.lr_weights=1"],
-    "verfedgnn train --set gradients.resc": ["gradients.rescale_users", "gradients.rescale_weights"],
-    "verfedgnn settings gradients.r": ["gradients.r", "gradients.rescale_users"],
+    "verfedgnn train --set exchange.mode=p": ["exchange.mode=projected"],
+    "verfedgnn train --set mode=p": ["mode=projected"],
+    "verfedgnn compare --set training.l2_r": ["training.l2_row=0"],
+    "verfedgnn train --set training.l2_": ["training.l2_row", "training.l2_user_bias"],
+    "verfedgnn settings gradients.r": ["gradients.r", "gradients.rescale"],
 }
 
 
@@ -526,30 +552,6 @@ def test_tab(
     assert all(text.startswith(line.split()[-1]) for text in found)
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (["train", "--set", "exchange.mode", "=", "ma"], ["masked"]),
-        (["train", "--set", "exchange.mode", "="], list(MODES)),
-        (["train", "--set", "mode", "=", "off", "--preset", "pa"], ["paper"]),
-        (["train", "--set", "mode", "=", "off", "--set", "bits", "=", "1"], ["12", "16"]),
-    ],
-)
-def test_tab_in_bash_which_splits_words_at_the_equals_sign(
-    words: list[str],
-    found: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["verfedgnn"])
-    monkeypatch.setenv("COMP_WORDS", "\n".join(["verfedgnn", *words]))
-    monkeypatch.setenv("COMP_CWORD", str(len(words)))
-    monkeypatch.setenv("_VERFEDGNN_COMPLETE", "complete_bash")
-    with pytest.raises(SystemExit):
-        main()
-    assert capsys.readouterr().out.splitlines() == found
-
-
 def test_every_setting_is_explained(command: Command) -> None:
     from verfedgnn.config import presets, settings
 
@@ -558,9 +560,9 @@ def test_every_setting_is_explained(command: Command) -> None:
     for path in settings():
         assert f"\n{path}: " in f"\n{out}"
     table = out[out.index("In each preset") :].splitlines()
-    assert table[1].split() == ["setting", "paper", "best", "lean", "private", "ranking", "solved"]
+    assert table[1].split() == ["setting", "paper", "best", "private"]
     assert next(line.split() for line in table if "exchange.mode" in line) == [
-        *("exchange.mode", "projected", "masked", "masked", "off", "masked", "off")
+        *("exchange.mode", "projected", "off", "off")
     ]
     assert len(table) == len(settings()) + 2
     code, out, _ = command("settings", "--json")
@@ -579,22 +581,22 @@ def test_every_setting_is_explained(command: Command) -> None:
 def test_settings_by_name(command: Command) -> None:
     _, out, _ = command("settings", "lr")
     assert out.splitlines()[0] == "training.lr: number, above 0; default 0.05"
-    assert "training.lr_weights" not in out
-    _, out, _ = command("settings", "rescale")
+    assert "training.l2" not in out
+    _, out, _ = command("settings", "bias")
     assert [
-        line.split(":")[0] for line in out.splitlines() if line.startswith("gradients.") and ":" in line
-    ] == [
-        "gradients.rescale_users",
-        "gradients.rescale_weights",
-        "gradients.rescale_by_ratings",
-    ]
+        line.split(":")[0]
+        for line in out.splitlines()
+        if line.startswith(("model.", "training.")) and ":" in line
+    ] == ["model.biases", "training.l2_user_bias", "training.l2_item_bias"]
     code, _, err = command("settings", "exchange.rattio")
     assert code == 2
     assert "did you mean exchange.ratio" in err
 
 
-def test_the_help_groups_commands_and_names_the_extra(command: Command) -> None:
+def test_the_help_groups_commands_and_names_their_packages(command: Command) -> None:
     _, out, _ = command("--help")
-    panel = out[out.index("verfedgnn[research]") :]
-    assert all(f" {name} " in panel for name in ("compare", "attack", "audit", "paper", "bench"))
+    panel = out[out.index("Package verfedgnn-") :]
+    assert "Package verfedgnn-research" in panel
+    assert "Package verfedgnn-flare" in panel
+    assert all(f" {name} " in panel for name in PACKAGES)
     assert all(f" {name} " in out[: -len(panel)] for name in ("train", "settings", "recommend", "party"))

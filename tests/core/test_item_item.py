@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from verfedgnn.core import item_item
-from verfedgnn.core.item_item import fit_item_scores
+from verfedgnn.core.item_item import ItemScores, fit_item_scores, fit_residuals
 from verfedgnn.core.pairs import Pairs
 
 
@@ -23,6 +23,10 @@ def closed_form(rated: NDArray[np.bool_], damping: float) -> NDArray[np.float64]
     x = rated.astype(np.float64)
     inverse = np.linalg.inv(x.T @ x + damping * np.eye(x.shape[1]))
     return np.asarray(np.eye(x.shape[1]) - inverse / np.diag(inverse))
+
+
+def fit(rated: Pairs, users: int, items: int, damping: float) -> ItemScores:
+    return fit_item_scores(rated, users, items, [damping], lambda scores: 0.0)
 
 
 def random_table(seed: int, users: int = 9, items: int = 7) -> NDArray[np.bool_]:
@@ -38,7 +42,7 @@ def test_three_items_by_hand() -> None:
     Its inverse has 3/5 and -2/5 in the first block, so B_01 = B_10 = 2/3, and item 2 says nothing about the others.
     """
     rated = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], bool)
-    scores = fit_item_scores(pairs(rated), 3, 3, 1.0)
+    scores = fit(pairs(rated), 3, 3, 1.0)
     expected = torch.tensor([[0, 2 / 3, 0], [2 / 3, 0, 0], [0, 0, 0]])
     torch.testing.assert_close(scores.weights, expected)
     torch.testing.assert_close(
@@ -49,7 +53,7 @@ def test_three_items_by_hand() -> None:
 @given(seed=st.integers(0, 1000), damping=st.sampled_from((0.5, 10.0, 200.0)))
 def test_scores_are_those_of_the_closed_form(seed: int, damping: float) -> None:
     rated = random_table(seed)
-    scores = fit_item_scores(pairs(rated), 9, 7, damping)
+    scores = fit(pairs(rated), 9, 7, damping)
     weights = closed_form(rated, damping)
     np.testing.assert_allclose(scores.weights.numpy(), weights, atol=1e-5)
     rows = np.array([3, 0, 3, 1, 8])
@@ -62,7 +66,7 @@ def test_a_history_scores_as_the_trained_user_who_has_it(seed: int, most: int) -
     rated = random_table(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(item_item, "MOST_ITEMS", most)
-        scores = fit_item_scores(pairs(rated), 9, 7, 10.0)
+        scores = fit(pairs(rated), 9, 7, 10.0)
     for row in range(9):
         history = torch.from_numpy(np.random.default_rng(seed).permutation(np.flatnonzero(rated[row])))
         torch.testing.assert_close(scores.score_items(history), scores.score(torch.tensor([row]))[0])
@@ -73,7 +77,7 @@ def test_only_the_items_with_most_ratings_take_part(monkeypatch: pytest.MonkeyPa
     rated[2:, 4] = False
     rated[2:, 5] = False
     monkeypatch.setattr(item_item, "MOST_ITEMS", 5)
-    scores = fit_item_scores(pairs(rated), 9, 7, 10.0)
+    scores = fit(pairs(rated), 9, 7, 10.0)
     assert scores.kept.tolist() == [0, 1, 2, 3, 6]
     found = scores.score(torch.arange(9)).numpy()
     assert not found[:, [4, 5]].any()
@@ -84,7 +88,7 @@ def test_only_the_items_with_most_ratings_take_part(monkeypatch: pytest.MonkeyPa
 def test_an_item_without_ratings_scores_nothing() -> None:
     rated = random_table(4)
     rated[:, 3] = False
-    scores = fit_item_scores(pairs(rated), 9, 7, 10.0)
+    scores = fit(pairs(rated), 9, 7, 10.0)
     assert scores.kept.tolist() == [0, 1, 2, 4, 5, 6]
     assert not scores.score(torch.arange(9))[:, 3].any()
     assert not scores.score_items(torch.tensor([3])).any()
@@ -94,11 +98,33 @@ def test_an_item_without_ratings_scores_nothing() -> None:
 def test_a_pair_that_occurs_twice_counts_once() -> None:
     once = pairs(random_table(5))
     twice = Pairs(*(torch.cat([column, column[:4]]) for column in (once.user, once.item, once.rating)))
-    a, b = (fit_item_scores(each, 9, 7, 10.0) for each in (once, twice))
+    a, b = (fit(each, 9, 7, 10.0) for each in (once, twice))
     torch.testing.assert_close(a.score(torch.arange(9)), b.score(torch.arange(9)))
 
 
 def test_scaled_scores_are_multiples() -> None:
-    scores = fit_item_scores(pairs(random_table(6)), 9, 7, 10.0)
+    scores = fit(pairs(random_table(6)), 9, 7, 10.0)
     rows = torch.arange(9)
     torch.testing.assert_close(scores.scaled(2.5).score(rows), 2.5 * scores.score(rows), rtol=2e-3, atol=2e-3)
+
+
+def test_lambda_is_chosen_by_its_error() -> None:
+    rated = random_table(7)
+    target = torch.from_numpy(closed_form(rated, 50.0)).float()
+    found = fit_item_scores(
+        pairs(rated), 9, 7, [1.0, 50.0, 500.0], lambda scores: float((scores.weights - target).norm())
+    )
+    torch.testing.assert_close(found.weights, target, atol=1e-5, rtol=1e-4)
+
+
+def test_residuals_as_vectors_are_the_product_of_the_closed_form() -> None:
+    """With as many columns as items, users times items is X B for X = what means leave of the ratings."""
+    rated = random_table(8)
+    left = np.where(rated, np.random.default_rng(8).normal(size=rated.shape), 0.0)
+    user, item = np.nonzero(rated)
+    rows = (torch.from_numpy(part.astype(np.int32)) for part in (user, item))
+    train = Pairs(*rows, torch.from_numpy(left[user, item].astype(np.float32)))
+    users, items = fit_residuals(train, 9, 7, [3.0], lambda vectors: 0.0)
+    inverse = np.linalg.inv(left.T @ left + 3.0 * np.eye(7))
+    wanted = left @ (np.eye(7) - inverse / np.diag(inverse))
+    np.testing.assert_allclose((users @ items.T).numpy(), wanted, atol=1e-4)

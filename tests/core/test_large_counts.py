@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 import verfedgnn as vf
-from verfedgnn.core.graph import MOST_EDGES, build_graph, stack_graphs
+from verfedgnn.core.graph import MOST_EDGES, build_graph
 from verfedgnn.data import ids
-from verfedgnn.data.ids import encode, find_positions, sort_ids
+from verfedgnn.data.ids import find_positions, number_ids, sort_ids, sort_numbered
 
 
 def test_more_edges_than_a_graph_counts_are_refused_before_any_work() -> None:
@@ -22,21 +19,22 @@ def test_more_edges_than_a_graph_counts_are_refused_before_any_work() -> None:
         build_graph(edges, edges, users=1, items=1)
 
 
-def test_a_stack_of_graphs_counts_all_their_edges() -> None:
-    one = build_graph(np.array([0]), np.array([0]), users=1, items=1)
-    half = replace(one, order=torch.empty(1 << 30, dtype=torch.int64, device="meta"))
-    with pytest.raises(vf.DataError, match="2,147,483,648"):
-        stack_graphs([half, half])
-
-
 def test_ids_of_more_than_two_gigabytes_have_wide_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the few ids here had 2 GiB: the same codes and positions, counted with 64 bits."""
     column = pa.chunked_array([["b", "a", None], ["c", "a"]], pa.string())
     few = np.array(["10", "9", "x"])
-    before = encode(column.drop_null(), "user"), find_positions(few, few[::-1]), sort_ids(few)
+    before = (
+        sort_numbered(*number_ids(column.drop_null(), "user")),
+        find_positions(few, few[::-1]),
+        sort_ids(few),
+    )
     monkeypatch.setattr(ids, "MOST_TEXT_BYTES", 0)
     assert ids.encode_unordered(column)[1].type == pa.large_string()
     assert {array.type for array in ids._as_arrow_ids(few, few)} == {pa.large_string()}
-    after = encode(column.drop_null(), "user"), find_positions(few, few[::-1]), sort_ids(few)
+    after = (
+        sort_numbered(*number_ids(column.drop_null(), "user")),
+        find_positions(few, few[::-1]),
+        sort_ids(few),
+    )
     for then, now in zip(before, after, strict=True):
         np.testing.assert_equal(now, then)

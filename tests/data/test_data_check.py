@@ -465,12 +465,18 @@ def test_the_page_shows_what_is_printed(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text("utf-8")
-    table, printed = (block.split("```")[0] for block in page.split("```text\n")[1:])
+    (printed,) = (block.split("```")[0] for block in page.split("```text\n")[1:])
+    table = (
+        "user,item,rating,time\nanna,Alien,5,1577000000\nanna,Brazil,4,1577100000\nanna,Casablanca,great,1577200000\n"
+        "ben,Alien,4,1595000000\nben,Alien,3,1595000001\nben,Dune\n,Alien,4,1590000000\ncleo,Alien,5,4700000003\n"
+        "cleo,Brazil,2,1630000000\ndora,Dune,3,1655000000\n"
+    )
     put(tmp_path / "film.csv", table)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "110")
     _, out, _ = command("data", "check", "film.csv")
-    assert [line.rstrip() for line in out.strip().splitlines()] == printed.strip().splitlines()
+    lines = iter([line.rstrip() for line in out.strip().splitlines()])
+    assert all(line in lines for line in printed.strip().splitlines() if line.strip() != "..."), "in order"
 
 
 def test_a_training_is_foreseen(tmp_path: Path) -> None:
@@ -514,7 +520,7 @@ def test_equal_ratings_are_for_lists(tmp_path: Path) -> None:
     file.write_text("user,item,rating\n" + "".join(f"u{u},i{i},1\n" for u in range(40) for i in range(12)))
     found = [check_source("likes", file)]
     assert lists_only(found)
-    assert "preset ranking" in conclude(found, None).text
+    assert "training learns lists from them" in conclude(found, None).text
 
 
 @pytest.mark.parametrize(

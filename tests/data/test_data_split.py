@@ -16,7 +16,7 @@ from verfedgnn.data import (
     split_items,
     synthetic_ratings,
 )
-from verfedgnn.data.ids import hash64
+from verfedgnn.data.splits import hash64
 
 text = st.text(
     st.characters(min_codepoint=33, max_codepoint=0x1F600, exclude_categories=["Cs", "Z"]),

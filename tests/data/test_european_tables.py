@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import make_ratings, read_ratings
 from verfedgnn.data.data_check import check_source
-from verfedgnn.data.data_frames import as_ratings
+from verfedgnn.data.rating_reader import as_ratings
 
 Command = Callable[..., tuple[int, str, str]]
 HEAD = "user;item;rating;time\n"

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import Ratings, read_ratings
-from verfedgnn.data import event_ratings as events
 from verfedgnn.data.data_check import check_source
-from verfedgnn.data.event_ratings import EventWeights, parse_events, rate_events, rate_strength
+from verfedgnn.data.event_ratings import rate_strength
+from verfedgnn.data.rating_reader import as_ratings
+from verfedgnn.data.read_options import EventWeights, parse_events
 
 WEIGHTS = {"view": 1.0, "cart": 3.0, "purchase": 5.0}
 Event = tuple[str, str, str, int]
@@ -40,7 +41,7 @@ def made(rows: list[Event], weights: EventWeights = WEIGHTS, size: int = 7) -> R
     )
     parts = [rows[start : start + size] for start in range(0, len(rows), size)]
     batches = [pa.record_batch(list(map(list, zip(*part, strict=True))), schema=schema) for part in parts]
-    return rate_events(lambda: batches, weights, name="events", where=lambda row: f"row {row + 1}")
+    return as_ratings(pa.Table.from_batches(batches), events=weights)
 
 
 def by_pair(ratings: Ratings) -> dict[tuple[str, str], tuple[float, int]]:
@@ -97,7 +98,7 @@ def test_a_stronger_kind_is_more(rows: list[Event]) -> None:
         assert changed > by_pair(made(rows))[user, item][0] or changed == 5
 
 
-def test_sums_are_the_same_however_often_they_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_the_same_in_any_batches() -> None:
     rng = np.random.default_rng(0)
     kinds = sorted(WEIGHTS)
     rows = [
@@ -105,7 +106,6 @@ def test_sums_are_the_same_however_often_they_are_added_up(monkeypatch: pytest.M
         for a, b, k, t in zip(*(rng.integers(0, n, 3000) for n in (30, 30, 3, 10**6)), strict=True)
     ]
     whole = made(rows, size=3000)
-    monkeypatch.setattr(events, "_PENDING", 50)
     assert by_pair(made(rows, size=20)) == by_pair(whole)
 
 

@@ -1,7 +1,6 @@
 """The split that holds out everything of some users at one party."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +8,6 @@ from verfedgnn.data import (
     TEST,
     TRAIN,
     VALID,
-    draw_newcomers,
     make_ratings,
     split_by_rating,
     split_items,
@@ -79,16 +77,6 @@ def test_a_tenth_tests():
     assert (half[part == TEST] == TEST).all()  # a larger share holds out more, not others
 
 
-@pytest.mark.parametrize(("users", "share"), [(20_000, 0.1), (500, 0.2), (100, 0.3)])
-def test_withheld_users_are_enough_and_never_tested(users, share):
-    """A tenth of many users and up to three tenths of few; five standard deviations away has a chance below 1 in a million."""
-    ratings = make_ratings(np.arange(users).astype(str), ["a"] * users, np.ones(users))
-    withheld = draw_newcomers(ratings, "shop", seed=3)
-    assert abs(withheld.mean() - share) < 5 * (share * (1 - share) / users) ** 0.5
-    test = split_newcomers(ratings, "shop", seed=3) == TEST
-    assert not withheld[ratings.user[test]].any()
-
-
 def test_each_party_and_each_seed_hold_out_other_users():
     """Independent draws: a hundredth of 20,000 users tests in two of them, with a standard deviation of 14 users."""
     ratings = make_ratings(np.arange(20_000).astype(str), ["a"] * 20_000, np.ones(20_000))
@@ -101,13 +89,3 @@ def test_the_split_never_changes():
     # Runs are resumed and compared over years: these values must never change.
     ratings = make_ratings([str(user) for user in range(30)], ["a"] * 30, np.ones(30))
     assert held_out(ratings, "books", seed=0) == {"13", "25", "26"}
-    assert set(ratings.user_ids[draw_newcomers(ratings, "books", seed=0)].tolist()) == {
-        "0",
-        "9",
-        "10",
-        "19",
-        "21",
-        "23",
-        "27",
-        "28",
-    }

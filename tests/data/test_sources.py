@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verfedgnn.cli.party_command import read_own_ratings
+from verfedgnn.cli.service_commands import read_own_ratings
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import Ratings, read_parties, read_ratings
-from verfedgnn.data.database_engines import ROWS
-from verfedgnn.data.read_options import ReadOptions
-from verfedgnn.data.source_address import redact
+from verfedgnn.data.databases import ROWS
+from verfedgnn.data.read_options import ReadOptions, redact
 from verfedgnn.data.table_sources import open_table
 
 duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed (extra sql)")
@@ -381,7 +380,7 @@ def test_passwords_as_libpq_has_them(server: Any, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("warm")
 def test_no_password_in_what_is_written(server: Any, command: Command, tmp_path: Path) -> None:
     address = server.reader(RIGHT)
-    quick = ("--set", "epochs=2", "--set", "list_epochs=1")
+    quick = ("--set", "epochs=2")
     code, out, err = command("train", "--data", address, "--parties", 2, "--out", tmp_path / "run", *quick)
     assert code == 0, err
     told = out + err

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import verfedgnn as vf
-from verfedgnn.data.data_frames import as_ratings
+from verfedgnn.data.rating_reader import as_ratings
 
 Make = Callable[[list[Any]], Any]
 
@@ -82,7 +82,20 @@ def test_values_that_are_no_ids_are_named(what: str) -> None:
 
 
 COLUMNS: dict[str, list[Any]] = {"user": [1, 2, 2], "item": ["a", "a", "b"], "rating": [1.0, 5.0, 3.0]}
+
+
+class FakeSpark:
+    """What is used of a frame of Spark 4, whose `collect` returns rows of Python."""
+
+    def toArrow(self) -> pa.Table:
+        return pa.table(COLUMNS)
+
+    def collect(self) -> list[Any]:
+        raise AssertionError("rows of Python are slow")
+
+
 TABLES: dict[str, Callable[[], Any]] = {
+    "spark": FakeSpark,
     "arrow table": lambda: pa.table(COLUMNS),
     "record batch": lambda: pa.RecordBatch.from_pydict(COLUMNS),
     "reader": lambda: pa.table(COLUMNS).to_reader(),

@@ -56,11 +56,6 @@ NOT_RUN = [
         "verfedgnn coordinator",
         "minutes; the tutorial on three organisations is a shorter training",
     ),
-    (
-        "docs/deploy.md",
-        "verfedgnn federation night",
-        "needs the hub of an earlier command; a test of its own runs it",
-    ),
     ("docs/deploy.md", "verfedgnn party", "the same"),
     ("docs/deploy.md", "verfedgnn evaluate", "the same"),
     ("docs/deploy.md", "verfedgnn recommend", "the same"),
@@ -335,9 +330,7 @@ class Reader:
         if self.page in UNCHANGED:
             return text
         if "epochs=" not in text:
-            text = re.sub(
-                r"\bverfedgnn train\b", f"verfedgnn train --set epochs={ROUNDS} --set list_epochs=1", text
-            )
+            text = re.sub(r"\bverfedgnn train\b", f"verfedgnn train --set epochs={ROUNDS}", text)
         return re.sub(r"\bepochs=\d+", f"epochs={ROUNDS}", text)
 
     def shortened(self, words: list[str]) -> list[str]:
@@ -350,7 +343,7 @@ class Reader:
         )  # one process is enough, and starts sooner than two
         return [
             *words,
-            *(["--set", f"epochs={ROUNDS}", "--set", "list_epochs=1"] if cut else []),
+            *(["--set", f"epochs={ROUNDS}"] if cut else []),
             *(["--jobs", "1"] if apart else []),
         ]
 

@@ -97,8 +97,8 @@ def test_nothing_is_cut_off_on_a_phone_and_tables_can_be_reached_by_keyboard(sit
         for name in (
             "index.html",
             "privacy/index.html",
-            "results/lift/index.html",
             "is-it-for-me/index.html",
+            "results/lift/index.html",
         ):
             page.goto((site / name).as_uri())
             page.wait_for_selector(".md-typeset__scrollwrap[tabindex]")
@@ -129,7 +129,7 @@ def test_the_reference_is_complete(pages: dict[Path, Page], site: Path) -> None:
         assert f"verfedgnn {name}" in commands
         for option in command.params:
             assert option.opts[0] in commands, f"{name} {option.opts[0]}"
-    assert "exchange.every" in commands, "settings"
+    assert "gradients.noise" in commands, "settings"
 
 
 def test_lists_and_tables_are_such(site: Path) -> None:

@@ -14,7 +14,7 @@ from verfedgnn.reports import round_progress
 from verfedgnn.reports.round_progress import NotebookProgress, RoundProgress, watching
 from verfedgnn.training.progress import Progress
 
-SHORT: dict[str, Any] = {"epochs": 5, "list_epochs": 0.4, "dim": 4}
+SHORT: dict[str, Any] = {"epochs": 5, "dim": 6}
 
 
 @pytest.fixture(scope="module")
@@ -109,14 +109,7 @@ def test_recommend_gives_an_order_and_stars(fitted: vf.VerFedRecommender) -> Non
 def test_two_parties_train_with_the_default_settings() -> None:
     table = synthetic_ratings(users=60, items=30, ratings=900, seed=1)
     estimator = vf.VerFedRecommender(**SHORT, gate=False).fit(table, parties=2)
-    assert estimator.config_.exchange.mode == "noised"
-
-
-def test_a_ranking_has_an_order_and_no_stars() -> None:
-    table = synthetic_ratings(users=60, items=30, ratings=900, seed=1)
-    estimator = vf.VerFedRecommender("ranking", **SHORT, gate=False).fit(table, parties=3)
-    assert all(item.rating is None for item in estimator.recommend(str(table.user_ids[0])))
-    assert estimator.score() == estimator.evaluate()["test"]["ndcg@20"]
+    assert estimator.run_.config.gradients.noise == 0.25, "two parties see each other's gradients"
 
 
 def test_nothing_is_answered_before_fit() -> None:

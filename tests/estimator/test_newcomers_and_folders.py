@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
-from urllib.request import urlopen
 
 import numpy as np
 import pandas as pd
@@ -19,7 +17,7 @@ from verfedgnn.data import TRAIN, synthetic_ratings
 @pytest.fixture(scope="module")
 def fitted() -> vf.VerFedRecommender:
     table = synthetic_ratings(users=120, items=45, ratings=2500, seed=1)
-    return vf.VerFedRecommender(epochs=5, list_epochs=0.4, dim=4).fit(table, by="category")
+    return vf.VerFedRecommender(epochs=5, dim=6).fit(table, by="category")
 
 
 def rated_by(run: vf.Run, user: int) -> dict[str, dict[str, float]]:
@@ -141,24 +139,6 @@ def test_a_list_has_reasons_and_becomes_a_frame(fitted: vf.VerFedRecommender) ->
     assert "title" not in bare.recommend(user).to_frame()
     assert "<th>reason</th>" in bare.recommend(user)._repr_html_()
     assert "<th>title</th>" not in bare.recommend(user)._repr_html_()
-
-
-def test_a_notebook_serves_its_run(fitted: vf.VerFedRecommender) -> None:
-    pytest.importorskip("fastapi", reason="the extra serve is not installed")
-    user = str(fitted.run_.parties[0].ratings.user_ids[3])
-    with fitted.serve(port=0, party="film") as server:
-        with urlopen(f"{server.address}/v1/recommendations?user={user}&k=3") as answer:
-            served = json.loads(answer.read())["recommendations"]
-        with urlopen(f"{server.address}/v1/run") as answer:
-            examples = json.loads(answer.read())["examples"]
-        with pytest.raises(vf.ConfigError, match="pass port=0"):
-            fitted.serve(port=int(server.address.rpartition(":")[2]))
-    assert [item["item"] for item in served] == [item.item for item in fitted.recommend(user, 3, "film")]
-    assert examples[-1]["label"] == "new here, known elsewhere", "also if one party is served"
-    with pytest.raises(OSError, match="refused"):
-        urlopen(f"{server.address}/v1/run")
-    with pytest.raises(vf.RunError, match="no party 'x'"):
-        fitted.serve(party="x")
 
 
 def test_a_report_is_a_page_or_a_folder(fitted: vf.VerFedRecommender, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 import verfedgnn as vf
 from verfedgnn.data import synthetic_ratings
 
-QUICK: dict[str, Any] = {"epochs": 2, "dim": 4, "gate": False, "lists": False}
+QUICK: dict[str, Any] = {"epochs": 2, "dim": 6, "gate": False, "lists": False}
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +124,9 @@ def test_pairs_without_a_party_are_split(rated: tuple[pd.DataFrame, Any]) -> Non
 
 def test_a_grid_search_chooses_settings(rated: tuple[pd.DataFrame, Any]) -> None:
     search = GridSearchCV(
-        vf.VerFedRecommender(**QUICK), {"dim": [2, 4], "preset": ["best"]}, cv=vf.RatingSplit(2)
+        vf.VerFedRecommender(**QUICK), {"dim": [8, 6], "preset": ["best"]}, cv=vf.RatingSplit(2)
     ).fit(*rated)
-    assert search.best_params_["dim"] in (2, 4)
+    assert search.best_params_["dim"] in (8, 6)
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     scores = cross_val_score(vf.VerFedRecommender(**QUICK), *rated, cv=vf.RatingSplit(2))
     assert scores.mean() == pytest.approx(search.cv_results_["mean_test_score"][1])
@@ -166,6 +166,6 @@ def test_similar_items_come_from_all_catalogues(fitted: vf.VerFedRecommender) ->
 
 
 def test_a_notebook_shows_the_parameters_and_the_run(fitted: vf.VerFedRecommender) -> None:
-    assert "dim=4" in fitted._repr_html_()
+    assert "dim=6" in fitted._repr_html_()
     assert "<svg" in fitted._repr_html_()
     assert "<svg" not in vf.VerFedRecommender()._repr_html_()

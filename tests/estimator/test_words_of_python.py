@@ -14,7 +14,7 @@ from sklearn.model_selection import KFold, cross_val_score
 import verfedgnn as vf
 from verfedgnn.core.option_names import on_command_line, option, reading_table
 
-QUICK: dict[str, Any] = {"epochs": 1, "dim": 4, "gate": False, "lists": False}
+QUICK: dict[str, Any] = {"epochs": 1, "dim": 6, "gate": False, "lists": False}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_plain_folds_are_sent_to_rating_split(films: pd.DataFrame) -> None:
 
 def test_settings_are_keyword_arguments() -> None:
     (epochs,) = vf.settings("epochs")
-    assert repr(vf.settings("epochs")).startswith("epochs=   integer, at least 1   (paper 50, best 300")
+    assert repr(vf.settings("epochs")).startswith("epochs=   integer, at least 1   (paper 50, best 30")
     assert vf.settings("epochs").to_dict()["epochs"]["presets"] == epochs.presets
     assert {"dim", "epochs"} <= set(vf.settings().to_frame()["setting"])
     assert "<code>epochs</code>" in vf.settings("epochs")._repr_html_()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.cli.lift_command import compute_lift
+from verfedgnn.cli.report_commands import compute_lift
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.evaluation.seeds import combine_lifts, lift_over_seeds
 from verfedgnn.evaluation.verdict import deciding_figures, headline
@@ -98,7 +98,7 @@ def test_runs_over_seeds_seldom_have_a_false_verdict(customers: float, test: flo
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ratings = vf.data.synthetic_ratings(users=60, items=30, ratings=900, seed=2)
-    config = vf.Config.preset("best").with_values({"epochs": 2, "dim": 2, "lists": False})
+    config = vf.Config.preset("best").with_values({"epochs": 2, "dim": 8, "lists": False})
     folder = tmp_path_factory.mktemp("seeds") / "run"
     vf.train(vf.split_items(ratings, parties=2), config, out=folder)
     return folder

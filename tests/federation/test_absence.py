@@ -22,12 +22,11 @@ import verfedgnn as vf
 from hub import QUICK, SERVER, Trial, agree
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import RunError
+from verfedgnn.federation import COORDINATOR_KEY
 from verfedgnn.federation.agreement import FILE, Absence, save_agreement
-from verfedgnn.federation.identity import MemberIdentity
-from verfedgnn.federation.key_files import COORDINATOR_KEY
-from verfedgnn.federation.revocation import RevocationWatch
-from verfedgnn.federation.roster import remove_party
-from verfedgnn.federation.transport.interface import TransportEvent
+from verfedgnn.federation.coordinator_store import RevocationWatch
+from verfedgnn.federation.frames import TransportEvent
+from verfedgnn.federation.roster import MemberIdentity, remove_party
 from verfedgnn.protocol.wire.framing import kind_of
 from verfedgnn.protocol.wire.messages import RoundReply, Welcome, encode
 
@@ -84,7 +83,7 @@ def test_after_the_deadline_the_others_continue_if_agreed(
     assert not federated.errors
     assert service.coordinator.round == 9
     assert service.record.ended is None
-    assert service.coordinator.rows.log.last[0].parties == [1, 2]
+    assert service.coordinator.public_state.updates[-1].parties == [1, 2]
     first, second = (federated.public(name) for name in list(federated.parties)[1:])
     assert torch.equal(first, second)
 
@@ -111,7 +110,7 @@ def test_a_revoked_party_is_locked_out_and_the_others_go_on(
     assert revoked.is_set()
     assert service.coordinator.round == 9
     assert service.record.ended is None
-    assert service.coordinator.rows.log.last[0].parties == [1, 2]
+    assert service.coordinator.public_state.updates[-1].parties == [1, 2]
     assert torch.equal(*(federated.public(name) for name in rest))
     assert list(federated.errors) == [gone]
     assert "was revoked" in str(federated.errors[gone][0])
@@ -135,15 +134,15 @@ def test_a_renewed_certificate_with_the_same_key_locks_nobody_out(
     assert watch.find() == [small_parties[0].name]
 
 
-def test_exact_sums_are_never_continued_without_a_party(tmp_path: Path) -> None:
+def test_rounded_sums_are_never_continued_without_a_party(tmp_path: Path) -> None:
     absent = Absence(deadline=10, then="continue")
     names = ["a", "b", "c", "d"]
-    masked, _ = agree(tmp_path, names, vf.Config.preset("best"), min_parties=4, absent=absent)
-    projected = masked.with_values(config=settings())
-    assert masked.smallest_sum == 4
-    assert projected.smallest_sum == 3
-    assert projected.with_values(absent=Absence()).smallest_sum == 4
-    assert projected.digest() != projected.with_values(absent=Absence()).digest()
+    rounded, _ = agree(tmp_path, names, vf.Config.preset("best"), min_parties=4, absent=absent)
+    ternary = rounded.with_values(config=settings())
+    assert rounded.smallest_sum == 4
+    assert ternary.smallest_sum == 3
+    assert ternary.with_values(absent=Absence()).smallest_sum == 4
+    assert ternary.digest() != ternary.with_values(absent=Absence()).digest()
 
 
 def test_a_training_without_a_validation_ends_with_the_reason_everywhere(
@@ -158,7 +157,7 @@ def test_a_training_without_a_validation_ends_with_the_reason_everywhere(
 
 
 def test_lists_are_skipped_if_a_party_stays_away(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    config = settings(lists=True, gate=True, epochs=6)
+    config = vf.Config.preset("best", epochs=6, evaluate_every=2, dim=6, raters=0, unprotected=["noise"])
     federated = lose_in_round(
         tmp_path, small_parties, 5, config, absent=Absence(deadline=0.3), timeouts=QUICK
     )

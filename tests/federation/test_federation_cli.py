@@ -34,8 +34,6 @@ def test_three_organisations_end_to_end(shells: Shells, tmp_path: Path) -> None:
         "--set",
         "epochs=30",
         "--set",
-        "list_epochs=0.2",
-        "--set",
         "evaluate_every=5",
         "--set",
         "unprotected=noise",
@@ -98,7 +96,7 @@ def test_three_organisations_end_to_end(shells: Shells, tmp_path: Path) -> None:
     together = [
         vf.PartyData(run.parties[0].name, replace(run.parties[0].ratings, user_ids=shared)) for run in runs
     ]
-    local = vf.train(together, runs[0].config, parts=[run.parts[0] for run in runs], stack=False)
+    local = vf.train(together, runs[0].config, parts=[run.parts[0] for run in runs])
     for run, model in zip(runs, local.models, strict=True):
         assert torch.equal(run.public, local.public)
         assert torch.equal(run.models[0].items, model.items)

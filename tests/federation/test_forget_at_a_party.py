@@ -22,7 +22,7 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.data.synthetic import synthetic_ratings
 from verfedgnn.federation import party_session
 from verfedgnn.federation.doctor import examine
-from verfedgnn.federation.party_run import complete_run
+from verfedgnn.federation.party_session import complete_run
 from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.wire.framing import kind_of
@@ -33,7 +33,7 @@ from verfedgnn.upkeep.forget import forget_users
 
 USERS = 60
 PARTY = "party-1"
-SHORT: dict[str, Any] = {"evaluate_every": 2, "dim": 4, "raters": 4, "reads": 2}
+SHORT: dict[str, Any] = {"evaluate_every": 2, "dim": 6, "raters": 4}
 SINGLE = vf.Config.preset("best", **SHORT, epochs=1, gate=False, lists=False)
 
 
@@ -57,7 +57,7 @@ def parties() -> list[vf.PartyData]:
 @pytest.fixture(scope="module")
 def trained(parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactory) -> Trained:
     place = tmp_path_factory.mktemp("forget")
-    config = vf.Config.preset("best", **SHORT, epochs=4, list_epochs=2)
+    config = vf.Config.preset("best", **SHORT, epochs=4)
     trial = Trial(place, parties, config, alignment="keyed", min_parties=3)
     kinds: list[object] = []
 
@@ -119,7 +119,7 @@ def test_no_file_of_a_party_keeps_a_row_of_a_forgotten_user(trained: Trained, tm
     last = Path("lists", LAST_RELEASE)
     shutil.copytree(trained.unfinished / last, run / last)  # what a kill at the end may leave
     before = rows_of(run, trained.row)
-    for place in ("checkpoint/models", "checkpoint/party", "lists/checkpoint", "lists/model", "model", last):
+    for place in ("checkpoint/models", "lists/checkpoint", "lists/model", "model", last):
         assert any(name.startswith(f"{place}/") for name in before), "the attack finds rows before"
     assert trained.user in texts_of(run)
     forget_users(run, [trained.user])

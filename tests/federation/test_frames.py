@@ -18,21 +18,21 @@ from test_federation import assert_same, local, settings, trial
 import verfedgnn as vf
 from hub import SERVER, Killed
 from verfedgnn.core.errors import ProtocolError
+from verfedgnn.federation import frames
 from verfedgnn.federation.coordinator_service import MOST_OFFENCES
-from verfedgnn.federation.transport import frames
-from verfedgnn.federation.transport.frames import (
+from verfedgnn.federation.frames import (
     FRAME_BYTES,
     FRAME_HEAD,
     MOST_TOGETHER,
     FrameJoiner,
+    TransportEvent,
     cut_message,
     cut_messages,
     join_frames,
     size_of,
 )
-from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.round.message_sizes import largest_from_coordinator, largest_from_party
+from verfedgnn.protocol.round.aggregation import largest_from_coordinator, largest_from_party
 from verfedgnn.protocol.wire.framing import EncodedMessage
 from verfedgnn.protocol.wire.messages import RoundReply, Welcome, decode, encode, encode_parts
 
@@ -214,7 +214,7 @@ def test_a_full_copy_is_held_once_for_all_parties() -> None:
 
     from verfedgnn.protocol.round.replica import Replica
 
-    config = vf.Config.preset("best")
+    config = vf.Config.preset("best").for_data(2000, 80_000)
     model = Model(config.model, 2000)
     replica = Replica.initial(config, model, [3, 4], 100, 3.0, torch.device("cpu"))
     fields = {
@@ -246,16 +246,15 @@ def test_a_full_copy_is_held_once_for_all_parties() -> None:
 def test_every_message_of_a_training_is_within_its_announced_size(preset: str, parties: int) -> None:
     """The largest arrays that the configuration allows, unpackable: the bounds hold, and are not loose by more than a few times."""
     from verfedgnn.protocol.round.aggregation import gradient_type, neighbourhood_shape, neighbourhood_type
-    from verfedgnn.protocol.round.user_blocks import UserBlocks
 
-    config = vf.Config.preset(preset, masking=True).for_parties(parties)
+    config = vf.Config.preset(preset, masking=True)
     model = Model(config.model, 20_000)
     rng = np.random.default_rng(0)
     kind = gradient_type(config, parties)
     gradient = rng.integers(0, 2 ** (8 * kind.itemsize), model.size, kind, endpoint=False)
     shared = None
     if config.exchange.mode != "off":
-        shape = neighbourhood_shape(config, UserBlocks(config, model).all_users)
+        shape = neighbourhood_shape(config, model)
         width = neighbourhood_type(config)
         shared = rng.integers(0, 2 ** (8 * width.itemsize), shape, width, endpoint=False)
     reply = size_of(encode_parts(RoundReply(round=1, trip=0, gradient=gradient, neighbourhoods=shared)))

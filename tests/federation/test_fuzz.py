@@ -21,11 +21,11 @@ from hub import SERVER, Wire
 from message_samples import ALL
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.federation.coordinator_service import CoordinatorService
-from verfedgnn.federation.status_server import StatusPublisher
-from verfedgnn.federation.transport.interface import TransportEvent
+from verfedgnn.federation.frames import TransportEvent
+from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.candidate import Candidate
-from verfedgnn.protocol.round.aggregation import neighbourhood_type
+from verfedgnn.protocol.round.aggregation import neighbourhood_shape, neighbourhood_type
 from verfedgnn.protocol.wire.messages import (
     Finish,
     Hello,
@@ -123,8 +123,10 @@ def test_the_coordinator_survives_anything(
     reply = RoundReply(
         round=1,
         trip=0,
-        gradient=np.zeros(coordinator.block.model.size, coordinator.gradient_type),
-        neighbourhoods=np.zeros(coordinator.neighbourhood_shape, neighbourhood_type(coordinator.config)),
+        gradient=np.zeros(coordinator.model.size, coordinator.gradient_type),
+        neighbourhoods=np.zeros(
+            neighbourhood_shape(coordinator.config, coordinator.model), neighbourhood_type(coordinator.config)
+        ),
     )
     refused = 0
 

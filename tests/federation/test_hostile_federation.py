@@ -100,7 +100,7 @@ def test_replayed_and_overtaken_replies_change_nothing(
     def wire() -> Any:
         return federated.hub.wires[small_parties[0].name]
 
-    from verfedgnn.federation.transport.interface import TransportEvent
+    from verfedgnn.federation.frames import TransportEvent
 
     event = TransportEvent("message", "")
     federated.run({small_parties[0].name: replay})
@@ -119,7 +119,7 @@ def lying(data: bytes) -> bytes:
 
 def test_who_lies_under_a_mask_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums over groups in later rounds find the liar; no two sums are about the same values of a party."""
-    monkeypatch.setattr("verfedgnn.federation.mask_faults.random.SystemRandom", lambda: Random(1))
+    monkeypatch.setattr("verfedgnn.federation.liar_search.random.SystemRandom", lambda: Random(1))
     parties = vf.split_items(
         vf.data.synthetic_ratings(users=60, items=70, ratings=2500, seed=5), parties=7, seed=5
     )
@@ -227,7 +227,7 @@ def test_a_party_that_goes_on_and_on_is_no_longer_heard(
     federated = trial(tmp_path, small_parties, min_parties=2, timeouts=HASTY)
 
     def flood(reply: RoundReply) -> bytes:
-        from verfedgnn.federation.transport.interface import TransportEvent
+        from verfedgnn.federation.frames import TransportEvent
 
         bad = federated.hub.wires[small_parties[0].name]
         for _ in range(200):
@@ -402,7 +402,7 @@ def test_nothing_private_in_logs_status_or_the_coordinators_folder(
     """Planted user and item ids appear nowhere but in the party's own folder."""
     from dataclasses import replace
 
-    from verfedgnn.federation.status_server import exposition, page
+    from verfedgnn.federation.status import exposition, page
 
     caplog.set_level(logging.DEBUG)
     logging.getLogger("verfedgnn.federation").propagate = True

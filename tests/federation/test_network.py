@@ -20,17 +20,16 @@ from verfedgnn.core.version import installed_version
 from verfedgnn.federation import doctor
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.certificates import issue, key_pem, make_request, new_key
-from verfedgnn.federation.identity import MemberIdentity
-from verfedgnn.federation.transport.interface import Transport, TransportEvent
+from verfedgnn.federation.frames import Transport, TransportEvent
+from verfedgnn.federation.roster import MemberIdentity
 
 pytest.importorskip("websockets", reason="the extra 'federation' is not installed")
 
 from verfedgnn.core.connection_table import MAX_CONNECTIONS
-from verfedgnn.federation.connect import connect
+from verfedgnn.federation import websocket_transport
 from verfedgnn.federation.doctor import examine, summarise_findings
-from verfedgnn.federation.transport import websocket_transport
-from verfedgnn.federation.transport.frames import FRAME_BYTES, LARGEST_FRAME
-from verfedgnn.federation.transport.websocket_transport import FRAMES_IN_FLIGHT, tls_context
+from verfedgnn.federation.frames import FRAME_BYTES, LARGEST_FRAME
+from verfedgnn.federation.websocket_transport import FRAMES_IN_FLIGHT, connect, tls_context
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from verfedgnn.data.ids import StrArray
 from verfedgnn.federation import overlap_sketch
 from verfedgnn.federation.agreement import save_agreement
 from verfedgnn.federation.doctor import _estimate_overlap
-from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.overlap_sketch import MOST_SAMPLED, estimate_overlap, make_sketch
+from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.privacy.id_matching import make_pseudonyms
 
 Identities = dict[str, MemberIdentity]

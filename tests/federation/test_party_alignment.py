@@ -17,7 +17,7 @@ from test_federation import trial
 import verfedgnn as vf
 from hub import SERVER, Hub, Wire, agree
 from verfedgnn.federation.coordinator_service import CoordinatorService
-from verfedgnn.federation.transport.interface import TransportEvent
+from verfedgnn.federation.frames import TransportEvent
 from verfedgnn.privacy.identifiers import normalise_ids, select_unambiguous
 from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
 from verfedgnn.protocol.user_alignment.party_side import PartyAlignment
@@ -50,12 +50,10 @@ def meet(
     method: Any,
     rule: Any = "any",
     log: list[tuple[str, Message]] | None = None,
-    known: Sequence[Any] | None = None,
     **options: Any,
 ) -> list[PartyAlignment]:
     """Align parties with these users through encoded messages, and return their sides."""
     names = NAMES[: len(tables)]
-    before = known or [None] * len(names)
     parties = {
         name: PartyAlignment(
             name,
@@ -63,11 +61,10 @@ def meet(
             method,
             "a",
             Anybody(),
-            known=None if old is None else np.array(old),
             rule=rule,
             **options,
         )
-        for name, ids, old in zip(names, tables, before, strict=True)
+        for name, ids in zip(names, tables, strict=True)
     }
     coordinator = CoordinatorAlignment(names, method, "a", rule)
     up = deque((name, party.hello()) for name, party in parties.items())
@@ -171,32 +168,6 @@ def test_padding_hides_the_number_of_users(method: str) -> None:
     assert [len(party.rows) for party in two] == [2, 3]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("method", ["keyed", "ecdh"])
-def test_users_who_come_later_get_new_rows(method: str) -> None:
-    need(method)
-    tables = [["ann", "bob"], ["bob", "carl"]]
-    old = [by_form(*each) for each in zip(meet(tables, method), tables, strict=True)]
-    known = [["" for _ in range(3)] for _ in tables]
-    for own, rows in zip(known, old, strict=True):
-        for form, row in rows.items():
-            own[row] = form
-    later = [["ann", "bob", "dora"], ["eve", "bob", "carl", "ann"]]
-    parties = meet(later, method, known=known)
-    film, book = (by_form(*each) for each in zip(parties, later, strict=True))
-    assert film | {"dora": 0} == old[0] | {"dora": 0}
-    assert book["carl"] == old[1]["carl"]
-    assert book["ann"] == film["ann"]
-    assert sorted([film["dora"], book["eve"]]) == [3, 4]
-    assert {party.users for party in parties} == {5}
-
-
-def test_a_user_whom_one_party_lost_keeps_the_row() -> None:
-    known = [["ann", "bob", ""], ["", "bob", "carl"]]
-    parties = meet([["bob"], ["bob", "carl", "ann"]], "keyed", known=known)
-    assert by_form(parties[1], ["bob", "carl", "ann"]) == {"bob": 1, "carl": 2, "ann": 3}
-    assert parties[0].users == 4
-
-
 def test_parties_without_any_overlap_are_told_so() -> None:
     with pytest.raises(vf.DataError, match="no user is at two parties"):
         meet([["ann"], ["bob"], ["carl"]], "keyed")
@@ -242,20 +213,17 @@ def gathering() -> CoordinatorAlignment:
 
 
 @pytest.mark.parametrize(
-    ("values", "rows", "reason"),
+    ("values", "reason"),
     [
-        ([1, 1], None, "film: its pseudonyms are not sorted, or some occur twice"),
-        ([1, 2, 3], None, "film: it sends 3 pseudonyms and announced 2"),
-        ([1, 2], [0], "film: its rows of an earlier alignment do not fit"),
-        ([1, 2], [-2, 0], "film: its rows of an earlier alignment do not fit"),
+        ([1, 1], "film: its pseudonyms are not sorted, or some occur twice"),
+        ([1, 2, 3], "film: it sends 3 pseudonyms and announced 2"),
     ],
 )
-def test_hostile_pseudonyms_are_refused(values: list[int], rows: list[int] | None, reason: str) -> None:
+def test_hostile_pseudonyms_are_refused(values: list[int], reason: str) -> None:
     coordinator = gathering()
     sent = np.repeat(np.array(values, np.uint8)[:, None], 16, axis=1)
-    known = None if rows is None else np.array(rows, np.int32)
     assert coordinator.session is not None
-    message = Pseudonyms(session=coordinator.session, values=sent, rows=known, before=1)
+    message = Pseudonyms(session=coordinator.session, values=sent)
     with pytest.raises(vf.ProtocolError, match=reason):
         coordinator.handle("film", message)
 
@@ -360,16 +328,6 @@ def test_a_coordinator_that_hands_out_other_rows_is_refused_by_the_parties(
     assert not federated.runs, "nobody trains"
     reasons = [str(error) for errors in federated.errors.values() for error in errors]
     assert any("did not sign it for this federation and alignment" in reason for reason in reasons)
-
-
-def test_a_coordinator_that_moves_users_is_refused() -> None:
-    known = np.array(["", "ann"])
-    party = PartyAlignment("film", np.array(["ann"]), "keyed", "a", Anybody(), known=known)
-    hello = party.hello()
-    party.handle(AlignStart(session="0" * 32, index=0, seal_keys=[hello.seal_key], seal_signatures=["00"]))
-    rows = np.arange(2, PROBES + 3, dtype=np.int32)
-    with pytest.raises(vf.ProtocolError, match="moves users"):
-        party.handle(UserRows(session="0" * 32, users=3 + PROBES, rows=rows))
 
 
 @pytest.mark.parametrize("method", ["keyed", "ecdh"])

@@ -14,7 +14,7 @@ import pytest
 import verfedgnn as vf
 from hub import SERVER, Killed, Trial
 from verfedgnn.core.errors import RunError
-from verfedgnn.federation.release_file import LEDGER, open_ledger
+from verfedgnn.federation.party_store import LEDGER, open_ledger
 from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
 from verfedgnn.protocol.wire.messages import RoundReply, decode
 from verfedgnn.runs.run_layout import LAST_RELEASE
@@ -47,7 +47,7 @@ def test_a_restarted_party_does_not_forget(tmp_path: Path) -> None:
 
 def test_all_trips_of_the_open_round_can_be_repeated(tmp_path: Path) -> None:
     """A coordinator that is killed between two trips of a round starts the round again."""
-    config = vf.Config.preset("best")
+    config = vf.Config.preset("paper", refresh=2)
     for _ in range(2):
         ledger = open_ledger(tmp_path, config)
         ledger.check_training("t", 6)
@@ -171,7 +171,7 @@ def test_a_killed_party_of_a_federation_releases_every_round_once(
     assert federated.services[name].status()["epsilon_spent"] == spent[-1]
 
 
-BEST = vf.Config.preset("best", epochs=6, evaluate_every=3, dim=4, lists=False, gate=False)
+BEST = vf.Config.preset("best", epochs=6, evaluate_every=3, dim=8, lists=False, gate=False)
 
 
 @pytest.mark.parametrize(("how", "config"), [("empty", PRIVATE), ("torn", BEST)], ids=["private", "best"])

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from verfedgnn.core.connection_table import MAX_PER_ADDRESS
-from verfedgnn.federation import status_server
-from verfedgnn.federation.status_server import StatusPublisher
+from verfedgnn.federation import status
+from verfedgnn.federation.status import StatusPublisher
 
 IDLE = """
 import resource, socket, sys
@@ -28,16 +28,16 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[status_server._StatusServer]:
+def server(tmp_path: Path) -> Iterator[status._StatusServer]:
     publisher = StatusPublisher(tmp_path, port=("127.0.0.1", 0))
     publisher.update(lambda: {"role": "coordinator", "state": "training", "parties": {}}, now=True)
     assert publisher._server is not None
     yield publisher._server
-    publisher.close()
+    publisher.__exit__(None, None)
 
 
 @pytest.fixture
-def port(server: status_server._StatusServer) -> int:
+def port(server: status._StatusServer) -> int:
     return int(server.server_address[1])
 
 
@@ -64,7 +64,7 @@ def few_descriptors() -> Iterator[None]:
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
 @pytest.mark.usefixtures("few_descriptors")
 def test_a_thousand_idle_connections_stop_nothing(
-    server: status_server._StatusServer, port: int, tmp_path: Path
+    server: status._StatusServer, port: int, tmp_path: Path
 ) -> None:
     """A training can still open its files, and the page still answers."""
     command = [sys.executable, "-c", IDLE, str(port)]
@@ -78,7 +78,7 @@ def test_a_thousand_idle_connections_stop_nothing(
 
 
 def test_a_connection_that_sends_nothing_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_server._StatusHandler, "timeout", 0.3)
+    monkeypatch.setattr(status._StatusHandler, "timeout", 0.3)
     with socket.create_connection(("127.0.0.1", port), timeout=180) as idle:
         assert idle.recv(1) == b""
 
@@ -86,8 +86,8 @@ def test_a_connection_that_sends_nothing_is_closed(port: int, monkeypatch: pytes
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:9100", "127.0.0.1.evil.example", ""])
 def test_a_foreign_host_name_is_refused(port: int, host: str) -> None:
     """A web page that points a name of its own at this machine reads nothing through a visitor's browser."""
-    status, body = get(port, host=host)
-    assert status == 403
+    code, body = get(port, host=host)
+    assert code == 403
     assert b"coordinator" not in body
 
 

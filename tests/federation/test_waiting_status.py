@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
 from test_absence import wait_until
 from test_federation import assert_same, in_round, local, trial
+from typer.testing import CliRunner
 
 import verfedgnn as vf
 from hub import SERVER
-from verfedgnn.federation import coordinator_stage, party_session
+from verfedgnn.cli.main import app
+from verfedgnn.core.errors import Interrupted
+from verfedgnn.federation import coordinator_link, coordinator_stage, party_session
 from verfedgnn.federation.party_store import PartyStore
-from verfedgnn.federation.status_server import exposition, page
-from verfedgnn.federation.status_text import presence
-from verfedgnn.protocol.wire.messages import RoundReply, encode
+from verfedgnn.federation.status import StatusPublisher, describe_process, exposition, page, presence
+from verfedgnn.protocol.wire.messages import RoundReply, RoundStart, decode, encode
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
 
@@ -91,3 +96,112 @@ def check_examples(text: str) -> None:
     known = set(re.findall(r"^# TYPE (\w+) ", text, re.M)) | {"verfedgnn_seconds_left"}
     used = {name for expression in expressions for name in re.findall(r"\bverfedgnn_\w+", expression)}
     assert used <= known
+
+
+def test_the_status_is_true_from_the_first_second(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    """While members gather, it names who is here and who is missing since when, at the coordinator and at a party."""
+    federated = trial(tmp_path, small_parties, alignment="keyed")
+    here, *missing = (party.name for party in small_parties)
+    began = time.time()
+    federated.start(SERVER)
+    file = tmp_path / f"run-{SERVER}" / "status.json"
+    wait_until(file.is_file)
+    first = json.loads(file.read_text())
+    assert first["state"] == "gathering"
+    assert first["waits_for"] == [here, *missing]
+    assert first["next"] == "the training starts when all parties are here"
+    federated.start(here)
+    own = tmp_path / f"run-{here}" / "status.json"
+
+    def told() -> bool:
+        about = federated.services[SERVER].publisher.status
+        return about["waits_for"] == missing and own.is_file() and "party-1" in own.read_text()
+
+    wait_until(told)
+    status = federated.services[SERVER].publisher.status
+    assert status["state"] == "gathering"
+    wait_until(lambda: presence(federated.services[SERVER].publisher.status["parties"][here]) == "joined")
+    for name in missing:
+        assert presence(status["parties"][name]) == "away"
+        assert began - 1 < status["parties"][name]["missing_since"] <= status["updated"]
+    assert describe_process(status) == "The process is running."
+    text = exposition(status)[1].decode()
+    assert 'role="coordinator"' in text
+    assert "None" not in text
+    told_party = json.loads(own.read_text())
+    assert (told_party["role"], told_party["state"]) == (f"party {here}", "gathering")
+    assert told_party["waits_for"] == missing
+    for name in missing:
+        federated.start(name)
+    federated.join()
+    assert not federated.errors
+
+
+def test_an_exit_writes_its_state(tmp_path: Path) -> None:
+    """`status` does not take the last status of a process that has stopped for that of a running one."""
+
+    def after(error: Exception | None, state: str = "training") -> dict[str, Any]:
+        with contextlib.suppress(Exception), StatusPublisher(tmp_path) as publisher:
+            publisher.update(lambda: {"role": "coordinator", "state": state, "parties": {}}, now=True)
+            if error is not None:
+                raise error
+        return dict(json.loads((tmp_path / "status.json").read_text()))
+
+    stopped = after(Interrupted("stopped"))
+    assert (stopped["state"], stopped["reason"]) == ("stopped", "stopped")
+    assert describe_process(stopped) == "The process has ended (stopped). Start it again; it resumes."
+    assert "no space left" in describe_process(after(vf.RunError("no space left")))
+    assert describe_process(after(None, "finished")) == "The training is finished."
+    shown = CliRunner().invoke(app, ["status", str(tmp_path)])
+    assert "The training is finished." in shown.output
+
+
+def test_silence_is_named_with_what_happens_next(
+    tmp_path: Path,
+    small_parties: list[vf.PartyData],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A party that is stopped answers nothing; its connection stays open. The others hear of it, and that it is back."""
+    assert coordinator_stage.STALL_SECONDS < 10
+    assert coordinator_link.SILENT_SECONDS < 10
+    monkeypatch.setattr(coordinator_stage, "STALL_SECONDS", 0.3)
+    caplog.set_level(logging.INFO, "verfedgnn.federation")
+
+    def named(event: str) -> list[dict[str, Any]]:
+        return [record.__dict__["fields"] for record in caplog.records if record.getMessage() == event]
+
+    def stop(reply: RoundReply) -> bytes:
+        wait_until(lambda: bool(named("no answer from parties")))
+        return encode(reply)
+
+    late = small_parties[0].name
+    federated = trial(tmp_path, small_parties)
+    federated.run({late: in_round(2, stop)})
+    assert_same(federated, local(small_parties))
+    (about,) = [fields for fields in named("no answer from parties") if fields["missing"] == [late]][:1]
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", about["since"])
+    assert re.fullmatch(r"if no answer comes within \d+ s, the training waits for it", about["next"])
+    assert named("nobody is missing")
+
+
+def test_a_silent_coordinator_is_named(
+    tmp_path: Path,
+    small_parties: list[vf.PartyData],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(coordinator_link, "SILENT_SECONDS", 0.3)
+
+    def hold(data: bytes) -> bytes:
+        """Keep the coordinator from opening a round until a party that waits for it has noticed."""
+        message = decode(data)
+        if isinstance(message, RoundStart) and message.round == 3:
+            wait_until(lambda: "no message from the coordinator" in caplog.text)
+        return data
+
+    federated = trial(tmp_path, small_parties)
+    federated.run({SERVER: hold})
+    assert_same(federated, local(small_parties))
+    records = [r for r in caplog.records if r.getMessage() == "no message from the coordinator"]
+    assert records[0].__dict__["fields"]["next"] == "this party joins again after 30 s of silence"

@@ -24,7 +24,7 @@ from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAu
 import verfedgnn as vf
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.federation import roster
-from verfedgnn.flare.site_settings import (
+from verfedgnn_flare.site_settings import (
     ALLOWED_CLASSES,
     SITE_FILE,
     allow_classes,
@@ -36,10 +36,10 @@ RUN = """
 import sys
 from nvflare.recipe import SimEnv
 from nvflare.recipe.utils import add_experiment_tracking
-import verfedgnn.flare
+import verfedgnn_flare
 if __name__ == "__main__":
     home, root, *sites = sys.argv[1:]
-    recipe = verfedgnn.flare.recipe(home)
+    recipe = verfedgnn_flare.recipe(home)
     add_experiment_tracking(recipe, "tensorboard")
     recipe.run(SimEnv(clients=sites, workspace_root=root))
 """
@@ -125,7 +125,7 @@ def simulate(command: list[str], log: Path) -> bool:
 def test_a_job_in_the_simulator_equals_the_local_runtime(
     simulated: Path, parties: list[vf.PartyData]
 ) -> None:
-    local = vf.train(parties, vf.Config.preset("paper", **SETTINGS), stack=False)  # type: ignore[arg-type]
+    local = vf.train(parties, vf.Config.preset("paper", **SETTINGS))  # type: ignore[arg-type]
     for party, model in zip(parties, local.models, strict=True):
         run = vf.Run.load(simulated / party.name / "run")
         assert torch.equal(run.public, local.public)
@@ -160,7 +160,7 @@ def test_a_job_holds_neither_code_nor_data(
     text = "".join(path.read_text("utf-8") for path in files)
     assert "ratings" not in text
     assert str(simulated) not in text
-    classes = {part for part in text.split('"') if part.startswith("verfedgnn.")}
+    classes = {part for part in text.split('"') if part.startswith(("verfedgnn.", "verfedgnn_"))}
     assert classes == set(ALLOWED_CLASSES)
     assert json.loads((job / "meta.json").read_text())["min_clients"] == 2
 

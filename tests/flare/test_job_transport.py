@@ -15,9 +15,9 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.private.defs import CellMessageHeaderKeys
 
-from verfedgnn.flare import job_transport
-from verfedgnn.flare.controller import identify_clients
-from verfedgnn.flare.job_transport import MOST_WAITING, JobTransport
+from verfedgnn_flare import job_transport
+from verfedgnn_flare.controller import identify_clients
+from verfedgnn_flare.job_transport import MOST_WAITING, JobTransport
 
 
 class Cell:

@@ -1,4 +1,4 @@
-"""Each operator against a graph solved by hand and against the dense reference on random graphs."""
+"""Each operator against a graph solved by hand and against the dense reference on random graphs; the loss and its gradients."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dense
+from verfedgnn import Config
 from verfedgnn.config.model_forms import PropagationModel
 from verfedgnn.core.graph import Graph, build_graph
+from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.ggnn import GGNN
 from verfedgnn.gnn.model import Model
+from verfedgnn.protocol.party.party_setup import Targets
+from verfedgnn.protocol.round.forward_backward import Batch, compute, penalty
 
 GNNS = ["gcn", "gat", "ggnn"]
 
@@ -27,7 +31,7 @@ def hand_graph() -> Graph:
 
 
 def column(*values: float) -> torch.Tensor:
-    return torch.tensor(values).view(1, -1, 1)
+    return torch.tensor(values).view(-1, 1)
 
 
 def sigmoid(x: float) -> float:
@@ -36,7 +40,7 @@ def sigmoid(x: float) -> float:
 
 def test_gcn_by_hand() -> None:
     users, items = column(0.5, -1.0), column(2.0, 3.0)
-    w = torch.tensor([[[[0.7]]]])
+    w = torch.tensor([[[0.7]]])
     near, next_users, next_items = GCN(dim=1, layers=1).layer(
         0, {"w": w}, users, items, hand_graph(), column(0.1, 0.2)
     )
@@ -54,7 +58,7 @@ def test_gcn_by_hand() -> None:
 
 def test_gat_by_hand() -> None:
     users, items = column(0.5, -1.0), column(2.0, 3.0)
-    weights = {"w": torch.tensor([[[[1.0]]]]), "attention": torch.tensor([[[[0.3], [0.2]]]])}
+    weights = {"w": torch.tensor([[[1.0]]]), "attention": torch.tensor([[[0.3], [0.2]]])}
     near, next_users, next_items = GAT(dim=1, layers=1).layer(
         0, weights, users, items, hand_graph(), column(0.1, 0.2)
     )
@@ -75,9 +79,9 @@ def test_gat_by_hand() -> None:
 def test_ggnn_by_hand() -> None:
     users, items = column(0.5, -1.0), column(2.0, 3.0)
     weights = {
-        "gru_in": torch.tensor([[[0.1], [0.2], [0.3]]]),
-        "gru_state": torch.tensor([[[0.4], [0.5], [0.6]]]),
-        "gru_bias": torch.tensor([[0.01, 0.02, 0.03, 0.04]]),
+        "gru_in": torch.tensor([[0.1], [0.2], [0.3]]),
+        "gru_state": torch.tensor([[0.4], [0.5], [0.6]]),
+        "gru_bias": torch.tensor([0.01, 0.02, 0.03, 0.04]),
     }
     near, next_users, _ = GGNN(dim=1, layers=1).layer(
         0, weights, users, items, hand_graph(), column(0.1, 0.2)
@@ -112,10 +116,8 @@ def test_one_party_equals_dense_reference(gnn: str, case: tuple[np.ndarray, int,
     public = {name: value.clone().requires_grad_() for name, value in public.items()}
     user, item = np.nonzero(adjacency)
     graph = build_graph(user, item, users=users, items=adjacency.shape[1])
-    out = model.propagate(
-        {n: v.unsqueeze(0) for n, v in public.items()}, {"items": items.unsqueeze(0)}, graph, None
-    )
-    ours = out.users[0] @ out.items[0].T
+    out = model.propagate(public, {"items": items}, graph, None)
+    ours = out.users @ out.items.T
     reference = dense.predict(
         gnn, layers, public, items, torch.tensor(adjacency).float(), torch.ones(len(items), dtype=torch.bool)
     )
@@ -125,3 +127,51 @@ def test_one_party_equals_dense_reference(gnn: str, case: tuple[np.ndarray, int,
     theirs = torch.autograd.grad(reference.square().sum(), leaves, allow_unused=True, materialize_grads=True)
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=2e-3, rtol=2e-3)
+
+
+@given(seed=st.integers(0, 100), biases=st.booleans())
+def test_products_along_edges_are_those_of_pairs(seed: int, biases: bool) -> None:
+    """Training on all edges at once gives the gradients of training on a list of pairs."""
+    rng = np.random.default_rng(seed)
+    user, item = np.nonzero(rng.random((6, 5)) < 0.5)
+    config = Config.preset(
+        "paper", **{"exchange.mode": "off", "model.form": "factors", "biases": biases, "dim": 3}
+    )
+    model, graph = Model(config.model, 6), build_graph(user, item, users=6, items=5)
+    public = model.initial_public(seed, 3.0)
+    private = model.initial_private(rng, 5, 3.0)
+    rating = torch.from_numpy(rng.normal(size=len(user)).astype(np.float32))
+    pairs = Pairs(torch.from_numpy(user), torch.from_numpy(item), rating)
+    one, other = (
+        compute(model, graph, public, private, config.training, batch=Batch(pairs, edges=edges))
+        for edges in (True, False)
+    )
+    torch.testing.assert_close(one.public_gradient, other.public_gradient, atol=1e-4, rtol=1e-4)
+    assert one.private_gradients.keys() == private.keys()
+    for name, gradient in one.private_gradients.items():
+        torch.testing.assert_close(gradient, other.private_gradients[name], atol=1e-4, rtol=1e-4)
+
+
+def test_regularisers_by_hand() -> None:
+    """One item, half of the ratings: every weight where docs/model.md has it."""
+    pairs = Pairs(torch.tensor([0, 0, 1]), torch.tensor([0, 0, 0]), torch.zeros(3))
+    leaves = {
+        "users": torch.tensor([[1.0], [2.0]]),
+        "items": torch.tensor([[3.0]]),
+        "item_bias": torch.tensor([[5.0]]),
+    }
+    training = Config().training.model_copy(update={"l2_item_bias": 2.0, "l2_row": 4.0})
+    assert penalty(leaves, Batch(pairs, share=0.5), training).item() == pytest.approx(
+        0.5 * (4.0 * 9 + 2.0 * 25)
+    )
+
+
+def test_targets_are_in_quarters_of_the_scale_around_the_mean() -> None:
+    pairs = Pairs(torch.tensor([1, 0]), torch.tensor([0, 0]), torch.tensor([10.0, 2.0]))
+    data = PartyInput("p", 2, 1, (1.0, 10.0), pairs, pairs)
+    targets = Targets.of(data, Config.preset("best"))
+    assert targets.train.rating.tolist() == pytest.approx([-4 / 2.25, 4 / 2.25])  # in the order of users
+    users, items = targets.to_rating_scale(torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0]]))
+    assert (users @ items.T).flatten().tolist() == pytest.approx([6.0, 6.0 + 2 * 2.25])
+    error, count = targets.validate(users, items)
+    assert (error, count) == (pytest.approx((10.5 - 10) ** 2 + (6 - 2) ** 2), 2)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from verfedgnn.core.graph import Graph, build_graph
-from verfedgnn.gnn import list_model
 from verfedgnn.gnn.factor_model import (
     FIRST_NOISE,
     ITEM_PRIOR,
@@ -22,7 +21,15 @@ from verfedgnn.gnn.factor_model import (
     solve_factors,
 )
 from verfedgnn.gnn.item_grams import item_grams
-from verfedgnn.gnn.list_model import PublicLists, pair_weights, solve_lists
+from verfedgnn.gnn.list_model import (
+    THICK,
+    THIN,
+    PublicLists,
+    choose_strengths,
+    pair_targets,
+    pair_weights,
+    solve_lists,
+)
 from verfedgnn.gnn.rater_solver import BIAS_DAMPING, READ, PublicRaters, choose_reads, solve_raters
 
 
@@ -80,7 +87,7 @@ def certain(users: Tensor, counts: Tensor) -> PublicFactors:
 def test_items_of_certain_users_are_ridge_regressions() -> None:
     graph, targets = draw_graph(30, 8, 120, 0)
     torch.manual_seed(0)
-    public = certain(torch.randn(30, 4), graph.user_degree[0, :, 0])
+    public = certain(torch.randn(30, 4), graph.user_degree[:, 0])
     home = solve_factors(graph, targets, public, ItemFactors(torch.zeros(8, 4))).home
     cells, marks = dense(graph, targets), dense(graph, torch.ones(120))
     for item in range(8):
@@ -96,7 +103,7 @@ def test_the_gradient_is_that_of_the_likelihood() -> None:
     """Without uncertainty about items, the release is the gradient of the squared error over twice the noise."""
     graph, targets = draw_graph(30, 8, 200, 1)
     torch.manual_seed(0)
-    public = certain(torch.randn(30, 4), graph.user_degree[0, :, 0])
+    public = certain(torch.randn(30, 4), graph.user_degree[:, 0])
     step = solve_factors(graph, targets, public, ItemFactors(torch.zeros(8, 4), prior=torch.full((4,), 1e9)))
     users = public.users.clone().requires_grad_()
     errors = targets - predict_edges(graph, users, step.home.items)
@@ -107,7 +114,7 @@ def test_the_gradient_is_that_of_the_likelihood() -> None:
 def test_variational_strengths_keep_a_model_from_learning_noise() -> None:
     """Targets are pure noise: what is learnt explains next to none of it, at any length of the vectors."""
     graph, targets = draw_graph(200, 60, 3000, 2)
-    counts = graph.user_degree[0, :, 0]
+    counts = graph.user_degree[:, 0]
     torch.manual_seed(0)
     public = PublicFactors.initial(torch.randn(200, 16), torch.zeros(200), counts)
     home = ItemFactors(torch.zeros(60, 17))
@@ -124,7 +131,7 @@ def test_factors_find_a_low_rank_signal() -> None:
     graph, noise = draw_graph(300, 80, 6000, 3)
     left, right = (torch.from_numpy(rng.normal(size=(n, 2)).astype(np.float32)) for n in (300, 80))
     targets = graph.products(left, right) + 0.3 * noise
-    counts = graph.user_degree[0, :, 0]
+    counts = graph.user_degree[:, 0]
     torch.manual_seed(0)
     public = PublicFactors.initial(torch.randn(300, 8), torch.zeros(300), counts)
     home = ItemFactors(torch.zeros(80, 9))
@@ -145,7 +152,7 @@ def test_strengths_do_not_erase_a_signal_that_takes_rounds_to_find() -> None:
     left, right = (torch.from_numpy(rng.normal(size=(n, 4)).astype(np.float32)) / 4**0.25 for n in (400, 60))
     targets = graph.products(left, right) + 0.7 * noise
     torch.manual_seed(0)
-    public = PublicFactors.initial(torch.randn(400, 8), torch.zeros(400), graph.user_degree[0, :, 0])
+    public = PublicFactors.initial(torch.randn(400, 8), torch.zeros(400), graph.user_degree[:, 0])
     home = ItemFactors(torch.zeros(60, 9))
     for _ in range(25):
         step = solve_factors(graph, targets, public, home)
@@ -160,7 +167,7 @@ def test_raters_release_the_gradient_of_what_a_read_leaves_out() -> None:
     graph, targets = draw_graph(25, 10, 120, 4, values=True)
     torch.manual_seed(0)
     tables = 0.5 * torch.randn(25, 10)
-    counts = graph.user_degree[0, :, 0]
+    counts = graph.user_degree[:, 0]
     read = choose_reads(torch.rand(120))
     step = solve_raters(graph, targets, PublicRaters(tables, torch.zeros_like(tables), counts), read)
     moved = tables.clone().requires_grad_()
@@ -187,7 +194,7 @@ def test_an_items_bias_is_its_mean_error() -> None:
     step = solve_raters(
         graph,
         targets,
-        PublicRaters(tables, tables, graph.user_degree[0, :, 0]),
+        PublicRaters(tables, tables, graph.user_degree[:, 0]),
         choose_reads(torch.rand(120)),
     )
     cells, marks = dense(graph, targets), dense(graph, torch.ones(120))
@@ -202,8 +209,8 @@ def test_every_rating_is_read_about_equally_often() -> None:
 def list_loss(users: Tensor, items: Tensor, weights: Tensor) -> float:
     """Return L of `list_model` for dense weights c (N, M)."""
     scores = users @ items.T
-    alpha, strength = list_model.UNSEEN, list_model.STRENGTH
-    loss = (weights * (1 - scores).square()).sum() + alpha * scores.square().sum()
+    alpha, strength = THIN.unseen, THIN.pull
+    loss = (weights * (pair_targets(weights) - scores).square()).sum() + alpha * scores.square().sum()
     for vectors, mass, others in ((users, weights.sum(1), len(items)), (items, weights.sum(0), len(users))):
         loss = loss + (strength * (mass + alpha * others) * vectors.square().sum(1)).sum()
     return float(loss)
@@ -218,12 +225,13 @@ def test_lists_converge_to_exact_alternating_least_squares() -> None:
     cells = torch.where(torch.from_numpy(liked), pair_weights(rating, 4.0), 0.0).float()
     start = 0.1 * torch.from_numpy(rng.normal(size=(120, 5)).astype(np.float32))
     users, eye = start, torch.eye(5)
-    alpha, strength = list_model.UNSEEN, list_model.STRENGTH
+    alpha, strength = THIN.unseen, THIN.pull
 
     def solve(fixed: Tensor, weights: Tensor) -> Tensor:
         grams = torch.einsum("um,mk,ml->ukl", weights, fixed, fixed) + alpha * fixed.T @ fixed
         return torch.linalg.solve(
-            grams + (strength * (weights.sum(1) + alpha * len(fixed))).view(-1, 1, 1) * eye, weights @ fixed
+            grams + (strength * (weights.sum(1) + alpha * len(fixed))).view(-1, 1, 1) * eye,
+            (weights * pair_targets(weights)) @ fixed,
         )
 
     for _ in range(60):
@@ -236,9 +244,9 @@ def test_lists_converge_to_exact_alternating_least_squares() -> None:
         user, item = cells[:, own].nonzero(as_tuple=True)
         graph = build_graph(user.numpy(), item.numpy(), users=120, items=own.stop - own.start)
         parts.append((graph, cells[:, own][user, item]))
-    public = PublicLists(start, torch.zeros_like(start), cells.sum(1), 60)
+    public = PublicLists(start, torch.zeros_like(start), cells.sum(1), 60, THIN)
     for _ in range(60):
-        steps = [solve_lists(graph, weights, public.users) for graph, weights in parts]
+        steps = [solve_lists(graph, weights, public.users, THIN) for graph, weights in parts]
         items = torch.cat([step.items for step in steps])
         loss = list_loss(public.users, items, cells)
         total = torch.stack([step.gradient for step in steps]).sum(0)
@@ -254,14 +262,17 @@ def test_a_federated_round_of_lists_and_raters_equals_the_pooled_round() -> None
     users, tables = torch.randn(40, 4), 0.5 * torch.randn(40, 10)
     drawn = torch.rand(300)
     assert graph.values is not None
-    public = PublicRaters(tables, torch.zeros_like(tables), graph.user_degree[0, :, 0])
-    whole = solve_lists(graph, weights, users), solve_raters(graph, targets, public, choose_reads(drawn))
+    public = PublicRaters(tables, torch.zeros_like(tables), graph.user_degree[:, 0])
+    whole = (
+        solve_lists(graph, weights, users, THIN),
+        solve_raters(graph, targets, public, choose_reads(drawn)),
+    )
     lists, raters = [], []
     for own in (item < 7, item >= 7):
         user = graph.edge_users.long()[own].numpy()
         here = item[own].numpy() - (0 if bool((item[own] < 7).all()) else 7)
         part = build_graph(user, here, users=40, items=int(here.max()) + 1, values=graph.values[own].numpy())
-        lists.append(solve_lists(part, weights[own], users))
+        lists.append(solve_lists(part, weights[own], users, THIN))
         raters.append(solve_raters(part, targets[own], public, choose_reads(drawn[own])))
     for parts, pooled, names in (
         (lists, whole[0], ("gradient", "grams")),
@@ -270,3 +281,8 @@ def test_a_federated_round_of_lists_and_raters_equals_the_pooled_round() -> None
         for name in names:
             total = torch.stack([getattr(part, name) for part in parts]).sum(0)
             torch.testing.assert_close(total, getattr(pooled, name), rtol=1e-5, atol=1e-4)
+
+
+def test_a_thick_catalogue_has_other_strengths_of_lists() -> None:
+    assert choose_strengths(ratings=8_000, items=100) == THICK
+    assert choose_strengths(ratings=7_999, items=100) == THIN

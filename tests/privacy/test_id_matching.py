@@ -191,28 +191,6 @@ def test_the_order_of_rows_is_random() -> None:
     assert not np.array_equal(first, np.arange(200))
 
 
-def test_users_keep_their_rows_and_new_ones_follow() -> None:
-    known = [np.array([2, -1, 0]), np.array([-1, 2])]
-    rows, count = match_users([column(1, 5, 7), column(0, 1)], 1, known, before=4)
-    assert count == 6
-    assert rows[0][[0, 2]].tolist() == [2, 0]
-    assert rows[1][1] == 2
-    assert sorted([rows[0][1], rows[1][0]]) == [4, 5]
-
-
-def test_a_row_known_to_one_party_becomes_known_to_the_next() -> None:
-    rows, count = match_users([column(1, 2), column(1, 3)], 2, [np.array([3, -1]), np.array([-1, -1])], 4)
-    assert [own.tolist() for own in rows] == [[3, -1], [3, -1]]
-    assert count == 4
-
-
-@pytest.mark.parametrize("known", [[[0], [1]], [[0, 0], [0]], [[5], [5]]])
-def test_parties_that_disagree_about_rows_are_refused(known: list[list[int]]) -> None:
-    sets = [column(*range(1, 1 + len(known[0]))), column(1)]
-    with pytest.raises(vf.ProtocolError, match="disagree about rows"):
-        match_users(sets, 1, [np.array(rows) for rows in known], before=3)
-
-
 @pytest.mark.parametrize(
     "bad",
     [

@@ -29,6 +29,7 @@ from verfedgnn.privacy.masking import (
 from verfedgnn.privacy.share_recovery import recover_seeds
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.round.replica import parameters_digest
+from verfedgnn.protocol.wire.messages import RoundStart
 
 
 class Circle:
@@ -136,9 +137,10 @@ def test_the_coordinator_never_holds_what_a_party_computed(small_parties: list[v
             assert hidden.gradient is not None
             assert (bare.neighbourhoods == hidden.neighbourhoods).mean() < 0.01
             assert np.abs(hidden.gradient.astype(int)).max() > 3
-        np.testing.assert_array_equal(
-            plain.coordinator.rows.sums[0].total, masked.coordinator.rows.sums[0].total
-        )
+        sums = [each.coordinator.public_state.neighbourhood_sum for each in (plain, masked)]
+        assert sums[0] is not None
+        assert sums[1] is not None
+        np.testing.assert_array_equal(sums[0].total, sums[1].total)
         assert torch.equal(plain.coordinator.replica.parameters, masked.coordinator.replica.parameters)
 
 
@@ -157,17 +159,18 @@ def test_the_model_is_the_same_to_the_bit(small_parties: list[vf.PartyData], val
 def test_a_forged_part_is_noticed(small_parties: list[vf.PartyData]) -> None:
     runtime = federation(small_parties, config(masking=True), policy=Policy())
     party = runtime.parties[small_parties[0].name]
-    honest = party._mask_gradient
+    honest = party._mask
 
-    def lie(*arguments: Any) -> NDArray[Any]:
-        return np.full_like(honest(*arguments), 5)
+    def lie(values: NDArray[Any], message: RoundStart, use: int, bits: int) -> NDArray[Any]:
+        masked = honest(values, message, use, bits)
+        return np.full_like(masked, 5) if use == GRADIENT else masked
 
-    party._mask_gradient = lie  # type: ignore[method-assign]
+    party._mask = lie  # type: ignore[method-assign]
     with pytest.raises(vf.ProtocolError, match="do not add up"):
         runtime.round()
     closed = runtime.coordinator.abandon()
     assert closed.abandoned
-    party._mask_gradient = honest  # type: ignore[method-assign]
+    party._mask = honest  # type: ignore[method-assign]
     before = runtime.coordinator.replica.parameters.clone()
     assert runtime.round().round == 2
     assert not torch.equal(before, runtime.coordinator.replica.parameters)

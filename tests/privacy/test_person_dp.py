@@ -28,7 +28,7 @@ from verfedgnn.privacy.rating_dp import (
     unit,
 )
 from verfedgnn.privacy.skellam_noise import total_variation
-from verfedgnn.protocol.party.outgoing import clip_contributions
+from verfedgnn.protocol.party.party import clip_contributions
 from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.party.policy import LOCAL
 from verfedgnn.protocol.wire.framing import KINDS

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import verfedgnn as vf
 from helpers import federation
-from verfedgnn.cli.party_command import read_own_ratings
+from verfedgnn.cli.service_commands import read_own_ratings
 from verfedgnn.data.read_options import ReadOptions
 from verfedgnn.data.splits import split_by_time
 from verfedgnn.privacy.rating_dp import sensitivity

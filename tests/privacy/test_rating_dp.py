@@ -35,8 +35,7 @@ from verfedgnn.privacy.release_events import Release, ReleaseEvent, compose_epsi
 from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.party.policy import LOCAL
 from verfedgnn.protocol.party.release_ledger import GRADIENT, ReleaseLedger
-from verfedgnn.protocol.round.forward_backward import PassInputs, compute
-from verfedgnn.protocol.round.loss import Batch
+from verfedgnn.protocol.round.forward_backward import Batch, compute
 from verfedgnn.protocol.wire.messages import Hello, RoundReply
 
 USERS, ITEMS = 6, 5
@@ -64,10 +63,8 @@ def gradients(pairs: Pairs, config: vf.Config, seed: int) -> tuple[torch.Tensor,
     own = {"items": items, "item_bias": torch.randn(ITEMS, 1, generator=state)}
     train = setup.targets.train
     graph = build_graph(train.user.numpy(), train.item.numpy(), users=USERS, items=ITEMS)
-    work = PassInputs(private=own, others=None, batch=Batch(train, USERS, ITEMS, edges=True))
-    (outcome,) = compute(setup.model, graph, public, None, [work], config.training)
+    outcome = compute(setup.model, graph, public, own, config.training, batch=Batch(train, edges=True))
     assert outcome.public_gradient is not None
-    assert outcome.private_gradients is not None
     return outcome.public_gradient, outcome.private_gradients
 
 
@@ -169,7 +166,6 @@ def test_budgets_and_settings_that_cannot_be() -> None:
     for values, named in (
         ({"masking": False}, "masking"),
         ({"batch": 100}, "batch"),
-        ({"l2_rating": 0.1}, "l2_rating"),
         ({"error_clip": None}, "error_clip"),
         ({"participation": 0.5}, "participation"),
         ({"noise_multiplier": 0.0}, "noise_multiplier must be greater than 0"),

@@ -12,11 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import verfedgnn as vf
-from verfedgnn.config.exchange_modes import NoisedExchange
 from verfedgnn.config.gradient_mechanisms import SkellamGradients
-from verfedgnn.config.sections import FRACTION_BITS
 from verfedgnn.core.pairs import Pairs, PartyInput
-from verfedgnn.core.rating_means import LARGEST_MEAN, USER_MEAN_COLUMNS
 from verfedgnn.privacy.accounting import privacy_report
 from verfedgnn.privacy.release_events import (
     ORDERS,
@@ -28,7 +25,6 @@ from verfedgnn.privacy.release_events import (
     skellam,
     ternary,
 )
-from verfedgnn.privacy.skellam_noise import noised_sum_event
 
 PAIRS = Pairs(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), torch.tensor([1.0, 2.0, 5.0]))
 PARTY = PartyInput("p", 9, 2, (1.0, 5.0), PAIRS, PAIRS)
@@ -122,12 +118,15 @@ def test_a_report_lists_every_release_and_epsilon_is_that_of_its_events() -> Non
     exact = 1 / (2 * config.gradients.noise_multiplier**2)
     assert exact < what["user gradients"]["rho"] < 1.15 * exact
     assert report["gradients"]["composed"]["epsilon"] == pytest.approx(4.0, rel=2e-3)
-    best = privacy_report(vf.Config.preset("best"), releases=800, exchanges=160, validations=80, **REST)[
-        "events"
-    ]
-    assert [(each["what"], each["event"]) for each in best] == [
+    paper = privacy_report(vf.Config.preset("paper"), releases=800, exchanges=160, validations=80, **REST)
+    assert [(each["what"], each["event"]) for each in paper["events"]] == [
         ("gradients", "total variation"),
         ("neighbourhoods", None),
+        ("validation errors", None),
+    ]
+    best = privacy_report(vf.Config.preset("best"), releases=32, exchanges=0, validations=32, **REST)
+    assert [(each["what"], each["event"]) for each in best["events"]] == [
+        ("gradients", None),
         ("validation errors", None),
     ]
 
@@ -140,31 +139,3 @@ def test_laplace_composes_better_than_it_adds_up() -> None:
     assert few["composed"] == {"epsilon": pytest.approx(0.2), "delta": 0.0}
     assert many["composed"]["delta"] == 1e-6
     assert many["composed"]["epsilon"] < 0.2 * 300
-
-
-def test_epsilon_of_a_noised_exchange_covers_users_means() -> None:
-    """A user's row then has two more columns, which add at most LARGEST_MEAN and 1 to its length before the noise."""
-    best = vf.Config.preset("best").for_parties(2)
-    reports = {
-        gate: privacy_report(
-            best.with_values({"gate": gate, "from_means": False}),
-            releases=40,
-            exchanges=8,
-            validations=4,
-            **REST,
-        )
-        for gate in (True, False)
-    }
-    found = {gate: report["neighbourhoods"]["composed"]["epsilon"] for gate, report in reports.items()}
-    assert found[True] > found[False] > 0
-    exchange = best.exchange
-    assert isinstance(exchange, NoisedExchange)
-    for gate, columns, clip in (
-        (True, best.model.dim + USER_MEAN_COLUMNS, math.hypot(exchange.row_clip, LARGEST_MEAN, 1.0)),
-        (False, best.model.dim, exchange.row_clip),
-    ):
-        unit = 2 ** FRACTION_BITS[exchange.bits]
-        event = noised_sum_event(noise=exchange.noise, clip=clip, columns=columns, unit=unit)
-        by_hand = compose_epsilon([Release("neighbourhoods", 8, event)], best.gradients.delta)
-        assert found[gate] == pytest.approx(by_hand)
-    assert "means" in reports[True]["neighbourhoods"]["neighbouring"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.protocol.coordinator.admission import refusal
+from verfedgnn.protocol.coordinator.membership import refusal
 from verfedgnn.protocol.wire.messages import Hello
 
 CONFIG = vf.Config.preset("paper", masking=True)

@@ -32,7 +32,7 @@ class Attacked:
     """One party of three, and a coordinator that may send it anything."""
 
     def __init__(self, parties: list[vf.PartyData], chosen: vf.Config) -> None:
-        self.runtime: LocalRuntime = federation(parties, chosen, stack=False, policy=FRESH)
+        self.runtime: LocalRuntime = federation(parties, chosen, policy=FRESH)
         self.name = parties[0].name
         self.candidate = self.runtime.candidates[self.name]
         self.ledger = self.candidate.ledger = ReleaseLedger(chosen)

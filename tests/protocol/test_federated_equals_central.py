@@ -150,6 +150,6 @@ def test_estimators_are_exact_when_every_party_has_its_share() -> None:
     """E_p(N_u) = N_u when each of three equal parties holds a third of a user's items."""
     graph = build_graph(np.array([0, 0, 1]), np.array([0, 1, 0]), users=2, items=2, ratio=3.0)
     operator = GCN(dim=1, layers=1)
-    near = operator.gather(torch.ones(1, 2, 1), graph.user_degree, None, graph, inverse_sqrt)
+    near = operator.gather(torch.ones(2, 1), graph.user_degree, None, graph, inverse_sqrt)
     assert near.scale.flatten().tolist() == pytest.approx([6**-0.5, 3**-0.5])
     assert near.own.flatten().tolist() == pytest.approx([6**-0.5, 3**-0.5])

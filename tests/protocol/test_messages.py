@@ -46,16 +46,14 @@ from verfedgnn.protocol.wire.messages import (
 FIELDS = {
     Hello: {
         "party", "users", "items", "ratings", "scale", "config", "stay", "agreement", "alignment", "training", "round", "digest",
-        "released", "lost", "mask_key", "mask_signature", "forgotten", "start",
+        "released", "lost", "mask_key", "mask_signature",
     },
     Welcome: {
-        "index", "items", "stay", "training", "config", "ratings", "typical", "round", "parameters", "accumulator", "average",
-        "digest", "forgotten",
+        "index", "items", "stay", "training", "config", "ratings", "typical", "round", "parameters", "accumulator", "digest",
     },
     RoundStart: {
         "round", "trip", "attempt", "active", "train", "exchange", "evaluate", "best_round", "updates_from", "update_parties",
-        "updates", "starts", "start_rounds", "neighbourhood_parties", "neighbourhood_trip", "neighbourhoods",
-        "parameters", "accumulator", "average",
+        "updates", "neighbourhood_parties", "neighbourhood_trip", "neighbourhoods", "parameters", "accumulator",
     },
     RoundReply: {"round", "trip", "attempt", "gradient", "neighbourhoods", "error", "count", "digest"},
     ShareRequest: {"round", "trip", "attempt", "request", "active", "mask_keys", "mask_signatures"},
@@ -71,7 +69,7 @@ FIELDS = {
     align.AlignHello: {"party", "agreement", "users", "seal_key", "seal_signature"},
     align.AlignStart: {"session", "index", "seal_keys", "seal_signatures"},
     align.Sealed: {"session", "peer", "data"},
-    align.Pseudonyms: {"session", "values", "rows", "before"},
+    align.Pseudonyms: {"session", "values"},
     align.UserRows: {"session", "users", "rows"},
     align.Aligned: {"session", "users"},
 }  # fmt: skip

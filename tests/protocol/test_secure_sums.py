@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 import verfedgnn as vf
 from hub import agree
 from simulated_federation import Simulation
-from verfedgnn.federation.identity import MemberIdentity
-from verfedgnn.federation.mask_faults import LiarSearch
-from verfedgnn.federation.survivor_log import SurvivorLog
+from verfedgnn.federation.liar_search import LiarSearch
+from verfedgnn.federation.party_store import SurvivorLog
+from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.privacy.masking import GRADIENT, SEED, MaskKey, add_masks, remove_masks, share_threshold
 from verfedgnn.privacy.share_recovery import recover_seeds
 from verfedgnn.protocol.coordinator.masked_trip import MaskedTrip
-from verfedgnn.protocol.party.list_commitments import ListCommitments
-from verfedgnn.protocol.party.party_masks import PartyMasks
+from verfedgnn.protocol.party.party_masks import ListCommitments, PartyMasks
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.wire.messages import (
     Hello,
@@ -368,7 +367,7 @@ def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
 
 def test_a_liar_among_kills_and_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small version of benchmarks/masked_rounds.py."""
-    monkeypatch.setattr("verfedgnn.federation.mask_faults.random.SystemRandom", lambda: Random(1))
+    monkeypatch.setattr("verfedgnn.federation.liar_search.random.SystemRandom", lambda: Random(1))
     logging.disable(logging.CRITICAL)
     try:
         simulation = Simulation(tmp_path, parties=7, quorum=4, rounds=25, seed=1, faults=0.02, liar=2)

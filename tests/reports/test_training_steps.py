@@ -18,7 +18,7 @@ def test_the_plan_names_every_training_that_runs() -> None:
     parties = vf.split_items(vf.data.synthetic_ratings(users=60, items=30, ratings=900, seed=2), parties=2)
     names = [party.name for party in parties]
     for values in ({}, {"gate": False}, {"split.kind": "newcomers"}, {"lists": False}):
-        config = vf.Config.preset("best").with_values({"epochs": 1, "list_epochs": 1, "dim": 2} | values)
+        config = vf.Config.preset("best").with_values({"epochs": 1, "dim": 8} | values)
         events: list[Progress] = []
         run = vf.train(parties, config, watch=events.append)
         assert [*dict.fromkeys(event.label for event in events)] == list_steps(names, config, lift=False)

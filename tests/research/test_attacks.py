@@ -21,29 +21,30 @@ from verfedgnn.core.errors import ConfigError, DataError
 from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import TRAIN, check_parties
-from verfedgnn.protocol.round.forward_backward import PassInputs, compute
-from verfedgnn.research.attacks import attack_cell as cells
-from verfedgnn.research.attacks import subset_search as subset
-from verfedgnn.research.attacks.adversaries import Planted, plant
-from verfedgnn.research.attacks.attack_cell import AttackCell
-from verfedgnn.research.attacks.attack_scores import Scores, claimed, misplaced, popular, score
-from verfedgnn.research.attacks.gradient_matching import match_gradients
-from verfedgnn.research.attacks.matching import match_items, match_users
-from verfedgnn.research.attacks.paper_attacks import choose_victims, mount_paper_attacks, neighbours
-from verfedgnn.research.attacks.run_view import RunInternals
-from verfedgnn.research.attacks.subset_search import SCALES, best_subsets
-from verfedgnn.research.baselines import METHODS, Where
-from verfedgnn.research.experiments.job_queue import Record
-from verfedgnn.research.paper.attack_tables import TABLE3, TABLE4, TABLE5, TABLE7
-from verfedgnn.research.paper.paper_experiment import PaperScope
+from verfedgnn.protocol.round.forward_backward import compute
 from verfedgnn.runs.prepared_data import split_ratings
+from verfedgnn_research.attacks import attack_cell as cells
+from verfedgnn_research.attacks import subset_search as subset
+from verfedgnn_research.attacks.adversaries import Planted, choose_items, plant
+from verfedgnn_research.attacks.attack_cell import AttackCell
+from verfedgnn_research.attacks.attack_scores import Scores, claimed, misplaced, popular, score
+from verfedgnn_research.attacks.gradient_matching import match_gradients
+from verfedgnn_research.attacks.matching import match_items, match_users
+from verfedgnn_research.attacks.paper_attacks import choose_victims, mount_paper_attacks, neighbours
+from verfedgnn_research.attacks.run_view import RunInternals
+from verfedgnn_research.attacks.subset_search import SCALES, best_subsets
+from verfedgnn_research.baselines import METHODS, Where
+from verfedgnn_research.experiments.job_queue import Record
+from verfedgnn_research.paper.attack_tables import TABLE3, TABLE4, TABLE5, TABLE7
+from verfedgnn_research.paper.paper_experiment import PaperScope
 
 SHARES = (0.2, 0.5, 0.8)
 
 
 def planted(parties: list[vf.PartyData], chosen: vf.Config, share: float = 0.8, seed: int = 0) -> Planted:
     parts = [split_ratings(party, chosen.split, chosen.seed) for party in parties]
-    return plant(parties, parts, target=1, share=share, rng=np.random.default_rng(seed))
+    items = choose_items(parties[1].ratings.n_items, share, np.random.default_rng(seed))
+    return plant(parties, parts, target=1, items=items)
 
 
 def trained(fakes: Planted, chosen: vf.Config) -> vf.Run:
@@ -93,7 +94,7 @@ def test_a_smaller_share_is_a_part_of_a_larger_one(small_parties: list[vf.PartyD
 
 def test_adversaries_planted_twice_have_other_ids(small_parties: list[vf.PartyData]) -> None:
     once = planted(small_parties, config(), 0.1)
-    twice = plant(once.parties, once.parts, target=0, share=0.1, rng=np.random.default_rng(1))
+    twice = plant(once.parties, once.parts, target=0, items=np.arange(3))
     check_parties(twice.parties)
     assert len(set(twice.parties[0].ratings.user_ids.tolist())) == 120 + 3 + 3
 
@@ -270,7 +271,7 @@ def test_a_row_of_the_exchange_is_what_the_search_takes_it_for(small_parties: li
         chosen = config(gnn=gnn, epochs=1)
         fakes = planted(small_parties, chosen)
         inside = RunInternals.of(trained(fakes, chosen))
-        x = inside.neighbourhood(1).own[0]
+        x = inside.neighbourhood(1).own
         truth, _ = neighbours(inside, fakes)
         row = {int(item): int(user) for user, item in zip(fakes.users, fakes.items, strict=True)}
         for user in range(fakes.honest):
@@ -287,12 +288,16 @@ def test_a_settled_exchange_is_what_a_synchronous_training_ends_with(
     run = vf.train(small_parties, chosen)
     inside = RunInternals.of(run)
     for p, others in enumerate(inside.others):
-        work = PassInputs(private=inside.private(p), others=others, evaluate=True)
-        (outcome,) = compute(
-            inside.model, inside.graphs[p], run.public, inside.projection, [work], chosen.training
+        found = compute(
+            inside.model,
+            inside.graphs[p],
+            run.public,
+            inside.private(p),
+            chosen.training,
+            projection=inside.projection,
+            others=others,
         )
-        assert outcome.users is not None
-        assert torch.allclose(outcome.users, run.models[p].users, atol=1e-4)
+        assert torch.allclose(found.users, run.models[p].users, atol=1e-4)
 
 
 def test_gradients_are_the_parties_own_and_protected_as_configured(attacked: tuple[Planted, vf.Run]) -> None:
@@ -328,7 +333,7 @@ def test_the_mean_coefficient_is_over_edges(attacked: tuple[Planted, vf.Run]) ->
 
 
 def test_other_models_are_refused_with_a_reason(small_parties: list[vf.PartyData]) -> None:
-    run = vf.train(small_parties, config(form="messages", epochs=1))
+    run = vf.train(small_parties, config(form="factors", epochs=1, **{"exchange.mode": "off"}))
     with pytest.raises(ConfigError, match="propagation"):
         RunInternals.of(run)
 

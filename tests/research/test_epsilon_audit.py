@@ -9,7 +9,7 @@ import pytest
 
 import verfedgnn as vf
 from verfedgnn.privacy.rating_dp import fit_budget
-from verfedgnn.research.attacks.epsilon_audit import (
+from verfedgnn_research.attacks.epsilon_audit import (
     CHANNELS,
     PLANTED,
     audit_epsilon,

@@ -162,7 +162,7 @@ def test_given_parts_stay_with_the_run(small_parties: list[vf.PartyData], tmp_pa
 @pytest.fixture(scope="module")
 def two_trainings(small_parties: list[vf.PartyData]) -> vf.Run:
     """Six rounds of ratings, six of lists, then the gates; a checkpoint every two rounds."""
-    chosen = vf.Config.preset("best", epochs=6, list_epochs=1, dim=4, evaluate_every=2, checkpoint_every=2)
+    chosen = vf.Config.preset("best", epochs=6, dim=8, evaluate_every=2, checkpoint_every=2)
     return vf.train(small_parties, chosen)
 
 
@@ -189,9 +189,7 @@ def test_a_loaded_run_serves_the_lists_that_were_judged(
     small_parties: list[vf.PartyData], tmp_path: Path
 ) -> None:
     """Weights between items are stored in half precision; the figures are those of the stored weights."""
-    run = vf.train(
-        small_parties, vf.Config.preset("best", epochs=20, list_epochs=1, dim=4), out=tmp_path / "run"
-    )
+    run = vf.train(small_parties, vf.Config.preset("best", epochs=20, dim=8), out=tmp_path / "run")
     loaded = vf.Run.load(tmp_path / "run")
     assert loaded.evaluate()["test"] == run.metrics["test"]
     users = torch.arange(120)

@@ -12,7 +12,7 @@ import pytest
 import verfedgnn as vf
 from verfedgnn.core.errors import PluginWarning
 from verfedgnn.data import synthetic_ratings
-from verfedgnn.federation.status_server import StatusPublisher
+from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound
 from verfedgnn.runs.tracking import tracker as tracking
 from verfedgnn.runs.tracking.tracker import TrackedRun, tracked

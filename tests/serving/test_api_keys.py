@@ -22,10 +22,9 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 from fastapi import FastAPI
 
 from served import serving
-from verfedgnn.serving.http.access_log import AccessLog
 from verfedgnn.serving.http.api_keys import RIGHTS, ApiKey, TokenBucket, digest_key, read_keys
 from verfedgnn.serving.http.app import make_app
-from verfedgnn.serving.http.request_guard import OPEN_PATHS
+from verfedgnn.serving.http.request_guard import OPEN_PATHS, JsonLog
 
 KEY = "a-key-that-is-long-enough"
 
@@ -93,7 +92,6 @@ def test_a_key_sees_nothing_of_other_parties(run: vf.Run, catalogue: Catalogue) 
             caller.client.post("/v1/recommendations/batch", json={"users": [user], "party": other.name}),
             caller.get("/v1/similar", item=item),
             caller.get("/v1/similar", item=own.ratings.item_ids[0], among=other.name),
-            caller.get("/v1/rating", user=user, item=item),
             caller.get("/v1/history", user=user, party=other.name),
             caller.get("/v1/users", party=other.name),
         ]
@@ -133,7 +131,7 @@ def test_a_wrong_key_gets_no_hint(catalogue: Catalogue) -> None:
     app = make_app(catalogue, keys=[make_key("shop", parties=("party-0",))])
     wrong = ["x", "wrong", KEY, f"shop-{KEY[:-1]}", f"shop-{KEY}x", f"Shop-{KEY}", f"Bearer shop-{KEY}"]
     with calling(app, *wrong) as callers:
-        paths = ("/v1/run", "/nowhere", "/v1/rating", "/openapi.json")
+        paths = ("/v1/run", "/nowhere", "/v1/similar", "/openapi.json")
         answers = [caller.get(path) for caller in callers for path in paths]
     assert {answer.status_code for answer in answers} == {401}
     (text,) = {answer.text for answer in answers}
@@ -175,11 +173,11 @@ def test_the_access_log_names_keys_and_routes_but_no_users(
 ) -> None:
     user, item = str(run.parties[0].ratings.user_ids[0]), str(run.parties[0].ratings.item_ids[0])
     file = tmp_path / "access.jsonl"
-    app = make_app(catalogue, keys=[make_key("shop")], log=AccessLog(file))
+    app = make_app(catalogue, keys=[make_key("shop")], log=JsonLog(file, "access"))
     with calling(app, f"shop-{KEY}", "wrong") as (caller, stranger):
         caller.get("/v1/recommendations", user=user)
         caller.get("/v1/recommendations", user="nobody-known\nforged")
-        caller.get("/v1/rating", user=user, item=item, party="party-0")
+        caller.get("/v1/similar", item=item, party="party-0")
         caller.get(f"/nowhere/{user}")
         caller.client.post("/v1/recommendations/batch", json={"users": [user]})
         stranger.get("/v1/users", starts=user)
@@ -188,7 +186,7 @@ def test_the_access_log_names_keys_and_routes_but_no_users(
     assert [(line["key"], line["method"], line["route"], line["status"]) for line in lines] == [
         ("shop", "GET", "/v1/recommendations", 200),
         ("shop", "GET", "/v1/recommendations", 404),
-        ("shop", "GET", "/v1/rating", 200),
+        ("shop", "GET", "/v1/similar", 200),
         ("shop", "GET", "other", 404),
         ("shop", "POST", "/v1/recommendations/batch", 200),
         (None, "GET", "other", 401),

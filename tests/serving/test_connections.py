@@ -17,7 +17,7 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from served import serving  # noqa: E402
-from verfedgnn.serving.http import bounded_protocol  # noqa: E402
+from verfedgnn.serving.http import server_process  # noqa: E402
 from verfedgnn.serving.http.app import make_app  # noqa: E402
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -28,7 +28,7 @@ POST = b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Length:
 @pytest.fixture
 def where(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     """A server at which one address may have eight waiting connections."""
-    monkeypatch.setattr(bounded_protocol, "MOST_WAITING", 16)
+    monkeypatch.setattr(server_process, "MOST_WAITING", 16)
     with serving(make_app(catalogue), send_buffer=4096) as address:
         yield "127.0.0.1", int(address.rsplit(":", 1)[1])
 
@@ -117,7 +117,7 @@ def test_a_request_that_does_not_arrive_in_time_is_given_up(
     where: tuple[str, int], sent: bytes, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after an earlier request on the same connection."""
-    monkeypatch.setattr(bounded_protocol, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(server_process, "REQUEST_SECONDS", 0.2)
     with connect(where) as line:
         assert not again or ask(line).startswith(b"HTTP/1.1 200")
         line.sendall(sent)
@@ -141,13 +141,13 @@ def ask_and_take_nothing(where: tuple[str, int]) -> socket.socket:
 def ended(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Tells that the server has ended a connection; the client sees it only when it has read what was sent."""
     event = threading.Event()
-    lose = bounded_protocol.BoundedProtocol.connection_lost
+    lose = server_process.BoundedProtocol.connection_lost
 
-    def note(self: bounded_protocol.BoundedProtocol, error: Exception | None) -> None:
+    def note(self: server_process.BoundedProtocol, error: Exception | None) -> None:
         lose(self, error)
         event.set()
 
-    monkeypatch.setattr(bounded_protocol.BoundedProtocol, "connection_lost", note)
+    monkeypatch.setattr(server_process.BoundedProtocol, "connection_lost", note)
     return event
 
 
@@ -157,7 +157,7 @@ def test_a_client_that_takes_no_response_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(bounded_protocol, "RESPONSE_SECONDS", 0.2)
+    monkeypatch.setattr(server_process, "RESPONSE_SECONDS", 0.2)
     with ask_and_take_nothing(where):
         assert ended.wait(60)
     with connect(where) as other:

@@ -13,8 +13,8 @@ from verfedgnn.runs.merged_order import PRIOR_LIKES, is_liked, score_catalogues,
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
 from verfedgnn.serving.fold_in import UserRatings
-from verfedgnn.serving.someone_new import recommend_to
-from verfedgnn.serving.user_profile import ServedUser, profile_user
+from verfedgnn.serving.run_answers import recommend_to
+from verfedgnn.serving.user_lists import ServedUser, profile_user
 
 
 def liked_by(run: vf.Run, user: int) -> list[int]:

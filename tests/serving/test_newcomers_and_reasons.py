@@ -12,10 +12,9 @@ import verfedgnn as vf
 from verfedgnn.data import TEST, TRAIN, synthetic_ratings
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
-from verfedgnn.serving.explain import explain_recommendations, find_similar, merge_rankings
-from verfedgnn.serving.fold_in import UserRatings, fold_in
-from verfedgnn.serving.user_prior import fit_user_prior
-from verfedgnn.serving.user_profile import ServedUser, make_queries, profile_user
+from verfedgnn.serving.explain import describe_reason, explain_recommendations, find_similar
+from verfedgnn.serving.fold_in import UserRatings, fit_user_prior, fold_in
+from verfedgnn.serving.user_lists import ServedUser, make_queries, merge_rankings, profile_user
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -61,7 +60,7 @@ def test_reasons_of_lists_add_up_for_trained_users(run: vf.Run, catalogue: Catal
             profile = profile_user(catalogue, model, ServedUser(user), [p])
             queries = [query for _, query in make_queries(catalogue, model, profile, 3, {})]
             best = merge_rankings(catalogue, profile, ranker.rank(queries), 3)
-            rated = catalogue.find_training_ratings(user, [p])
+            rated = catalogue.find_ratings(user, [p], training=True)
             before = ranker.model.score(torch.tensor([user]))[0]
             reasons = explain_recommendations(catalogue, model, profile, rated, best, 4)
             for (_, row, _), why in zip(best, reasons, strict=True):
@@ -135,6 +134,26 @@ def test_the_average_rank_is_that_of_a_list_for_nobody(run: vf.Run, client: Any,
     for item in mine[:20]:
         before = sum(scores[other["item"]] > scores[item["item"]] for other in mine)
         assert item["why"]["average_rank"] == 1 + before
+
+
+def test_a_reason_is_given_only_where_it_moved_the_item(run: vf.Run, catalogue: Catalogue) -> None:
+    """Neither liked items nor similar customers are named for an item that the user's ratings did not move up."""
+    for user in range(0, 200, 10):
+        found = run.recommend(str(run.parties[0].ratings.user_ids[user]), 15)
+        profile = profile_user(catalogue, FEDERATED, ServedUser(user), range(len(run.parties)))
+        best = []
+        for item in found:
+            p = [party.name for party in catalogue.parties].index(item.party)
+            best.append((*catalogue.find_item(item.item, [p])[0], item.score))
+        rated = catalogue.find_ratings(user, range(len(run.parties)), training=True)
+        reasons = explain_recommendations(catalogue, FEDERATED, profile, rated, best, 2)
+        for why, reason in zip(reasons, found.reasons, strict=True):
+            assert why["moved"] == why["taste"] + why["items"]
+            assert why["moved"] > 0 or reason == "popular with many customers"
+    still = {"average_rank": 99, "because": [{"title": "x", "item": "1", "adds": 1.0}], "moved": -0.1}
+    assert describe_reason(still, shown=10, ranks=True, known=True) == "popular with many customers"
+    moved = still | {"because": [], "moved": 0.1}
+    assert describe_reason(moved, shown=10, ranks=True, known=True).endswith("with a similar taste")
 
 
 def test_a_newcomer_over_http(run: vf.Run, client: Any) -> None:

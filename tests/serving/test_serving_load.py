@@ -1,8 +1,7 @@
-"""Serving under load: the fast path, batch requests, workers, clients that disconnect, overload and shutdown."""
+"""Serving under load: the fast path, batch requests, clients that disconnect, overload and shutdown."""
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -11,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +23,14 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from served import serving  # noqa: E402
-from verfedgnn.serving.http import batching  # noqa: E402
+from verfedgnn.serving.http import lists  # noqa: E402
 from verfedgnn.serving.http.app import make_app  # noqa: E402
-from verfedgnn.serving.http.server_process import ServeOptions  # noqa: E402
-from verfedgnn.serving.http.workers import serve_with_workers  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def run() -> vf.Run:
     parties = vf.split_items(synthetic_ratings(users=150, items=90, ratings=5000, seed=3), parties=3, seed=0)
-    return vf.train(parties, vf.Config.preset("best", epochs=5, list_epochs=1))
+    return vf.train(parties, vf.Config.preset("best", epochs=5))
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +175,7 @@ def test_clients_that_hang_up_cost_nobody_an_answer(address: str, people: list[s
 def test_an_overloaded_server_refuses_requests(
     run: vf.Run, people: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batching, "LONGEST_QUEUE", 0)
+    monkeypatch.setattr(lists, "LONGEST_QUEUE", 0)
     with serving(make_app(Catalogue(run, "full"))) as address:
         answer = httpx.get(f"{address}/v1/recommendations", params={"user": people[0]})
         many = httpx.post(f"{address}/v1/recommendations/batch", json={"users": people[:2]})
@@ -188,19 +184,9 @@ def test_an_overloaded_server_refuses_requests(
 
 
 @contextmanager
-def command(folder: Path, workers: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def command(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start the command, and yield its process and address."""
-    words = [
-        sys.executable,
-        "-m",
-        "verfedgnn",
-        "serve",
-        str(folder),
-        "--port",
-        "0",
-        "--workers",
-        str(workers),
-    ]
+    words = [sys.executable, "-m", "verfedgnn", "serve", str(folder), "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         watchdog = threading.Timer(180, server.kill)
         watchdog.start()
@@ -213,49 +199,13 @@ def command(folder: Path, workers: int) -> Iterator[tuple[subprocess.Popen[str],
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGTERM), (2, signal.SIGINT)])
-def test_a_stop_is_a_normal_end(
-    folder: Path, people: list[str], workers: int, number: signal.Signals
-) -> None:
-    with command(folder, workers) as (server, address):
-        for user in people[:20]:  # each on a connection of its own, so that both workers get some
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_is_a_normal_end(folder: Path, people: list[str], number: signal.Signals) -> None:
+    with command(folder) as (server, address):
+        for user in people[:20]:
             assert httpx.get(f"{address}/v1/recommendations", params={"user": user}).status_code == 200
         metrics = httpx.get(f"{address}/metrics").text
         server.send_signal(number)
         written = server.communicate(timeout=180)
     assert 'verfedgnn_requests_total{route="/v1/recommendations",status="200"} 20.0' in metrics
     assert (server.returncode, written) == (0, ("", f"next: open {address} in a browser\n"))
-
-
-@pytest.mark.usefixtures("warm")
-def test_a_worker_that_dies_stops_all(folder: Path) -> None:
-    options = ServeOptions(folder, None, (), approximate=False, threads=1, workers=2)
-
-    def kill_one() -> None:
-        os.kill(active_children()[0].pid or 0, signal.SIGKILL)
-
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        pytest.raises(vf.ConfigError, match=r"worker [12] of 2 was killed by signal 9"),
-    ):
-        serve_with_workers(2, options, listener, kill_one)
-    assert active_children() == []
-
-
-@pytest.mark.usefixtures("warm")
-def test_workers_tell_what_is_wrong_with_a_run(tmp_path: Path) -> None:
-    words = [
-        sys.executable,
-        "-m",
-        "verfedgnn",
-        "serve",
-        str(tmp_path / "absent"),
-        "--port",
-        "0",
-        "--workers",
-        "2",
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 2
-    assert done.stderr.count("does not exist") == 1
-    assert "Traceback" not in done.stderr

@@ -21,10 +21,9 @@ from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.http import live_run
 from verfedgnn.serving.http.api_keys import ApiKey, digest_key
 from verfedgnn.serving.http.app import make_app
-from verfedgnn.serving.http.live_run import LiveRun
-from verfedgnn.serving.http.server_metrics import ServerMetrics
+from verfedgnn.serving.http.live_run import LiveRun, ServedRuns
+from verfedgnn.serving.http.request_guard import JsonLog, ServerMetrics
 from verfedgnn.serving.http.server_process import ServeOptions, make_served
-from verfedgnn.serving.http.shadow import ServedRuns, ShadowLog, UncountedMetrics
 from verfedgnn.upkeep.forget import forget_users
 
 Served = tuple[ServedRuns, ServerMetrics]
@@ -239,44 +238,10 @@ def test_links_in_a_circle_do_not_end_the_watch_for_forgotten_users(
     asyncio.run(asyncio.wait_for(play(), 60))
 
 
-def test_newer_tables_do_not_bring_a_forgotten_user_back(nights: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(nights / "monday", folder)
-    forget_users(folder, ["u0003"])
-    party = vf.Run.load(folder).parties[0]
-    item = party.ratings.item_ids[0]
-    ratings, customers = tmp_path / "new.csv", tmp_path / "customers.csv"
-    ratings.write_text(f"user,item,rating\nu0003,{item},4\nu0004,{item},4\nstranger,{item},4\n", "utf-8")
-    customers.write_text("user,age\nu0003,30\nu0004,40\nu0005,50\nlater,60\n", "utf-8")
-    options = ServeOptions(
-        folder, None, (), False, 1,
-        ratings=(f"{party.name}={ratings}",), user_features=(f"{party.name}={customers}",),
-    )  # fmt: skip
-
-    async def play() -> dict[str, bool]:
-        async with Lifespan(make_served(options)) as client:
-            ids = (await client.get("/v1/users", params={"starts": "u0003"})).json()["users"]
-            assert ids == []
-            return {
-                user: (await client.get("/v1/history", params={"user": user})).json()["known"]
-                for user in ("u0003", "stranger", "later")
-            }
-
-    assert asyncio.run(asyncio.wait_for(play(), 60)) == {"u0003": False, "stranger": True, "later": True}
-
-
 def test_a_shadow_takes_no_tokens_and_sees_no_refused_request(nights: Path, tmp_path: Path) -> None:
     log = tmp_path / "shadow.jsonl"
     key = ApiKey("shop", digest_key("k" * 16), per_second=0.001, burst=4)
-    options = ServeOptions(
-        nights / "monday",
-        None,
-        (key,),
-        approximate=False,
-        threads=1,
-        shadow=nights / "tuesday",
-        shadow_log=log,
-    )
+    options = ServeOptions(nights / "monday", keys=(key,), shadow=nights / "tuesday", shadow_log=log)
 
     async def play() -> list[int]:
         async with Lifespan(make_served(options)) as client:
@@ -356,8 +321,8 @@ def test_a_shadow_is_recorded_and_never_served(nights: Path, tmp_path: Path, use
     metrics = ServerMetrics()
     log = tmp_path / "shadow.jsonl"
     served = LiveRun(nights / "monday", lambda folder: build(folder, metrics))
-    shadow = LiveRun(nights / "tuesday", lambda folder: build(folder, UncountedMetrics()))
-    app = ServedRuns(served, shadow, ShadowLog(log, users=users))
+    shadow = LiveRun(nights / "tuesday", lambda folder: build(folder, ServerMetrics()))
+    app = ServedRuns(served, shadow, JsonLog(log, "shadow"), log_users=users)
 
     async def play() -> None:
         async with Lifespan(app) as client:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ from verfedgnn.data import synthetic_ratings
 from verfedgnn.evaluation.lift_points import list_points
 from verfedgnn.evaluation.verdict import deciding_figures, headline, narrow_lift, party_verdicts
 from verfedgnn.serving.catalogue import Catalogue
+from verfedgnn.serving.run_overview import describe_run
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -34,15 +34,11 @@ CHROMIUM = next(
 if CHROMIUM is None:
     pytest.skip("there is no Chromium here", allow_module_level=True)
 
+
 from served import as_alone, serving, without_alone  # noqa: E402
-from verfedgnn.cli.serve_command import find_runs  # noqa: E402
+from verfedgnn.cli.serve_command import find_run  # noqa: E402
 from verfedgnn.serving.http.api_keys import ApiKey, digest_key  # noqa: E402
 from verfedgnn.serving.http.app import make_app  # noqa: E402
-from verfedgnn.serving.http.item_pictures import read_picture_options  # noqa: E402
-from verfedgnn.serving.http.live_run import LiveRun  # noqa: E402
-from verfedgnn.serving.http.request_guard import make_content_policy  # noqa: E402
-from verfedgnn.serving.http.server_process import name_runs  # noqa: E402
-from verfedgnn.serving.http.shadow import ServedRuns  # noqa: E402
 
 KEY = "a-key-that-is-long-enough"
 
@@ -55,7 +51,7 @@ def run() -> vf.Run:
     known = replace(
         first, ratings=first.ratings.take(first.ratings.user < 110)
     )  # ten customers are new to it
-    return vf.train([known, *others], vf.Config.preset("best", epochs=40, list_epochs=1))
+    return vf.train([known, *others], vf.Config.preset("best", epochs=40))
 
 
 @pytest.fixture(scope="module")
@@ -153,11 +149,6 @@ def test_on_a_phone_nothing_is_cut_off(chromium: Any, address: str) -> None:
         page.locator("#examples button").nth(1).click()
         page.wait_for_selector("#best li")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        for box in page.locator("#worth .table").all():  # no figure needs a swipe
-            assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
-        labels = [svg.get_attribute("aria-label") for svg in page.locator("#curve svg").all()]
-        assert ["NDCG@20" in label for label in labels] == [False, True]
-        assert page.locator("#privacy").inner_text()
         assert not visit.troubles
 
 
@@ -172,12 +163,10 @@ def test_every_organisation_and_unknown_users(run: vf.Run, chromium: Any, addres
         assert visit.texts("#best .title") == [item.title or item.item for item in wanted]
         assert visit.texts("#best .small-share") == [f"{100 * item.score:.2f} %" for item in wanted]
         assert "in a federation nobody has all of them" in page.locator("#best-note").inner_text()
-        assert page.locator("#worth h4").count() == len(run.parties)
         assert page.url == f"{address}/#user={user}"
         page.select_option("#party", run.parties[1].name)
         expect(page.locator("#liked-note")).to_contain_text(run.parties[1].name)
         assert "nobody" not in page.locator("#best-note").inner_text()
-        assert page.locator("#worth h4").count() == 1
 
 
 def test_an_unknown_user_is_served_as_someone_new(run: vf.Run, chromium: Any, address: str) -> None:
@@ -240,15 +229,12 @@ def test_stars_stand_beside_the_order(run: vf.Run, chromium: Any, address: str) 
         assert stars == pytest.approx([item.rating for item in wanted], abs=0.051)
         assert visit.texts("#best .small-share") == [f"{100 * item.score:.2f} %" for item in wanted]
         expect(visit.page.locator("#best-note")).to_contain_text("Stars are predicted ratings")
-        rows = visit.texts("#worth tbody tr")
         ndcg = run.metrics["parties"][0]
-        assert f"{ndcg['popularity']['ndcg@20']:.4f}" in rows[1]
-        assert f"{ndcg['test']['ndcg@20']:.4f}" in rows[1]
-        assert f"{ndcg['test']['rmse']:.4f}" in rows[0]
         expect(visit.page.locator("#headline")).to_have_text("Whether joining pays was not judged.")
         deciding = visit.texts("#deciding")[0]
-        assert f"federated {ndcg['test']['rmse']:.4f}" in deciding
-        assert "own means" in deciding
+        assert f"{ndcg['popularity']['ndcg@20']:.4f} of its most popular items" in deciding
+        assert f"NDCG@20 {ndcg['test']['ndcg@20']:.4f}" in deciding
+        assert f"RMSE {ndcg['test']['rmse']:.4f}" in deciding
         assert "--lift" in deciding
         assert not visit.troubles
 
@@ -304,7 +290,7 @@ def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: i
         serving(make_app(Catalogue(replace(run, metrics=metrics), "trial"))) as address,
         Visit(chromium, f"{address}/#party={run.parties[0].name}", width) as visit,
     ):
-        visit.page.wait_for_selector("#worth table")
+        visit.page.wait_for_selector("#points summary")
         one = narrow_lift(make_lift(run), run.parties[0].name)
         expect(visit.page.locator("#verdict")).to_have_class("open banner mixed")
         assert visit.texts("#headline") == [f"{run.parties[0].name}: {headline(one)}"]
@@ -314,33 +300,14 @@ def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: i
         assert visit.texts("#for-whom li") == [f"For whom: {party_verdicts(one)[0].for_whom}."]
         assert visit.texts("#overall")[0].startswith(f"All organisations: {headline(make_lift(run))}")
         points = list_points(narrow_lift(make_lift(run), run.parties[0].name))
+        visit.page.click("#points summary")
         assert visit.texts("#summary li") == [point.replace("`", "") for point in points]
         top = visit.page.locator("#verdict").bounding_box()
         assert top["y"] < visit.page.locator("#pick").bounding_box()["y"]
-        rows = visit.texts("#worth tbody tr")
-        assert ["Lists" in row for row in rows[:4]] == [False, True, False, True]
-        assert ["newcomers" in row for row in rows[:4]] == [False, False, True, True]
-        assert visit.texts("#worth .gains figcaption")[1].startswith("Gain for newcomers")
-        label = visit.page.locator("#worth .gains svg").first.get_attribute("aria-label")
-        assert "Lists +10.0 % (+5.0 to +15.5), likely better" in label
-        visit.page.click("#worth details summary")
-        assert "likely better" in visit.texts("#worth .groups tbody tr")[0]
-        for text in ("0.1111", "0.1555", "31 customers", "+10.0 %", "+5.0 to +15.5", "yes", "popularity"):
-            assert text in rows[3]
-        for cell in visit.page.locator("#worth tbody tr").nth(3).locator("td").all():
-            box = cell.bounding_box()
-            assert box["x"] >= 0
-            assert box["x"] + box["width"] <= width  # every figure is in sight
-        gain = visit.page.locator("#worth tbody tr").nth(3).locator("td.first").first.bounding_box()
-        alone = visit.page.locator("#worth tbody tr").nth(3).locator("td.alone").bounding_box()
-        assert (gain["y"] < alone["y"]) == (width == 390)  # on a phone the gain comes first
-        assert rows[0].endswith("no")
-        assert "no test cases" in rows[2]
         assert "worse than the most popular items" in visit.texts("#warning")[0]
         assert f"{run.parties[0].name} " in visit.texts("#warning")[0]
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
         visit.page.select_option("#party", "")
-        assert visit.page.locator("#worth table:not(.groups)").count() == 1 + len(run.parties)
         assert len(visit.texts("#for-whom li")) == len(run.parties)
         assert visit.texts("#headline") == [headline(make_lift(run))]
         assert visit.page.locator("#overall").is_hidden()
@@ -367,47 +334,19 @@ def test_axe_has_no_serious_finding(run: vf.Run, chromium: Any, width: int, sche
         assert visit.serious_findings() == []
 
 
-def test_runs_side_by_side(run: vf.Run, chromium: Any) -> None:
-    party, user = run.parties[0].name, str(run.parties[0].ratings.user_ids[3])
-    judged = replace(run, metrics=deepcopy(run.metrics) | {"lift": make_lift(run)})
-    other = as_alone(run)
-    main = make_app(Catalogue(run, "today"), others=["week 1"])
-    runs = ServedRuns(
-        LiveRun(Path("today"), lambda _: main),
-        others={
-            "week 1": LiveRun(
-                Path("week 1"), lambda _: make_app(Catalogue(replace(other, metrics=judged.metrics), "w"))
-            )
-        },
-    )
-    with serving(runs) as address, Visit(chromium, f"{address}/#user={user}&party={party}") as visit:
-        expect(visit.page.locator("#between-note")).to_contain_text("of the 10 items")
-        rows = visit.texts("#runs tbody tr")
-        assert [row.split()[0] for row in rows] == ["today", "week"]
-        assert "Not judged." in rows[0]
-        assert headline(make_lift(run)) in rows[1]
-        now = {item.item for item in run.recommend(user, 10, party=party)}
-        before = {item.item for item in other.recommend(user, 10, party=party)}
-        note = visit.page.locator("#between-note").inner_text()
-        assert note.startswith(f"{len(now & before)} of the 10 items")
-        assert visit.page.locator("#moves-came .title").count() == 10 - len(now & before)
-        assert visit.page.locator("#curve polyline").count() == 4  # ratings and lists of two runs
-        assert httpx.get(f"{address}/runs/nowhere/v1/run").status_code == 404
-        assert visit.troubles == []
+def test_an_example_is_new_here_also_if_one_party_is_served(run: vf.Run) -> None:
+    about = describe_run(Catalogue(run, "trial", run.parties[0].name), [0])
+    assert about["examples"][-1]["label"] == "new here, known elsewhere"
 
 
 def test_a_folder_of_runs_serves_the_newest(run: vf.Run, tmp_path: Path) -> None:
     for name in ("monday", "tuesday"):
         run.save(tmp_path / name)
     os.utime(tmp_path / "monday" / "metrics.json", (1, 1))
-    assert [folder.name for folder in find_runs([tmp_path])] == ["tuesday", "monday"]
-    assert find_runs([tmp_path / "monday"]) == [tmp_path / "monday"]
-    assert list(name_runs([tmp_path / "monday", tmp_path / "x" / ".." / "monday"])) == [
-        "monday",
-        "monday (2)",
-    ]
+    assert find_run(tmp_path) == tmp_path / "tuesday"
+    assert find_run(tmp_path / "monday") == tmp_path / "monday"
     with pytest.raises(ConfigError, match="no finished run"):
-        find_runs([tmp_path / "monday" / "parties"])
+        find_run(tmp_path / "monday" / "parties")
 
 
 def test_a_link_shows_the_same_case(run: vf.Run, chromium: Any, address: str) -> None:
@@ -443,8 +382,6 @@ def test_everything_chosen_is_in_the_address(run: vf.Run, chromium: Any, address
         page.reload()
         page.wait_for_selector("#best.alone li")
         assert (page.locator("#party").input_value(), page.locator("#user").input_value()) == (second, user)
-        page.click("#verdict a")
-        assert page.url.endswith("&model=alone")
         page.go_back()
         page.wait_for_selector("#best.federated li")
         page.go_back()
@@ -469,7 +406,9 @@ def test_a_customer_known_elsewhere_is_told_why_a_list_is_personal(
         assert user in party.ratings.user_ids[110:]
         asked = {"user": user, "party": party.name, "why": 1}
         found = httpx.get(f"{address}/v1/recommendations", params=asked).json()["recommendations"]
-        assert visit.texts("#best .title") == [item["title"] for item in found]
+        scores = [item["score"] for item in found]
+        ordered = [item["title"] for item in found if scores.count(item["score"]) == 1]
+        assert [title for title in visit.texts("#best .title") if title in ordered] == ordered, "ties aside"
         alone = as_alone(run).recommend(user, 10, party=party.name)
         came = len({item["item"] for item in found} - {item.item for item in alone})
         note = page.locator("#personal").inner_text()
@@ -477,14 +416,14 @@ def test_a_customer_known_elsewhere_is_told_why_a_list_is_personal(
         assert note.startswith("Personal" if came else "Not personal")
         assert (f"{came} of these 10 items" in note) == (came > 0)
         assert (visit.texts("#changed-note")[0].startswith(f"{came} of the 10 items")) == (came > 0)
-        personal = sum(item["why"]["average_rank"] > 10 for item in found)
+        personal = sum(item["why"]["average_rank"] > 10 and item["why"]["moved"] > 0 for item in found)
         assert visit.texts("#best .why") == ["Liked by customers with a similar taste."] * (personal % 10)
         page.locator("label[for=model-alone]").click()
         expect(page.locator("#personal")).to_contain_text(
             f"{party.name} alone knows nothing about user {user}"
         )
         page.click("#open-newcomer")  # the form scrolls into view
-        assert 0 <= page.locator("#newcomer").bounding_box()["y"] < 100
+        expect(page.locator("#newcomer")).to_be_in_viewport(ratio=0.99)
         assert not visit.troubles
 
 
@@ -528,34 +467,14 @@ def test_a_key_that_may_not_browse_says_so(run: vf.Run, chromium: Any) -> None:
         assert "browse" in visit.page.locator("#key-text").inner_text()
 
 
-def test_pictures_titles_and_reasons_look_intended(run: vf.Run, chromium: Any, tmp_path: Path) -> None:
+def test_titles_and_reasons_look_intended(run: vf.Run, chromium: Any) -> None:
     table = run.parties[0].ratings
-    pixel = base64.b64decode(
-        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-    )
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "a.png").write_bytes(pixel)
-    (tmp_path / "secret.png").write_bytes(pixel)
-    images = np.full(table.n_items, "a.png", "U80")
-    images[0] = "../secret.png"
-    images[1] = str(tmp_path / "secret.png")
-    images[2] = "https://elsewhere.example/a.png"
-    images[3] = "a.svg"
-    pictured = replace(table, titles=None, columns={**table.columns, "image": images})
-    parties = [vf.PartyData(run.parties[0].name, pictured), *run.parties[1:]]
-    pictures = read_picture_options([str(tmp_path / "here")])
+    parties = [vf.PartyData(run.parties[0].name, replace(table, titles=None)), *run.parties[1:]]
     user, party = str(table.user_ids[3]), run.parties[0].name
-    app = make_app(Catalogue(replace(run, parties=parties), "trial"), pictures=pictures)
+    app = make_app(Catalogue(replace(run, parties=parties), "trial"))
     with serving(app) as address, Visit(chromium, f"{address}/#user={user}&party={party}") as visit:
-        visit.page.wait_for_selector("#best .picture img")
-        for item in range(4):
-            asked = {"item": str(table.item_ids[item]), "party": party}
-            answer = httpx.get(f"{address}/v1/image", params=asked)
-            assert (answer.status_code, answer.content) == (204, b"")
-        asked = {"item": str(table.item_ids[4]), "party": party}
-        assert httpx.get(f"{address}/v1/image", params=asked).content == pixel
+        visit.page.wait_for_selector("#best li")
         assert all(text.startswith("Item ") for text in visit.texts("#best .title"))
-        assert "a.png" not in " ".join(visit.texts("#best .kind"))
         for reason in visit.texts("#best .why"):
             assert re.fullmatch(
                 r"Liked by customers with a similar taste\.|(Because|Also because) this user liked .*\.",
@@ -566,20 +485,9 @@ def test_pictures_titles_and_reasons_look_intended(run: vf.Run, chromium: Any, t
         liked = [float(text.split()[0]) for text in visit.texts("#liked .stars")]
         assert liked
         assert min(liked) >= 4
-        assert all(url.startswith((address, "blob:")) for url in visit.asked)
+        assert all(url.startswith(address) for url in visit.asked)
         assert "items are shown by their ids" in visit.texts("#best-note")[0]
         assert not visit.troubles
-
-
-@pytest.mark.parametrize(
-    "text", ["http://cdn.example", "https://cdn.example/path", "https://a;b", "/no/such/folder"]
-)
-def test_sources_of_pictures_are_checked(text: str) -> None:
-    with pytest.raises(ConfigError, match="--images"):
-        read_picture_options([text])
-    assert "img-src 'self' blob: https://cdn.example;" in make_content_policy(
-        read_picture_options(["https://cdn.example/"]).hosts
-    )
 
 
 def test_without_models_alone_the_switch_says_why(run: vf.Run, chromium: Any) -> None:

@@ -7,20 +7,22 @@ import torch
 
 import verfedgnn as vf
 from verfedgnn.reports.training_steps import StepClock, describe_cost, list_steps
+from verfedgnn.training import cost_forecast
 from verfedgnn.training.cost_forecast import CostForecast, TrainingCost, forecast
+
+SMALL = {"model.dim": 8, "raters": 0, "gate": False, "lists": False, "patience": 0}
 
 
 @pytest.mark.parametrize(
-    "values",
-    [{}, {"user_blocks": 2, "bits": 12, "from_means": True}, {"exchange.mode": "off"}],
-    ids=["best", "blocks", "no exchange"],
+    "config",
+    [vf.Config.preset("best", **SMALL), vf.Config.preset("paper", batch=0)],
+    ids=["best", "paper"],
 )
 def test_bytes_are_those_of_the_whole_training(
-    small_parties: list[vf.PartyData], values: dict[str, object]
+    small_parties: list[vf.PartyData], config: vf.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within 5 %: sums of signs are packed by how many are not 0, and that varies."""
-    given = {"dim": 4, "raters": 0, "epochs": 100, "gate": False, "lists": False, "patience": 0}
-    config = vf.Config.preset("best").with_values(given | values)
+    monkeypatch.setattr(cost_forecast, "SHORT", 0)
     expected = forecast(small_parties, config)
     assert expected is not None
     run = vf.train(small_parties, config)
@@ -30,10 +32,10 @@ def test_bytes_are_those_of_the_whole_training(
 
 
 def test_a_trial_does_not_change_the_training(small_parties: list[vf.PartyData]) -> None:
-    config = vf.Config.preset("best").with_values({"dim": 2, "epochs": 2, "gate": False, "lists": False})
+    config = vf.Config.preset("best", epochs=2, **SMALL)
     before = vf.train(small_parties, config)
     assert forecast(small_parties, config) is None, "two rounds are over sooner than a trial"
-    assert forecast(small_parties, config.with_values({"epochs": 100})) is not None
+    assert forecast(small_parties, config.with_values({"epochs": 10_000})) is not None
     assert torch.equal(before.public, vf.train(small_parties, config).public)
 
 

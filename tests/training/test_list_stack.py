@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -135,33 +135,6 @@ def test_many_newcomers_have_weights_of_their_own() -> None:
         for model in (stacked.model, popular, blind)
     ]
     assert ndcg[0] > 0.97 * ndcg[1] > ndcg[2]
-
-
-def test_withheld_users_decide_for_newcomers() -> None:
-    """The federated model is useless to known users, whom EASE serves, and knows the tastes of newcomers from elsewhere."""
-    market = make_market(5, taste=1.0)
-    withheld = torch.arange(USERS) < JUDGED // 2
-    data = replace(market.data, withheld=withheld)
-    popular = popularity_model(data)
-    models = {"popularity": popular, "EASE": market.truth, "federated": noise(5)}
-    unseen = {"popularity": popular, "federated": market.truth}
-    stacked = stack_lists(models, data, None, unseen)
-    assert stacked.known["EASE"] > stacked.known["federated"]
-    assert stacked.newcomers["federated"] > stacked.newcomers["popularity"]
-    assert stacked.newcomers["EASE"] == 0
-    blind = stack_lists(models, data, None, {"popularity": popular, "federated": noise(6)})
-    assert blind.newcomers["federated"] < blind.newcomers["popularity"]
-
-
-def test_models_that_saw_the_withheld_users_do_not_decide_for_newcomers() -> None:
-    """Without models of the first rounds, as after a warm start, newcomers keep the weights from which a search starts."""
-    market = make_market(5, taste=1.0)
-    data = replace(market.data, withheld=torch.arange(USERS) < JUDGED)
-    models = {"popularity": popularity_model(data), "federated": market.truth}
-    stacked = stack_lists(models, data)
-    spread = [float(model.score(torch.arange(30)).std()) for model in models.values()]
-    weight = [value * each for value, each in zip(stacked.newcomers.values(), spread, strict=True)]
-    assert weight[1] == pytest.approx(2 * weight[0])
 
 
 def test_scores_become_likely_shares() -> None:

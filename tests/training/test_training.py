@@ -22,12 +22,12 @@ from verfedgnn.protocol.wire.messages import RoundReply, RoundStart, encode
 from verfedgnn.runs.prepared_data import Prepared
 
 
-@pytest.mark.parametrize("gnn", ["gcn", "gat"])
-def test_same_bits_for_large_rounds_too(gnn: Gnn) -> None:
+@pytest.mark.parametrize(("preset", "gnn"), [("paper", "gcn"), ("paper", "gat"), ("best", "gcn")])
+def test_same_bits_for_large_rounds_too(preset: str, gnn: Gnn) -> None:
     """Rounds of all ratings, long enough for torch to share sums out to threads."""
     table = vf.read_ratings("synthetic", users=600, items=600, ratings=36_000)
     parties = vf.split_items(table, parties=3)
-    chosen = vf.Config.preset("best", model=gnn, epochs=2, lists=False, gate=False)
+    chosen = vf.Config.preset(preset, model=gnn, batch=0, epochs=2, lists=False, gate=False)
     first = vf.train(parties, chosen)
     torch.set_num_threads(2)
     try:
@@ -39,8 +39,8 @@ def test_same_bits_for_large_rounds_too(gnn: Gnn) -> None:
 
 
 def test_same_bits_for_lists_too(small_parties: list[vf.PartyData]) -> None:
-    """With one thread and with two: EASE, the search of the gate and the softmax."""
-    chosen = vf.Config.preset("best", epochs=2, list_epochs=1, dim=4)
+    """With one thread and with two: EASE, the search of the gate and its temperature."""
+    chosen = vf.Config.preset("best", epochs=2, dim=8)
     two = small_parties[:2]  # threads that share a busy core wait for each other
     first = vf.train(two, chosen)
     torch.set_num_threads(2)
@@ -56,8 +56,8 @@ def test_shared_replica_is_as_good_as_one_each(small_parties: list[vf.PartyData]
     """Parties that hold their own replica and projection, as separate processes do, give the same bits."""
     chosen = config(participation=0.67)
     shared, apart = (
-        federation(small_parties, chosen, stack=False),
-        federation(small_parties, chosen, stack=False),
+        federation(small_parties, chosen),
+        federation(small_parties, chosen),
     )
     for name, candidate in apart.candidates.items():
         apart.coordinator.hello(candidate.hello())
@@ -71,7 +71,7 @@ def test_shared_replica_is_as_good_as_one_each(small_parties: list[vf.PartyData]
 
 def test_a_party_that_sat_out_long_gets_a_full_copy(small_parties: list[vf.PartyData]) -> None:
     chosen = config(participation=0.34, epochs=40, evaluate_every=61)
-    runtime = federation(small_parties, chosen, stack=False)
+    runtime = federation(small_parties, chosen)
     for name, candidate in runtime.candidates.items():
         runtime.coordinator.hello(candidate.hello())
         runtime.parties[name] = candidate.welcome(runtime.coordinator.welcome(name))
@@ -90,7 +90,7 @@ def test_a_party_that_sat_out_long_gets_a_full_copy(small_parties: list[vf.Party
 
 
 def test_a_diverged_replica_is_noticed(small_parties: list[vf.PartyData]) -> None:
-    runtime = federation(small_parties, config(evaluate_every=1), stack=False)
+    runtime = federation(small_parties, config(evaluate_every=1))
     runtime.round()
     next(iter(runtime.parties.values())).replica.parameters[0] += 1e-6
     with pytest.raises(vf.ProtocolError, match="differ from the coordinator's"):
@@ -98,7 +98,7 @@ def test_a_diverged_replica_is_noticed(small_parties: list[vf.PartyData]) -> Non
 
 
 def test_participation_and_block_projection_train(small_parties: list[vf.PartyData]) -> None:
-    run = vf.train(small_parties, config(participation=0.5, block=50, reconstruction="scaled"))
+    run = vf.train(small_parties, config(participation=0.5, block=50))
     assert run.metrics["test"]["rmse"] < 1.5
     releases = run.metrics["privacy"]["gradients"]["releases"]
     assert releases < run.metrics["rounds"]
@@ -322,14 +322,3 @@ def test_recommend(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
         loaded.recommend("nobody")
     with pytest.raises(vf.RunError, match="there is no party"):
         loaded.recommend(user, party="nobody")
-
-
-def test_large_parties_are_not_stacked(
-    small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What would not fit into memory side by side is computed one by one, to the same bits as when that is asked for."""
-    assert federation(small_parties, config()).stack
-    asked = vf.train(small_parties, config(), stack=False)
-    monkeypatch.setattr("verfedgnn.training.local_runtime.STACK_VALUES", 1000)
-    assert not federation(small_parties, config()).stack
-    same(vf.train(small_parties, config()), asked)

@@ -10,7 +10,6 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import verfedgnn as vf
 from verfedgnn.core.errors import RunError
@@ -18,16 +17,12 @@ from verfedgnn.core.files import lock_folder
 from verfedgnn.data import TRAIN
 from verfedgnn.data.synthetic import synthetic_tables, write_tables
 from verfedgnn.evaluation.seeds import lift_over_seeds
-from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
-from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.forget_record import note_forgotten
-from verfedgnn.runs.run import read_run_config, write_json
+from verfedgnn.runs.run import write_json
 from verfedgnn.runs.run_folder import empty_run
 from verfedgnn.runs.run_layout import FORGET_JOURNAL
-from verfedgnn.runs.start_from import read_ancestor
 from verfedgnn.upkeep import forget as forgetting
-from verfedgnn.upkeep.forget import EXCHANGED
 from verfedgnn.upkeep.new_items import NewItems
 
 Command = Callable[..., tuple[int, str, str]]
@@ -38,9 +33,7 @@ ROW = 7
 @pytest.fixture(scope="module")
 def trained(small_parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("forget") / "run"
-    run = vf.train(
-        small_parties, vf.Config.preset("best", epochs=20, list_epochs=1, evaluate_every=10), out=folder
-    )
+    run = vf.train(small_parties, vf.Config.preset("best", epochs=20, evaluate_every=10), out=folder)
     rated = {str(user): (5.0, None) for user in run.parties[0].ratings.user_ids[ROW : ROW + 3]}
     NewItems(folder, run, run.parties[0].name).add({"new": AddedItem("new", ratings=rated)})
     return folder
@@ -72,11 +65,7 @@ def test_nothing_of_the_user_stays(folder: Path, command: Command) -> None:
     record = json.loads(out)
     assert record["ratings"][before.parties[0].name] == int((before.parties[0].ratings.user == ROW).sum())
     assert USER not in (folder / "forget.json").read_text()
-    for place in (folder, folder / "lists"):
-        for path in (place / "checkpoint").rglob("*.safetensors"):
-            for name, value in safetensors.numpy.load(path.read_bytes()).items():
-                if not EXCHANGED.isdisjoint(name.split(".")):
-                    assert not value.any(), (path, name)
+    assert not list(folder.rglob("checkpoint")), "a finished run needs none"
 
 
 @pytest.mark.filterwarnings("ignore::verfedgnn.core.errors.RunWarning")
@@ -93,30 +82,6 @@ def test_a_line_of_added_items_that_cannot_be_read_goes_too(folder: Path, line: 
     forgetting.forget_users(folder, ["u0020"])
     assert b"u0020" not in file.read_bytes()
     assert list(read_added(file)) == ["new"]
-
-
-def test_nothing_that_was_sent_stays_of_a_training_by_blocks_of_users(
-    small_parties: list[vf.PartyData], tmp_path: Path
-) -> None:
-    """A block has fewer rows than the federation has users, and a released gradient is flat."""
-    config = vf.Config.preset("best", epochs=4, raters=0, lists=False, user_blocks=2)
-    vf.train(small_parties, config, out=tmp_path / "run")
-
-    def exchanged() -> dict[str, bool]:
-        return {
-            f"{path.stem} {name}": bool(value.any())
-            for path in (tmp_path / "run" / "checkpoint").rglob("*.safetensors")
-            for name, value in safetensors.numpy.load(path.read_bytes()).items()
-            if not EXCHANGED.isdisjoint(name.split("."))
-        }
-
-    before = exchanged()
-    assert {name.split(" ")[1].split(".")[0] for name, any_ in before.items() if any_} >= EXCHANGED - {
-        "pulls"
-    }
-    forgetting.forget_users(tmp_path / "run", [USER])
-    assert exchanged() == dict.fromkeys(before, False)
-    vf.train(small_parties, config, start_from=tmp_path / "run")
 
 
 def test_the_user_is_average_and_only_rated_items_change(folder: Path) -> None:
@@ -148,7 +113,7 @@ def test_ratings_of_a_forgotten_user_have_no_influence_on_the_items_they_rated(f
     assert (same == other).all()
 
 
-@pytest.mark.parametrize("step", ["_forget_added", "_repair_models", "_clear_checkpoints", "_write_record"])
+@pytest.mark.parametrize("step", ["_forget_added", "_repair_models", "_write_record"])
 def test_a_kill_at_any_step_is_finished_later(
     folder: Path, step: str, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
@@ -173,9 +138,9 @@ def test_later_trainings_leave_a_forgotten_user_out(
     """The list goes on from run to run, and survives `overwrite`."""
     forgetting.forget_users(folder, [USER])
     config = vf.Config.preset("best", epochs=2, gate=False, lists=False)
-    trained = vf.train(small_parties, config, start_from=folder, out=tmp_path / "next")
+    trained = vf.train(small_parties, config, after=folder, out=tmp_path / "next")
     ids = {"next": trained.parties[0].ratings.user_ids}
-    run = vf.train(small_parties, config, start_from=tmp_path / "next", out=tmp_path / "third")
+    run = vf.train(small_parties, config, after=tmp_path / "next", out=tmp_path / "third")
     ids["third"] = run.parties[0].ratings.user_ids
     run = vf.train(small_parties, config, out=tmp_path / "third", overwrite=True)
     ids["overwritten"] = run.parties[0].ratings.user_ids
@@ -229,7 +194,7 @@ def test_a_night_says_that_it_leaves_forgotten_users_out(tmp_path: Path, command
     users = vf.Run.load(run).parties[0].ratings
     known = users.user_ids[users.user[0]]
     assert command("forget", run, "--user", known)[0] == 0
-    code, _, err = command("train", *data, "--from", run, "--out", tmp_path / "next", "--quiet")
+    code, _, err = command("train", *data, *short, "--after", run, "--out", tmp_path / "next", "--quiet")
     assert code == 0, err
     assert "left out 1 forgotten user; remove them from your own data, too" in " ".join(err.split())
     assert known not in err
@@ -241,13 +206,18 @@ def journal_of(folder: Path) -> None:
     write_json(folder / FORGET_JOURNAL, {"users": [1], "items": {}, "ratings": {}, "who": ["x"]})
 
 
-def test_no_training_continues_a_run_in_which_a_forget_was_killed(folder: Path) -> None:
-    """The record, from which a party names the rows that everybody resets, is written last."""
-    config = read_run_config(folder)
-    read_ancestor(folder, config)
-    journal_of(folder)
-    with pytest.raises(RunError, match="still holds what is being forgotten; finish with"):
-        read_ancestor(folder, config)
+def test_a_forget_that_was_killed_counts_in_the_next_training(
+    folder: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forgetting, "_remove_copies", die)
+        with pytest.raises(KeyboardInterrupt):
+            forgetting.forget_users(folder, [USER])
+    run = vf.train(small_parties, vf.Config.preset("paper", epochs=1), after=folder)
+    assert USER not in run.parties[0].ratings.user_ids
 
 
 @pytest.mark.parametrize("name", ["seeds", ".lock", "added", "lists/last-release"])
@@ -343,20 +313,6 @@ def test_what_a_kill_or_a_report_left_is_removed(folder: Path, command: Command)
     forgetting.forget_users(folder, [USER])
     assert traces(folder) == []
     assert not (folder / "report").exists()
-
-
-@pytest.mark.parametrize("torn", [[1], [0, 1]])
-def test_a_checkpoint_that_was_cut_short_does_not_become_valid(folder: Path, torn: list[int]) -> None:
-    place = folder / "checkpoint" / "party"
-    slots = CheckpointSlots(place)
-    for number in range(2):
-        slots.write(number, CheckpointState({"best.users": np.full((120, 4), float(number))}), {})
-    for number in torn:
-        path = place / f"slot-{number}.safetensors"
-        path.write_bytes(path.read_bytes()[:-8] + b"12345678")
-    forgetting.forget_users(folder, [USER])
-    found = slots.read()
-    assert (None if found is None else found.round) == (0 if torn == [1] else None)
 
 
 def test_a_server_that_knows_the_user_still_cannot_bring_them_back(folder: Path) -> None:

@@ -16,7 +16,6 @@ import verfedgnn as vf
 from verfedgnn.core.errors import RunError
 from verfedgnn.data.item_table import ItemTable
 from verfedgnn.runs.added_items import AddedItem
-from verfedgnn.runs.start_from import read_start
 from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep import forget_items as cutting
 from verfedgnn.upkeep.new_items import NewItems
@@ -28,9 +27,7 @@ PARTY = "party-1"
 @pytest.fixture(scope="module")
 def trained(small_parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("forget") / "run"
-    run = vf.train(
-        small_parties, vf.Config.preset("best", epochs=4, list_epochs=1, evaluate_every=2), out=folder
-    )
+    run = vf.train(small_parties, vf.Config.preset("best", epochs=4, evaluate_every=2), out=folder)
     ids = run.parties[1].ratings.item_ids
     genres = pa.table({"genre": ["drama", "comedy"] * (len(ids) // 2) + ["drama"] * (len(ids) % 2)})
     new = NewItems(folder, run, PARTY)
@@ -91,7 +88,7 @@ def test_nothing_of_the_items_stays_and_all_others_are_served_as_before(
     after.evaluate()
 
 
-@pytest.mark.parametrize("step", ["_remove_features", "_cut_models", "_cut_checkpoints", "append_record"])
+@pytest.mark.parametrize("step", ["_remove_features", "_cut_models", "append_record"])
 def test_a_kill_at_any_step_is_finished_later(
     folder: Path, step: str, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
@@ -107,24 +104,6 @@ def test_a_kill_at_any_step_is_finished_later(
     assert command("forget", folder, "--quiet")[0] == 0
     assert traces(folder, item) == []
     vf.Run.load(folder)
-
-
-def test_the_rows_of_all_other_items_are_kept_for_the_next_training(
-    folder: Path, small_parties: list[vf.PartyData]
-) -> None:
-    before = read_start(folder, small_parties)
-    row, item = popular(vf.Run.load(folder, added=False))
-    forgetting.forget_items(folder, [item])
-    after = read_start(folder, small_parties)
-    assert before is not None
-    assert after is not None
-    assert after.private[PARTY].items[row] == -1, "the item is new to a training that has it again"
-    for name, old in before.private[PARTY].state.arrays.items():
-        new = after.private[PARTY].state.arrays[name]
-        if name.startswith("private."):
-            np.testing.assert_array_equal(new, np.delete(old, row, 0))
-        else:
-            assert new.shape[0] in (old.shape[0], old.shape[0] - 1)
 
 
 def test_unknown_and_ambiguous_items_are_refused(

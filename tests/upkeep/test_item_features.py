@@ -119,8 +119,6 @@ def test_an_item_without_ratings_is_recommended_after_a_training_with_features(
             features,
             "--set",
             "epochs=10",
-            "--set",
-            "list_epochs=0.2",
             "--out",
             run,
             "--quiet",

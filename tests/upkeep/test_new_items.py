@@ -52,7 +52,7 @@ def trained(parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactor
     kept = np.arange(first.ratings.n_items) > 0
     folder = tmp_path_factory.mktemp("runs") / "run"
     others = [vf.PartyData(PARTY, first.ratings.select_items(kept)), second]
-    vf.train(others, vf.Config.preset("best", epochs=30, list_epochs=1, evaluate_every=10), out=folder)
+    vf.train(others, vf.Config.preset("best", epochs=30, evaluate_every=10), out=folder)
     return folder
 
 

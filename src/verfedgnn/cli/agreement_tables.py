@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from verfedgnn.federation.agreement import Agreement
-from verfedgnn.federation.agreement_summary import changed_settings, describe_two_parties
+from verfedgnn.federation.agreement import Agreement, changed_settings, describe_two_parties, list_stages
 from verfedgnn.federation.certificates import format_day, short_fingerprint
-from verfedgnn.federation.stages import list_stages
 
 if TYPE_CHECKING:  # it loads NumPy, which a table of the agreement does not need
     from verfedgnn.federation.transcript_check import CheckedTranscript
@@ -27,10 +25,10 @@ def agreement_table(agreement: Agreement) -> Table:
     table.add_row("address", escape(agreement.address))
     table.add_row("alignment", agreement.alignment)
     table.add_row("quorum", f"{agreement.quorum} of {len(agreement.parties)}")
-    table.add_row("configuration", agreement.training_config.fingerprint())
+    table.add_row("configuration", agreement.config.fingerprint())
     table.add_row("agreement", short_fingerprint(agreement.digest()))
     table.add_row("trainings", ", then ".join(stage.name for stage in list_stages(agreement)))
-    differing = changed_settings(agreement.training_config)
+    differing = changed_settings(agreement.config)
     settings = "".join(
         f"\n{path} = {'unset' if value is None else json.dumps(value)}" for path, value in differing.items()
     )

@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 PRESETS = tuple(
     sorted(path.stem for path in (Path(__file__).parent.parent / "config" / "presets").glob("*.toml"))
 )
-METHODS = (
-    "bias",
-    "mf",
-    "biased-mf",
-    "central",
-    "alone",
-    "fedpergnn",
-    "fedsage",
-    "fedsage+",
-    "verfedgnn",
-    "best",
-    "best-gated",
-    "private",
-)
-EXPERIMENTS = (
-    "table1",
-    "table2",
-    "table3",
-    "table4",
-    "table5",
-    "table6",
-    "table7",
-    "figure2",
-    "figure3",
-    "figure4",
-    "figure5",
-)
-QUESTIONS = ("yelp", "gpu", "growth", "bytes", "parties", "round", "peers", "curve")
 SHAPES = ("yelp", "yelpzip")
-"""Names of methods, experiments, benchmarks and data shapes. A test compares them with the packages that define them."""
+"""Names of data shapes. A test compares them with the module that defines them."""
 
 
 def among(names: Sequence[str]) -> Callable[[str], list[str]]:
@@ -98,47 +68,6 @@ def complete_setting(incomplete: str) -> list[str]:
     setting = known[paths[0]]
     values = setting.choices or (() if setting.required else (format_value(setting.default),))
     return [f"{name if equals else paths[0]}={value}" for value in values]
-
-
-@contextmanager
-def joined_bash_words(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Complete the words after --set as one word, although bash splits them at `=`.
-
-    Bash replaces only the part after `=`, so the part before it is removed from what the completion prints.
-    """
-    prefix = _join_words(environment) if environment.get("_VERFEDGNN_COMPLETE") == "complete_bash" else ""
-    if not prefix:
-        yield
-        return
-    printed = io.StringIO()
-    try:
-        with redirect_stdout(printed):
-            yield
-    finally:
-        for line in printed.getvalue().splitlines():
-            print(line.removeprefix(prefix))
-
-
-def _join_words(environment: MutableMapping[str, str]) -> str:
-    """Join the words that bash split at `=` and return the beginning of the current one up to its `=`."""
-    words = environment.get("COMP_WORDS", "").split("\n")
-    position = int(environment.get("COMP_CWORD", "0"))
-    joined: list[str] = []
-    current = position
-    for index, word in enumerate(words):
-        after_set = len(joined) > 1 and joined[-2] == "--set"
-        if after_set and (word == "=" or (joined[-1].endswith("=") and not word.startswith("-"))):
-            joined[-1] += word
-        else:
-            joined.append(word)
-        if index == position:
-            current = len(joined) - 1
-    if len(joined) == len(words):
-        return ""
-    environment["COMP_WORDS"] = "\n".join(joined)
-    environment["COMP_CWORD"] = str(current)
-    name, equals, _ = joined[current].partition("=") if current < len(joined) else ("", "", "")
-    return name + equals if equals else ""
 
 
 def complete_run_folders(incomplete: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`verfedgnn data`: check tables of ratings, prepare large ones, or generate some."""
+"""`verfedgnn data`: check tables of ratings, or generate some."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="data",
-    help="Check tables of ratings, prepare large ones, or generate some.",
+    help="Check tables of ratings, or generate some.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -49,7 +49,7 @@ def check(
     The exit code is 2 if the ratings cannot be used.
     """
     from verfedgnn.data.data_check import check_source, measure_overlap
-    from verfedgnn.data.forecast import conclude, fitting_parties, foresee_training, lists_only
+    from verfedgnn.data.forecast import conclude, fitting_parties, foresee_training
     from verfedgnn.data.parties import sources_of
     from verfedgnn.reports.check_view import build_json, show_checked, show_overlap, show_warnings
 
@@ -83,69 +83,9 @@ def check(
         raise typer.Exit(2)
     if conclusion.doubtful:
         return
-    words = TrainingWords.of(
-        data,
-        reading,
-        choices={"parties": fitting_parties(found)},
-        settings={"preset": "ranking"} if lists_only(found) else {},
-    )
+    words = TrainingWords.of(data, reading, parties=fitting_parties(found))
     lift = len(found) > 1 or fitting_parties(found) != 1
     show_next(output, [conclusion.text], words.train(out="runs/first", lift=lift))
-
-
-@app.command()
-@reads_ratings
-def prepare(
-    *,
-    data: Annotated[
-        list[str],
-        typer.Argument(
-            help="Files of one party, read as one table in the given order, or folders of such files."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="The folder to write. Run the command again to resume.")],
-    memory: Annotated[str, typer.Option(help="Most memory to use, such as 4GB or 800MB.")] = "4GB",
-    threads: Annotated[int, typer.Option(help="Number of threads.", min=1)] = 2,
-    reading: ReadOptions,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Turn ratings or events that are larger than memory into a folder of arrays, which trainings read in place.
-
-    A training from the folder equals one from the files to the bit. Needs DuckDB: pip install 'verfedgnn[sql]'.
-    """
-    import time
-
-    from verfedgnn.cli.tables import StepProgress
-    from verfedgnn.data.preparation import parse_memory, prepare_ratings
-    from verfedgnn.reports.phrases import format_duration, format_size
-
-    output = Output(quiet=quiet, as_json=as_json)
-    options = reading.for_each(["data"])["data"]
-    began = time.monotonic()
-    steps = {"ids": "find the ids", "rows": "number the rows", "shards": "divide the users"}
-    with StepProgress(steps, hidden=quiet) as progress:
-        ratings = prepare_ratings(
-            data, out, memory=parse_memory(memory), threads=threads, progress=progress.report, **options
-        )
-    seconds = time.monotonic() - began
-    size = sum(file.stat().st_size for file in out.iterdir())
-    made = {
-        "folder": out,
-        "ratings": len(ratings),
-        "users": ratings.n_users,
-        "items": ratings.n_items,
-        "scale": ratings.scale,
-        "notes": ratings.notes,
-        "bytes": size,
-        "seconds": round(seconds, 1),
-    }
-    low, high = ratings.scale
-    table = f"{len(ratings):,} ratings ({low:g} to {high:g}) by {ratings.n_users:,} users on {ratings.n_items:,} items"
-    lines = [f"{out}: {table}, {format_size(size)}, in {format_duration(seconds)}", *ratings.notes]
-    output.result(made, "\n".join(lines))
-    sentence = "The folder is complete; name it wherever a command takes a file."
-    show_next(output, [sentence], ["data", "check", str(out)])
 
 
 @app.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,7 @@ from verfedgnn.cli.output import Output
 from verfedgnn.cli.service_options import FederationFile, KeyFile
 from verfedgnn.cli.shared_options import TRAINING, AsJson, Model, Preset, Quiet, Settings
 from verfedgnn.cli.source_options import reads_ratings
-from verfedgnn.cli.train_command import count_epochs, parse_gnn
+from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,13 +63,20 @@ def init(
             help="Number of parties a round needs; 0 means more than half, or as many as the exchange needs."
         ),
     ] = 0,
+    ratings_per_user: Annotated[
+        int,
+        typer.Option(
+            help="Ratings a user that you expect of all parties together. Below 40, vectors are shorter, and messages too.",
+            min=1,
+        ),
+    ] = 100,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a federation, at the coordinator: its authority, the coordinator's key and federation.toml."""
     from verfedgnn.config import parse_settings
     from verfedgnn.federation import roster
-    from verfedgnn.federation.agreement_summary import summarise_agreement
+    from verfedgnn.federation.agreement import summarise_agreement
 
     overrides: dict[str, Any] = parse_settings(set_ or [])
     if seed is not None:
@@ -85,6 +91,7 @@ def init(
         address=address,
         alignment=alignment,
         min_parties=min_parties,
+        ratings_per_user=ratings_per_user,
     )
     masking = "on" if agreement.config.masking else f"off: {unmasked}" if unmasked else "off"
     output = Output(quiet=quiet, as_json=as_json)
@@ -191,31 +198,6 @@ def renew(folder: Folder, quiet: Quiet = False, as_json: AsJson = False) -> None
 
 
 @app.command()
-def night(
-    folder: Folder,
-    set_: Settings = None,
-    undo: Annotated[
-        bool, typer.Option("--undo", help="Change the agreement back, for a training from nothing.")
-    ] = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Prepare nights, at the coordinator: change the agreement so that the next trainings have a tenth of the rounds.
-
-    Do it once, after the first training. The next trainings continue the last one with `coordinator --from` and `party --from`.
-    `--set` changes other settings, too, such as `epochs`.
-    """
-    from verfedgnn.config import parse_settings
-    from verfedgnn.federation import roster
-
-    changed = roster.prepare_nights(folder, parse_settings(set_ or []), undo=undo)
-    training = changed.config.training
-    line = f"the federation trains for {count_epochs(training.epochs)}"
-    start = ["--out", "NEXT"] if undo else ["--from", "LAST", "--out", "NEXT"]
-    _show_change(folder, changed, Output(quiet=quiet, as_json=as_json), line, start=start)
-
-
-@app.command()
 def show(
     path: Annotated[
         Path, typer.Argument(help="federation.toml, or the folder that holds it.", metavar="FILE_OR_FOLDER")
@@ -225,9 +207,8 @@ def show(
 ) -> None:
     """Show the agreement and the members of a federation."""
     from verfedgnn.cli.agreement_tables import agreement_table, member_table
-    from verfedgnn.federation.agreement import load_agreement
-    from verfedgnn.federation.agreement_summary import summarise_agreement
-    from verfedgnn.federation.key_files import COORDINATOR_KEY
+    from verfedgnn.federation import COORDINATOR_KEY
+    from verfedgnn.federation.agreement import load_agreement, summarise_agreement
 
     agreement = load_agreement(path, dates=False)
     output = Output(quiet=quiet, as_json=as_json)
@@ -249,7 +230,7 @@ def finish(
     as_json: AsJson = False,
 ) -> None:
     """Finish a training now, at the coordinator: parties that are here keep the best model so far."""
-    from verfedgnn.federation.absence import request_finish
+    from verfedgnn.federation.roster import request_finish
 
     run = out or folder / "run"
     request_finish(run)
@@ -289,17 +270,17 @@ def doctor(
     """
     from rich.table import Table
 
-    from verfedgnn.cli.party_command import read_own_ratings
+    from verfedgnn.cli.service_commands import read_own_ratings
     from verfedgnn.core.files import write_bytes, writing
     from verfedgnn.federation.doctor import examine, summarise_findings
-    from verfedgnn.federation.identity import load_party
     from verfedgnn.federation.overlap_sketch import make_sketch
+    from verfedgnn.federation.roster import load_party
     from verfedgnn.runs.forget_record import gather_forgotten
 
     if ratings is None and (sketch or sketch_for):
         raise ConfigError("--sketch and --sketch-for need your users; give --ratings, too")
     identity = load_party(federation, key)
-    config = identity.agreement.training_config
+    config = identity.agreement.config
     read = None if ratings is None else cache(lambda: read_own_ratings(ratings, reading, config))
     findings = examine(identity, out or identity.key_file.parent / "run", read, sketch or ())
     table = Table("check", "", "")
@@ -340,8 +321,11 @@ def verify(
     """
     from verfedgnn.cli.agreement_tables import transcript_table
     from verfedgnn.federation.agreement import load_agreement
-    from verfedgnn.federation.transcript_check import check_transcript
-    from verfedgnn.federation.transcript_comparison import compare_transcripts, summarise_comparison
+    from verfedgnn.federation.transcript_check import (
+        check_transcript,
+        compare_transcripts,
+        summarise_comparison,
+    )
 
     agreement = load_agreement(federation, dates=False)
     checked = [check_transcript(path, agreement) for path in transcripts]
@@ -369,12 +353,9 @@ def _has_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _show_change(
-    folder: Path, agreement: Agreement, output: Output, *lines: str, start: Sequence[str] = ()
-) -> None:
-    """Show a changed agreement and what to do next; `start` are further words of the command that starts the coordinator."""
-    from verfedgnn.federation.agreement import FILE
-    from verfedgnn.federation.agreement_summary import summarise_agreement
+def _show_change(folder: Path, agreement: Agreement, output: Output, *lines: str) -> None:
+    """Show a changed agreement and what to do next."""
+    from verfedgnn.federation.agreement import FILE, describe_two_parties, summarise_agreement
     from verfedgnn.federation.certificates import short_fingerprint
 
     fingerprint = short_fingerprint(agreement.digest())
@@ -391,8 +372,5 @@ def _show_change(
         sentences.append("A training needs two parties or more.")
         show_next(output, sentences, ["federation", "approve", str(folder), "NAME.csr"])
         return
-    if members == 2:
-        sentences.append(
-            "Two parties exchange noised sums, because either can subtract its own part; a third party allows exact, masked sums."
-        )
-    show_next(output, sentences, ["coordinator", str(folder), *start])
+    sentences += [limits] if (limits := describe_two_parties(agreement)) else []
+    show_next(output, sentences, ["coordinator", str(folder)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import sys
@@ -15,33 +14,19 @@ from rich.markup import escape
 
 from verfedgnn.cli import data_command as data
 from verfedgnn.cli import federation_command as federation
-from verfedgnn.cli import flare_command as flare
-from verfedgnn.cli import items_command as items
-from verfedgnn.cli.attack_command import attack
-from verfedgnn.cli.audit_command import audit
-from verfedgnn.cli.bench_command import bench
-from verfedgnn.cli.broken_pipe import lasting_streams
-from verfedgnn.cli.compare_command import compare
-from verfedgnn.cli.completion import joined_bash_words
-from verfedgnn.cli.coordinator_command import coordinator
-from verfedgnn.cli.diff_command import diff
-from verfedgnn.cli.evaluate_command import evaluate
-from verfedgnn.cli.export_command import export
-from verfedgnn.cli.forget_command import forget
-from verfedgnn.cli.lift_command import lift
+from verfedgnn.cli import upkeep_commands as items
 from verfedgnn.cli.next_step import add_columns, command_text
-from verfedgnn.cli.paper_command import paper
-from verfedgnn.cli.party_command import align, party
-from verfedgnn.cli.promote_command import promote
+from verfedgnn.cli.output import lasting_streams
+from verfedgnn.cli.package_commands import CommandGroup
 from verfedgnn.cli.recommend_command import recommend
-from verfedgnn.cli.report_command import report
-from verfedgnn.cli.runs_command import runs
+from verfedgnn.cli.report_commands import evaluate, export, lift, report
+from verfedgnn.cli.runs_commands import diff, promote, runs
 from verfedgnn.cli.serve_command import serve
+from verfedgnn.cli.service_commands import align, coordinator, party, status
 from verfedgnn.cli.settings_command import settings
 from verfedgnn.cli.signals import interrupt
-from verfedgnn.cli.status_command import status
 from verfedgnn.cli.train_command import train
-from verfedgnn.cli.tune_command import tune
+from verfedgnn.cli.upkeep_commands import forget
 from verfedgnn.core.errors import Interrupted, MissingColumns, PluginWarning, RunWarning, VerFedGNNError
 from verfedgnn.core.option_names import on_command_line
 from verfedgnn.core.printable import make_printable
@@ -52,6 +37,7 @@ from verfedgnn.reports.console import SafeConsole
 
 app = typer.Typer(
     name="verfedgnn",
+    cls=CommandGroup,
     help="Train one graph recommender across organisations that share users but not items, "
     "while ratings and item ids stay at home.",
     no_args_is_help=True,
@@ -86,7 +72,7 @@ def root(
 # The modules of commands import what they need when a command runs, so that `--help` and completion do not wait for torch.
 _TRAIN = "Train"
 app.add_typer(data.app, rich_help_panel=_TRAIN)
-for command in (train, lift, evaluate, settings, tune):
+for command in (train, lift, evaluate, settings):
     app.command(rich_help_panel=_TRAIN)(command)
 for command in (recommend, serve, export, report, runs, diff, promote):
     app.command(rich_help_panel="Use a trained model")(command)
@@ -94,11 +80,8 @@ app.add_typer(items.app, rich_help_panel="Use a trained model")
 app.command(rich_help_panel="Use a trained model")(forget)
 _ACROSS = "Across organisations"
 app.add_typer(federation.app, rich_help_panel=_ACROSS)
-app.add_typer(flare.app, rich_help_panel=_ACROSS)
 for command in (align, coordinator, party, status):
     app.command(rich_help_panel=_ACROSS)(command)
-for command in (compare, attack, audit, paper, bench):
-    app.command(rich_help_panel="Research (needs pip install 'verfedgnn\\[research]')")(command)
 
 _CTRL_C = 130
 """Exit code that typer returns after Ctrl-C."""
@@ -111,7 +94,7 @@ def main() -> None:
     show_warning = warnings.showwarning
     warnings.showwarning = _show_warning
     try:
-        with lasting_streams(), joined_bash_words(os.environ):
+        with lasting_streams():
             code = _run()
     finally:
         warnings.showwarning = show_warning
@@ -155,7 +138,7 @@ def _command_line() -> str:
 
 def _arguments() -> list[str]:
     """Return the arguments of the command without passwords."""
-    from verfedgnn.data.source_address import redact
+    from verfedgnn.data.read_options import redact
 
     return [redact(word) for word in sys.argv[1:]]
 

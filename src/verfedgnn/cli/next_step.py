@@ -7,8 +7,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,46 +31,40 @@ Words = list[str]
 
 @dataclass(frozen=True)
 class TrainingWords:
-    """The options of a training, as pairs of a name and a value."""
+    """The options of a training that choose data and settings, as pairs of a name and a value; sources without passwords."""
 
-    data: tuple[tuple[str, str], ...] = ()
-    """Options that choose the data, sources without passwords."""
-    settings: tuple[tuple[str, str], ...] = ()
-    """Options that choose settings."""
+    options: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        sources: Sequence[str] | None,
-        reading: ReadOptions,
-        *,
-        choices: dict[str, Any],
-        settings: dict[str, Any],
-    ) -> TrainingWords:
+    def of(cls, sources: Sequence[str] | None, reading: ReadOptions, **options: Any) -> TrainingWords:
         """Return the given options; values of None are left out, lists are repeated."""
-        from verfedgnn.data.source_address import redact
+        from verfedgnn.data.read_options import redact
 
         words = reading.to_arguments()
-        data = [("--data", redact(source)) for source in sources or ["synthetic"]]
-        data += zip(words[::2], words[1::2], strict=True)
-        return cls((*data, *_pairs(choices)), tuple(_pairs(settings)))
+        pairs = [("--data", redact(source)) for source in sources or ["synthetic"]]
+        return cls((*pairs, *zip(words[::2], words[1::2], strict=True), *_pairs(options)))
 
     @property
     def sources(self) -> Words:
         """The sources of the data."""
-        return [value for name, value in self.data if name == "--data"]
+        return [value for name, value in self.options if name == "--data"]
 
     def train(self, options: Sequence[str] = (), *, out: Path | str, lift: bool = True) -> Words:
         """Return the command that trains with these options, some of them replaced by `options`."""
         changed = self
         for name, value in zip(options[::2], options[1::2], strict=True):
             changed = changed._with(name, value)
-        words = [word for pair in (*changed.data, *changed.settings) for word in pair]
-        return ["train", *words, *(["--lift"] if lift else []), "--out", str(fresh_path(out))]
+        return [
+            "train",
+            *_flat(changed.options),
+            *(["--lift"] if lift else []),
+            "--out",
+            str(fresh_path(out)),
+        ]
 
     def declared(self, parties: Sequence[PartyData]) -> TrainingWords:
         """Return these options with scales and catalogues as preset private needs them; those that are given stay."""
-        given = {name for name, _ in self.data}
+        given = {name for name, _ in self.options}
         several = len(self.sources) > 1
         more: list[tuple[str, str]] = []
         for party in parties if several else parties[:1]:
@@ -79,21 +73,22 @@ class TrainingWords:
             more.append(("--scale", f"{head}{low:g},{high:g}"))
             if several:
                 more.append(("--catalogue", f"{head}{party.ratings.n_items}"))
-        return replace(self, data=(*self.data, *(pair for pair in more if pair[0] not in given)))
+        return TrainingWords((*self.options, *(pair for pair in more if pair[0] not in given)))
 
     def tune(self, out: Path | str) -> Words:
         """Return the command that tunes the settings for the same data."""
-        known = ("--preset", "--model", "--seed", "--set")
-        kept = [pair for pair in self.data if pair[0] != "--users"]
-        kept += [pair for pair in self.settings if pair[0] in known]
-        kept += [("--set", f"users={value}") for name, value in self.data if name == "--users"]
-        return ["tune", *(word for pair in kept for word in pair), "--out", str(fresh_path(out))]
+        kept = [
+            pair for pair in self.options if pair[0] not in ("--users", "--epsilon", "--protect", "--config")
+        ]
+        kept += [("--set", f"users={value}") for name, value in self.options if name == "--users"]
+        return ["tune", *_flat(kept), "--out", str(fresh_path(out))]
 
     def check(self) -> Words:
         """Return the command that checks the sources."""
-        dividing = ("--data", "--parties", "--by", "--users")
-        options = [word for pair in self.data if pair[0] not in dividing for word in pair]
-        return ["data", "check", *self.sources, *options]
+        from verfedgnn.data.read_options import ReadOptions
+
+        reading = [f"--{field.name}" for field in fields(ReadOptions)]
+        return ["data", "check", *self.sources, *_flat(pair for pair in self.options if pair[0] in reading)]
 
     def _with(self, name: str, value: str) -> TrainingWords:
         """Return these options with one more, which replaces an earlier one of the same name or setting."""
@@ -104,11 +99,9 @@ class TrainingWords:
                 return option == "--set" and _setting(given) == _setting(value)
             if name == "--preset" and option == "--set":  # these settings may not exist in another preset
                 return _setting(given).partition(".")[0] in ("model", "exchange", "gradients")
-            return option == name or (name == "--preset" and option in ("--epsilon", "--delta", "--protect"))
+            return option == name or (name == "--preset" and option in ("--epsilon", "--protect", "--model"))
 
-        if name == "--users":
-            return replace(self, data=(*(p for p in self.data if not is_replaced(p)), (name, value)))
-        return replace(self, settings=(*(p for p in self.settings if not is_replaced(p)), (name, value)))
+        return TrainingWords((*(pair for pair in self.options if not is_replaced(pair)), (name, value)))
 
     def save(self, folder: Path) -> None:
         """Write the options to a run folder, so that later commands can name a training of the same data."""
@@ -116,9 +109,7 @@ class TrainingWords:
         from verfedgnn.runs.run import write_json
 
         with writing(folder):
-            write_json(
-                folder / FILE, {"folder": str(Path.cwd()), "data": self.data, "settings": self.settings}
-            )
+            write_json(folder / FILE, {"folder": str(Path.cwd()), "options": self.options})
 
     @classmethod
     def load(cls, folder: Path) -> TrainingWords | None:
@@ -126,17 +117,21 @@ class TrainingWords:
         try:
             saved = json.loads((folder / FILE).read_text("utf-8"))
             place = Path(saved["folder"])
-            pairs = [[(str(name), str(value)) for name, value in saved[key]] for key in ("data", "settings")]
+            pairs = [(str(name), str(value)) for name, value in saved["options"]]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return cls(*(tuple((name, _seen_from_here(name, value, place)) for name, value in p) for p in pairs))
+        return cls(tuple((name, _seen_from_here(name, value, place)) for name, value in pairs))
+
+
+def _flat(pairs: Iterable[tuple[str, str]]) -> Words:
+    return [word for pair in pairs for word in pair]
 
 
 def _pairs(options: dict[str, Any]) -> list[tuple[str, str]]:
     found = []
     for name, given in options.items():
         values = given if isinstance(given, list) else [] if given is None else [given]
-        found += [(f"--{name}", str(value)) for value in values]
+        found += [(f"--{name.strip('_')}", str(value)) for value in values]
     return found
 
 
@@ -195,7 +190,7 @@ def _without_password(word: str) -> str:
     """Return a word of a command, without the password of an address."""
     if ":/" not in word and "password" not in word.lower():
         return word
-    from verfedgnn.data.source_address import redact
+    from verfedgnn.data.read_options import redact
 
     return redact(word)
 

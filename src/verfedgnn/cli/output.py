@@ -1,12 +1,13 @@
-"""Output of commands: results on standard output, the rest on standard error, colours and bars on terminals only."""
+"""Output of commands: results on standard output, the rest on standard error, which survive a closed pipe."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -58,3 +59,47 @@ class Output:
         ) as bar:
             bar.add_task(what, total=None)
             yield
+
+
+class Lasting:
+    """A text stream that discards its output once the reader has closed the pipe."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write `text`, or discard it if nobody reads."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._discard()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream, or discard its buffer if nobody reads."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._discard()
+
+    def _discard(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def lasting_streams() -> Iterator[None]:
+    """Replace standard output and error by `Lasting` streams and flush them at the end."""
+    before = sys.stdout, sys.stderr
+    lasting = [Lasting(stream) for stream in before]
+    sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in lasting)
+    try:
+        yield
+    finally:
+        for stream in lasting:
+            stream.flush()
+        sys.stdout, sys.stderr = before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -11,11 +11,10 @@ from rich.table import Table
 
 from verfedgnn.cli.next_step import command_text, show_next
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder, UserFeatures
-from verfedgnn.core.errors import ConfigError, RunError
+from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
+from verfedgnn.core.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
-    from verfedgnn.runs.recommendations import Recommendations
     from verfedgnn.runs.run import Run
 
 
@@ -33,7 +32,6 @@ def recommend(
     party: Annotated[
         str | None, typer.Option(help="Recommend only this party's items; all by default.")
     ] = None,
-    user_features: UserFeatures = None,
     everybody: Annotated[bool, typer.Option("--all", help="Recommend to every user; needs --out.")] = False,
     out: Annotated[Path | None, typer.Option(help="Parquet file to write with --all.")] = None,
     quiet: Quiet = False,
@@ -42,7 +40,7 @@ def recommend(
     """Recommend items that a user has not rated yet, in the order of the run's lists, with predicted ratings.
 
     A user who is new to a party and known to another one has a list, too. Someone whom the run does not know is served from
-    their ratings (--rated), or from features that a party has of its customers (--user-features).
+    their ratings (--rated).
     """
     from verfedgnn.runs.run import Run
 
@@ -55,17 +53,14 @@ def recommend(
         _write_all(run, out, top, party, output)
         return
     loaded = Run.load(run)
-    unknown = False
     if user is None:
-        found = _recommend_to_someone_new(loaded, rated or [], party, top)
+        found = loaded.recommend(None, top, party, ratings=_read_rated(loaded, rated or []))
     else:
-        unknown = _use_features(loaded, user_features or [], user)
-        if not unknown:
-            _check_user(loaded, run, user, party)
+        _check_user(loaded, run, user, party)
         found = loaded.recommend(user, top, party=party)
     rows = found.to_rows()
     titles = any(row["title"] for row in rows)
-    ratings = not loaded.config.training.ranks
+    ratings = not loaded.config.ranks
     headings = [
         "",
         "item",
@@ -90,52 +85,43 @@ def recommend(
     output.result(rows, table)
     if not found:
         output.remark("no recommendations: this user has rated every item")
-    elif loaded.ranker.config.training.ranks:
+    elif loaded.ranker.config.ranks:
         predicted = " The rating is the predicted one." if ratings else ""
-        output.remark(f"The items that the user is most likely to like next come first.{predicted}")
+        output.remark(f"Items come in the order of their scores.{predicted}")
     if party is None and len(loaded.parties) > 1:
         names = ", ".join(each.name for each in loaded.parties)
         output.remark(
             f"This is one list over all parties ({names}). --party {loaded.parties[0].name} lists the items of one."
         )
-    if user is not None and unknown:
-        output.remark(f"{user} has no ratings: this list follows from the features of customers")
-    elif user is not None and party is not None and _is_new_to(loaded, user, party):
+    if user is not None and party is not None and _is_new_to(loaded, user, party):
         output.remark(
             f"{user} is new to {party}: this list follows from what training learnt at other parties"
         )
     _show_next(loaded, run, party, output)
 
 
-def _use_features(run: Run, sources: list[str], user: str) -> bool:
-    """Read the features of customers, and return whether they hold a user whom the run does not know."""
-    from verfedgnn.serving.user_features import read_user_features
-
-    if not sources:
-        return False
-    run.use_user_features(read_user_features(sources, [party.name for party in run.parties]))
-    return run.has_features_of(user)
-
-
-def _recommend_to_someone_new(run: Run, rated: list[str], party: str | None, top: int) -> Recommendations:
-    """Return the best items for someone with these ratings."""
-    from verfedgnn.serving.catalogue import Catalogue
-    from verfedgnn.serving.someone_new import read_rated_items, recommend_to
-    from verfedgnn.serving.user_profile import ServedUser
-
-    catalogue = Catalogue(run, "run")
-    parties = [p for p, served in enumerate(catalogue.parties) if party in (None, served.name)]
-    if not parties:
-        names = ", ".join(served.name for served in catalogue.parties)
-        raise RunError(f"there is no party '{party}' in this run; use one of: {names}")
-    newcomer = ServedUser(None, read_rated_items(catalogue, rated))
-    return recommend_to(catalogue, newcomer, parties, top)
+def _read_rated(run: Run, texts: list[str]) -> dict[str, Any]:
+    """Return the ratings in texts such as `ITEM=5` or `PARTY:ITEM=5`, as `Run.recommend` takes them."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        item, _, stars = text.rpartition("=")
+        if not item or not stars:
+            raise DataError(
+                f"--rated {text} is not ITEM=RATING; write for example --rated {text.strip('=')}=5"
+            )
+        party, _, own = item.partition(":")
+        named = any(each.name == party for each in run.parties)
+        if named and not any((each.ratings.item_ids == item).any() for each in run.parties):
+            found.setdefault(party, {})[own] = stars
+        else:
+            found[item] = stars
+    return found
 
 
 def _check_user(run: Run, folder: Path, user: str, party: str | None) -> None:
     """Raise `RunError` for a user whom the run does not know; it names similar ids and the way to serve someone new."""
-    from verfedgnn.serving.id_index import IdIndex
-    from verfedgnn.serving.someone_new import find_popular_item
+    from verfedgnn.serving.catalogue import IdIndex
+    from verfedgnn.serving.run_answers import find_popular_item
 
     table = run.parties[0].ratings
     if user and (table.user_ids == user).any():
@@ -178,7 +164,7 @@ def _show_next(run: Run, folder: Path, party: str | None, output: Output) -> Non
 def _write_all(run: Path, out: Path, top: int, party: str | None, output: Output) -> None:
     from verfedgnn.runs.run import Run
     from verfedgnn.serving.catalogue import Catalogue
-    from verfedgnn.serving.recommendation_table import write_table
+    from verfedgnn.serving.run_answers import write_table
 
     if out.suffix.lower() not in (".parquet", ".pq"):
         raise RunError(

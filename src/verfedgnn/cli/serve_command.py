@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,20 +10,16 @@ import typer
 
 from verfedgnn.cli.completion import complete_run_folders
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import RUN, AsJson, Quiet, UserFeatures
+from verfedgnn.cli.shared_options import RUN, AsJson, Quiet
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.hosts import is_loopback
 
-MOST_RUNS = 4
-"""Runs of a folder that are loaded; more are given by name."""
-
 
 def serve(
-    runs: Annotated[
-        list[Path],
+    run: Annotated[
+        Path,
         typer.Argument(
-            metavar="RUN...",
-            help="Run folder. The page shows further runs beside the first. A folder of runs serves the newest.",
+            help="Run folder. Of a folder of runs, the newest finished one is served.",
             autocompletion=complete_run_folders,
         ),
     ],
@@ -36,23 +31,6 @@ def serve(
     ] = 8000,
     party: Annotated[
         str | None, typer.Option(help="Serve only this party's catalogue; all by default.")
-    ] = None,
-    ratings: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=FILE",
-            help="Ratings of a party that are newer than the run. Their users are served from them, "
-            "also users who were not in training. Repeatable.",
-        ),
-    ] = None,
-    user_features: UserFeatures = None,
-    images: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FOLDER|https://HOST",
-            help="Show the pictures that the item column image names: files below a folder, or addresses of this "
-            "host. Repeatable.",
-        ),
     ] = None,
     api_key_file: Annotated[
         Path | None,
@@ -86,25 +64,9 @@ def serve(
         bool,
         typer.Option("--shadow-users", help="Also write user ids to the shadow log.", rich_help_panel=RUN),
     ] = False,
-    approximate: Annotated[
-        bool,
-        typer.Option(
-            "--approximate",
-            help="Use an approximate index for catalogues of 300,000 items or more; it misses a few per cent. "
-            "Runs that order lists by shares are always ranked exactly.",
-        ),
-    ] = False,
-    workers: Annotated[
-        int,
-        typer.Option(
-            help="Number of server processes; each loads the run.", min=1, max=64, rich_help_panel=RUN
-        ),
-    ] = 1,
     threads: Annotated[
         int,
-        typer.Option(
-            help="Threads per worker that compute scores; 0 uses all cores.", min=0, rich_help_panel=RUN
-        ),
+        typer.Option(help="Threads that compute scores; 0 uses all cores.", min=0, rich_help_panel=RUN),
     ] = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -120,8 +82,7 @@ def serve(
 
         from verfedgnn.serving.http.api_keys import read_keys
         from verfedgnn.serving.http.server_process import ServeOptions
-        from verfedgnn.serving.http.server_process import serve as serve_alone
-        from verfedgnn.serving.http.workers import serve_with_workers
+        from verfedgnn.serving.http.server_process import serve as serve_run
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"serving needs {error.name}, which is not installed. Run: pip install 'verfedgnn[serve]'"
@@ -134,19 +95,13 @@ def serve(
         )
     if (shadow is None) != (shadow_log is None):
         raise ConfigError("--shadow RUN and --shadow-log FILE belong together; give both or none")
-    run, *others = find_runs(runs)
+    run = find_run(run)
     options = ServeOptions(
         run,
         party,
         keys,
-        approximate,
         threads,
-        workers,
         access_log,
-        ratings=tuple(ratings or ()),
-        user_features=tuple(user_features or ()),
-        others=tuple(others),
-        images=tuple(images or ()),
         shadow=shadow,
         shadow_log=shadow_log,
         shadow_users=shadow_users,
@@ -164,28 +119,24 @@ def serve(
                 output.result(result, message)
                 output.remark(f"next: open {address} in a browser")
 
-            if workers == 1:
-                serve_alone(options, listener, ready)
-            else:
-                serve_with_workers(workers, options, listener, ready)
+            serve_run(options, listener, ready)
     except KeyboardInterrupt:
         pass  # Ctrl-C and SIGTERM are the normal ways to stop a server
 
 
-def find_runs(given: Sequence[Path]) -> list[Path]:
-    """Return the given run folders; instead of a single folder of runs, its finished runs, newest first."""
+def find_run(given: Path) -> Path:
+    """Return the given run folder; of a folder of runs, the newest finished one."""
     from verfedgnn.runs.run_list import list_runs
 
-    (first, *more) = given
-    if more or (first / "config.toml").is_file() or not first.is_dir():
-        return list(given)
-    found = [first / run.folder for run in reversed(list_runs(first)) if run.finished]
+    if (given / "config.toml").is_file() or not given.is_dir():
+        return given
+    found = [given / run.folder for run in reversed(list_runs(given)) if run.finished]
     runs = [folder for folder in found if (folder / "parties").is_dir()]
     if not runs:
         raise ConfigError(
-            f"{first} holds no finished run; give the folder that `verfedgnn train --out` wrote"
+            f"{given} holds no finished run; give the folder that `verfedgnn train --out` wrote"
         )
-    return runs[:MOST_RUNS]
+    return runs[0]
 
 
 def _listen(host: str, port: int) -> socket.socket:

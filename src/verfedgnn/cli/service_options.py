@@ -11,10 +11,10 @@ from verfedgnn.cli.completion import among
 from verfedgnn.cli.shared_options import RUN, use_threads
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.hosts import is_loopback
-from verfedgnn.federation.key_files import PARTY_KEY
+from verfedgnn.federation import PARTY_KEY
 
 if TYPE_CHECKING:
-    from verfedgnn.federation.status_server import StatusPublisher
+    from verfedgnn.federation.status import StatusPublisher
     from verfedgnn.runs.tracking.tracker import TrackedRun
 
 FEDERATION = "Federation"
@@ -27,13 +27,6 @@ def _run(*names: str, text: str, **options: Any) -> Any:
 
 ServiceThreads = Annotated[
     int, _run(text="CPU threads; 0 means all cores. More than 1 helps from about a million ratings.", min=0)
-]
-ServiceWorkers = Annotated[
-    int,
-    _run(
-        text="Processes that share the users during training. For millions of users; see docs/scale.md.",
-        min=1,
-    ),
 ]
 Every = Annotated[int, _run(text="Number of rounds between two checkpoints.", min=1)]
 Status = Annotated[
@@ -79,7 +72,7 @@ def prepare_service(log: str, quiet: bool, threads: int) -> None:
 def make_publisher(folder: Path, status: str | None, track: TrackedRun | None = None) -> StatusPublisher:
     """Return the publisher of the status: on disk and, where requested, over HTTP and in a tracking tool."""
     from verfedgnn.federation.event_log import log_warning
-    from verfedgnn.federation.status_server import StatusPublisher
+    from verfedgnn.federation.status import StatusPublisher
 
     if status is not None and status.isdigit():
         status = f"127.0.0.1:{status}"

@@ -55,13 +55,6 @@ Data = Annotated[
         autocompletion=complete_data_sets,
     ),
 ]
-UserFeatures = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=FILE",
-        help="Features of a party's customers, one row each, for customers without ratings. Repeatable.",
-    ),
-]
 Parties = Annotated[
     int | None,
     typer.Option(

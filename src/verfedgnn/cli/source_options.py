@@ -55,22 +55,26 @@ def reads_ratings(command: Command) -> Command:
     return reads_ratings_hiding()(command)
 
 
-def reads_ratings_hiding(*hidden: str) -> Callable[[Command], Command]:
-    """Return `reads_ratings` with some options left out of the help."""
-    return lambda command: _with_options(command, hidden)
+def reads_ratings_hiding(*hidden: str, request: type | None = None) -> Callable[[Command], Command]:
+    """Return `reads_ratings` with some options left out of the help.
+
+    The parameters of the command are those of `request`, a dataclass, if it is given; the command takes one such object.
+    """
+    return lambda command: _with_options(command, hidden, request)
 
 
-def _with_options(command: Command, hidden: tuple[str, ...]) -> Command:
+def _with_options(command: Command, hidden: tuple[str, ...], request: type | None) -> Command:
     @wraps(command)
     def wrapped(**given: Any) -> None:
         from verfedgnn.data.read_options import ReadOptions
 
-        reading = ReadOptions.from_texts(**{name: given.pop(name) for name in OPTIONS})
-        command(**given, reading=reading)
+        given["reading"] = ReadOptions.from_texts(**{name: given.pop(name) for name in OPTIONS})
+        command(**given) if request is None else command(request(**given))
 
-    hints = get_type_hints(command, localns={"ReadOptions": object}, include_extras=True)
+    asked: Any = request or command
+    hints = get_type_hints(asked, localns={"ReadOptions": object}, include_extras=True)
     parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
+    for parameter in inspect.signature(asked).parameters.values():
         if parameter.name == "reading":
             parameters += [_parameter(name, hidden=name in hidden) for name in OPTIONS]
         else:

@@ -1,158 +1,19 @@
-"""Progress bars and result tables for the terminal."""
+"""Result tables for the terminal."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from verfedgnn.reports.console import drawable, error_console
-from verfedgnn.reports.phrases import format_duration, format_metric, format_size, total_bytes
+from verfedgnn.reports.phrases import format_metric, format_size, total_bytes
 
 if TYPE_CHECKING:
     from verfedgnn.reports.lift_view import LiftTable
-    from verfedgnn.research.attacks.audit_clock import AuditClock
-    from verfedgnn.research.experiments.job_queue import QueueProgress
-
-LINE_SECONDS = 60.0
-"""Seconds between two lines about one attack of an audit."""
-
-
-class CellProgress:
-    """A progress bar of an experiment: finished trainings, the last one and the time left."""
-
-    def __init__(self, *, hidden: bool) -> None:
-        self.console = error_console()
-        seen = not hidden and drawable(self.console)
-        self.bar = Progress(
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} trainings"),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=self.console,
-            disable=not seen,
-        )
-        self.plain = not hidden and not seen
-        self.task: TaskID | None = None
-        self.last = ""
-
-    def __enter__(self) -> CellProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def report(self, report: QueueProgress) -> None:
-        """Show the state of the experiment."""
-        left = "" if report.seconds_left is None else f"about {format_duration(report.seconds_left)} left"
-        if self.task is None:
-            self.task = self.bar.add_task("", total=report.total, left=left, note="")
-        self.bar.update(self.task, total=report.total, completed=report.done, left=left, note=report.last)
-        if self.plain and report.last != self.last:
-            self.console.print(
-                f"{report.done}/{report.total} {report.last}  {left}".rstrip(), markup=False, soft_wrap=True
-            )
-        self.last = report.last
-
-
-class StepProgress:
-    """A progress bar of consecutive steps: the step, its finished share, and the time left in it.
-
-    Steps differ in speed, so nothing is said about the time of later ones. In a file it prints a line for each
-    new step, and one a minute during a long one.
-    """
-
-    def __init__(self, steps: dict[str, str], *, hidden: bool) -> None:
-        self.steps = steps
-        """What is done in each step, by its name, in order."""
-        self.console = error_console()
-        seen = not hidden and drawable(self.console)
-        self.bar = Progress(
-            BarColumn(bar_width=24), TextColumn("{task.description}"), console=self.console, disable=not seen
-        )
-        self.plain = not hidden and not seen
-        self.task = self.bar.add_task("")
-        self.step = ""
-        self.began = (0.0, 0)
-        self.printed = 0.0
-
-    def __enter__(self) -> StepProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def report(self, step: str, done: int, total: int | None) -> None:
-        """Show how much of a step is done."""
-        now = time.monotonic()
-        fresh = step != self.step
-        if fresh:
-            self.step = step
-            self.began = (now, done)
-        since, before = self.began
-        text = f"step {list(self.steps).index(step) + 1} of {len(self.steps)}: {self.steps[step]}"
-        if total is None:
-            text += f", {done:,} rows"
-        else:
-            text += f", {100 * done // max(1, total)} %"
-            if done > before and now > since + 1:
-                left = (now - since) / (done - before) * (total - done)
-                text += f", about {format_duration(left)} left in this step"
-        self.bar.update(self.task, total=total, completed=done, description=text)
-        if self.plain and (fresh or now - self.printed > LINE_SECONDS):
-            self.console.print(text, markup=False, soft_wrap=True)
-            self.printed = now
-
-
-class AuditProgress:
-    """A progress bar of an audit: its finished share, the current attack and the estimated time left.
-
-    In a file it prints a line for each new attack, and one a minute during a long one.
-    """
-
-    def __init__(self, *, hidden: bool) -> None:
-        self.console = error_console()
-        seen = not hidden and drawable(self.console)
-        self.bar = Progress(
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:.0f} %"),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=self.console,
-            disable=not seen,
-        )
-        self.plain = not hidden and not seen
-        self.task = self.bar.add_task("", total=1.0, left="", note="")
-        self.note = ""
-        self.printed = 0.0
-
-    def __enter__(self) -> AuditProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def report(self, clock: AuditClock, note: str) -> None:
-        """Show the state of the audit."""
-        seconds = clock.seconds_left
-        left = "" if seconds is None else f"about {format_duration(seconds)} left"
-        self.bar.update(self.task, completed=clock.share, left=left, note=note)
-        now = time.monotonic()
-        if self.plain and (note != self.note or now - self.printed > LINE_SECONDS):
-            self.console.print(
-                f"audit: {100 * clock.share:.0f} %  {note}  {left}".rstrip(), markup=False, soft_wrap=True
-            )
-            self.note = note
-            self.printed = now
 
 
 def run_table(metrics: dict[str, Any]) -> Table:

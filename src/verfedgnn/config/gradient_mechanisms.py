@@ -18,16 +18,10 @@ class _AnyMechanism(Section):
 
 
 class _RescaledGradients(_AnyMechanism):
-    """The settings of every mechanism that works on rescaled gradients."""
+    """The setting of every mechanism that works on rescaled gradients."""
 
-    rescale_users: float = Field(1.0, gt=0)
-    """Public factor s that multiplies the gradient of user embeddings before it is clipped and divides it afterwards. It costs
-    no privacy."""
-    rescale_weights: float = Field(1.0, gt=0)
-    """Public factor, like rescale_users, for the gradient of shared weights (W, a_k, attention, GRU)."""
-    rescale_by_ratings: bool = False
-    """Divide both factors by the root of the number of ratings that a coordinate sums over at a party: those of an average user
-    for user embeddings, all of them for shared weights."""
+    rescale: float = Field(1.0, gt=0)
+    """Public factor that multiplies a gradient before it is clipped and divides it afterwards. It costs no privacy."""
 
 
 class TernaryGradients(_RescaledGradients):
@@ -76,9 +70,7 @@ class SkellamGradients(_AnyMechanism):
     """Training ratings of a user that a party uses with gradients.protects = user. It limits a user's contribution to the root of
     this number times that of one rating."""
     clip: ClassVar[None] = None
-    rescale_users: ClassVar[float] = 1.0
-    rescale_weights: ClassVar[float] = 1.0
-    rescale_by_ratings: ClassVar[bool] = False
+    rescale: ClassVar[float] = 1.0
 
 
 class OpenGradients(_RescaledGradients):
@@ -96,10 +88,11 @@ class RoundedGradients(_AnyMechanism):
     mechanism: Literal["rounded"] = "rounded"
     """rounded: round each coordinate at random to 8 bits, in a unit from the last public sum. Masks hide it; it has no guarantee of
     its own."""
+    noise: float | None = Field(None, ge=0, le=10)
+    """Standard deviation of the noise that a party adds to a column, as a multiple of the column's root mean square. unset: 0.25 for
+    two parties, who see each other's gradients, and none for more."""
     clip: ClassVar[None] = None
-    rescale_users: ClassVar[float] = 1.0
-    rescale_weights: ClassVar[float] = 1.0
-    rescale_by_ratings: ClassVar[bool] = False
+    rescale: ClassVar[float] = 1.0
 
 
 GradientConfig = Annotated[

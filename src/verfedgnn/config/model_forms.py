@@ -1,8 +1,10 @@
-"""The forms of the model: propagation over the graph, message embeddings, or plain factors."""
+"""The forms of the model: propagation over the graph, plain factors, or factors that are solved at home."""
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -14,8 +16,6 @@ from verfedgnn.plugins import origin
 Gnn = Annotated[str, AfterValidator(plugins.check_gnn)]
 """The name of an installed GNN."""
 
-Activation = Literal["sigmoid", "tanh", "relu", "identity"]
-
 
 class _AnyForm(Section):
     """The settings that every form of the model has."""
@@ -26,18 +26,7 @@ class _AnyForm(Section):
     code: str | None = Field(None, pattern=origin.PATTERN)
     """File or package and SHA-256 of a plug-in's code. Training and `federation init` fill it in."""
     dim: int = Field(6, ge=1, le=4096)
-    """D, the size of an embedding (paper: 6)."""
-    biases: bool = False
-    """Add a private bias per item and a public bias per user to the product of embeddings (docs/model.md)."""
-    residual: bool = False
-    """Add a user bias and a user embedding that are private to each party to the public ones."""
-    threshold: float | Literal["all"] | None = None
-    """Lowest rating that makes an item a neighbour of a user. unset: three quarters up the rating scale (4 of 5, 8 of 10);
-    all: every rated item is a neighbour."""
-    init_std: float = Field(0.1, ge=0)
-    """Standard deviation of the initial embeddings, whose mean is 0."""
-    bound: float | None = Field(None, gt=0)
-    """Largest l2 norm of a user's or item's embedding. Longer embeddings are shortened after each step."""
+    """D, the size of an embedding (paper: 6). 0, for form solved: by the number of ratings a user (docs/model.md)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -58,16 +47,20 @@ class PropagationModel(_AnyForm):
     """propagation: K layers over the embeddings (eq. 1-3)."""
     layers: int = Field(2, ge=1, le=16)
     """K, the number of propagation layers (paper: 2)."""
-    activation: Activation = "sigmoid"
+    activation: Literal["sigmoid", "tanh", "relu", "identity"] = "sigmoid"
     """Non-linearity of the update of GCN, of GAT and of plug-ins that use it (paper: sigmoid)."""
-    raters: ClassVar[int] = 0
-    init_mix: float = Field(1.0, gt=0)
-    """Initial a_k (eq. 3), as a multiple of the value at which layers of 1/2 predict the middle of the rating scale."""
+    threshold: float | Literal["all"] | None = None
+    """Lowest rating that makes an item a neighbour of a user. unset: three quarters up the rating scale (4 of 5, 8 of 10);
+    all: every rated item is a neighbour."""
+    init_std: float = Field(0.1, ge=0)
+    """Standard deviation of the initial embeddings, whose mean is 0."""
     estimators: bool = True
     """Estimate a user's degree from the party's own items (Sec. 4.3). If false, exact degrees are exchanged (unprotected)."""
     generator: bool = False
     """Use generated neighbourhoods (FedSage+). The other parties' neighbourhoods then only train the generator."""
-    own_messages: ClassVar[bool] = True
+    biases: ClassVar[bool] = False
+    bound: ClassVar[None] = None
+    raters: ClassVar[int] = 0
 
     @model_validator(mode="after")
     def _check_generator(self) -> PropagationModel:
@@ -76,48 +69,19 @@ class PropagationModel(_AnyForm):
         return self
 
 
-class MessageModel(_AnyForm):
-    """One layer of private message embeddings (docs/model.md)."""
-
-    form: Literal["messages"] = "messages"
-    """messages: one layer of private message embeddings (docs/model.md)."""
-    activation: Activation = "sigmoid"
-    """Non-linearity of the update of GCN, of GAT and of plug-ins that use it (paper: sigmoid)."""
-    own_messages: bool = True
-    """Include messages of a party's own items in h_u. If false, h_u uses only the other parties' messages."""
-    estimators: bool = True
-    """Estimate a user's degree from the party's own items (Sec. 4.3). If false, exact degrees are exchanged (unprotected)."""
-    raters: int = Field(0, ge=0, le=4096)
-    """H, the size of a second model that computes an item's vector from the ratings of its raters (docs/model.md). 0: none."""
-    layers: ClassVar[int] = 1
-    generator: ClassVar[bool] = False
-    init_mix: ClassVar[float] = 1.0
-
-    @model_validator(mode="after")
-    def _check_own_messages(self) -> MessageModel:
-        if not self.own_messages and self.gnn == "gat":
-            raise ValueError(
-                "model.own_messages = false gives GAT's attention nothing to train on; use gcn or ggnn"
-            )
-        if not self.own_messages and not self.estimators:
-            raise ValueError(
-                "model.own_messages = false needs estimated degrees; set model.estimators = true"
-            )
-        return self
-
-
 class FactorModel(_AnyForm):
     """The embeddings alone, without a graph."""
 
     form: Literal["factors"] = "factors"
     """factors: no graph, the embeddings alone."""
-    layers: ClassVar[int] = 0
+    biases: bool = False
+    """Add a private bias per item and a public bias per user to the product of embeddings (docs/model.md). A solved model without
+    them orders lists instead of predicting ratings."""
+    init_std: float = Field(0.1, ge=0)
+    """Standard deviation of the initial embeddings, whose mean is 0."""
+    bound: float | None = Field(None, gt=0)
+    """Largest l2 norm of a user's or item's embedding. Longer embeddings are shortened after each step."""
     raters: ClassVar[int] = 0
-    activation: ClassVar[Activation] = "identity"
-    init_mix: ClassVar[float] = 1.0
-    estimators: ClassVar[bool] = True
-    generator: ClassVar[bool] = False
-    own_messages: ClassVar[bool] = True
 
 
 class SolvedModel(_AnyForm):
@@ -126,18 +90,36 @@ class SolvedModel(_AnyForm):
     form: Literal["solved"] = "solved"
     """solved: items are solved at home, and users take one preconditioned step a round (docs/model.md)."""
     biases: bool = True
-    """Add a private bias per item and a public bias per user to the product of embeddings (docs/model.md)."""
-    raters: int = Field(0, ge=0, le=4096)
-    """H, the size of a second model that computes an item's vector from the ratings of its raters (docs/model.md). 0: none."""
-    layers: ClassVar[int] = 0
-    activation: ClassVar[Activation] = "identity"
-    init_mix: ClassVar[float] = 1.0
-    estimators: ClassVar[bool] = True
-    generator: ClassVar[bool] = False
-    own_messages: ClassVar[bool] = True
+    """Add a private bias per item and a public bias per user to the product of embeddings (docs/model.md). A solved model without
+    them orders lists instead of predicting ratings."""
+    dim: int = Field(0, ge=0, le=4096)
+    """D, the size of an embedding (paper: 6). 0, for form solved: by the number of ratings a user (docs/model.md)."""
+    raters: int = Field(-1, ge=-1, le=4096)
+    """H, the size of a second model that computes an item's vector from the ratings of its raters (docs/model.md). 0: none; -1: by
+    the number of ratings a user."""
+    bound: ClassVar[None] = None
 
 
-ModelConfig = Annotated[
-    PropagationModel | MessageModel | FactorModel | SolvedModel, Field(discriminator="form")
-]
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a solved model."""
+
+    dim: int
+    """D of the model of ratings."""
+    raters: int
+    """H of its second model."""
+    lists: int
+    """D of the model of lists."""
+
+
+SIZES = ((10.0, Sizes(8, 0, 16)), (40.0, Sizes(16, 0, 64)), (math.inf, Sizes(16, 64, 64)))
+"""Sizes by ratings a user: few ratings determine few numbers, and the second model adds nothing to sparse data."""
+
+
+def choose_sizes(users: int, ratings: int) -> Sizes:
+    """Return the sizes of a solved model for so many users and ratings of all parties."""
+    return next(sizes for most, sizes in SIZES if ratings < most * max(1, users))
+
+
+ModelConfig = Annotated[PropagationModel | FactorModel | SolvedModel, Field(discriminator="form")]
 """The graph neural network (Sec. 3.2), in one of its forms."""

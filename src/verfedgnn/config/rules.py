@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def find_conflict(config: Config) -> str | None:
     """Return which settings of a configuration conflict and what to do about it, or None."""
     if config.model.gnn not in plugins.GNNS:
-        plugins.load_gnn(config.model.gnn, config.model.form)  # raises if the plug-in lacks that form
+        plugins.load_gnn(config.model.gnn)  # raises if the plug-in cannot be loaded
     return _missing_protection(config) or _mismatch(config)
 
 
@@ -43,13 +43,13 @@ def _missing_protection(config: Config) -> str | None:
                 f"exchange.ratio = {exchange.ratio} means 2q > N + 1, so Theorem 1 does not hide single values; "
                 f"use 2 or more, or accept it with {setting('unprotected', 'projection')}"
             )
-    if not config.model.estimators and exchange.mode != "off" and "degrees" not in allowed:
+    model = config.model
+    exact = model.form == "propagation" and not model.estimators
+    if exact and exchange.mode != "off" and "degrees" not in allowed:
         return (
             "model.estimators = false exchanges how many items each user has at each party; "
             f"set it to true, or accept it with {setting('unprotected', 'degrees')}"
         )
-    if exchange.mode in ("masked", "noised") and not config.masking:
-        return f"exchange.mode = {exchange.mode} is protected by masks; add {setting('masking', True)}"
     return None
 
 
@@ -57,29 +57,19 @@ def _mismatch(config: Config) -> str | None:
     """Return the settings of two sections that do not fit together."""
     exchange = config.exchange
     model = config.model
-    if model.form in ("factors", "solved") and exchange.mode != "off":
-        return f"model.form = {model.form} has no neighbourhoods to exchange; set exchange.mode = off"
-    if model.generator and exchange.mode == "off":
-        return "model.generator learns from exchanged neighbourhoods; choose an exchange.mode other than off"
-    if exchange.backward and model.form != "messages":
-        return "exchange.backward trains message embeddings; set model.form = messages"
-    if exchange.backward and not model.estimators:
-        return "exchange.backward does not work with exact degrees; set model.estimators = true"
-    training = config.training
-    every_rating = not training.batch and training.user_blocks == 1 and not training.ranks
-    if (
-        model.raters
-        and model.form != "solved"
-        and not (model.biases and model.threshold == "all" and every_rating)
-    ):
+    if model.form != "propagation" and model.gnn != "gcn":
         return (
-            "model.raters needs every rating in every round: model.biases = true, model.threshold = all, training.batch = 0, "
-            "user_blocks = 1 and objective = rating; otherwise set model.raters = 0"
+            f"model.form = {model.form} has no graph neural network, so {option('model', model.gnn)} would change nothing; "
+            f"leave it out or choose {option('preset', 'paper')}"
         )
-    if training.from_means and not model.biases:
-        return "training.from_means starts the biases; set model.biases = true"
-    if exchange.bits < 32 and not model.estimators:
-        return f"exchange.bits = {exchange.bits} is too small for exact degrees; use 32 or 64"
+    if model.form != "propagation" and exchange.mode != "off":
+        return f"model.form = {model.form} has no neighbourhoods to exchange; set exchange.mode = off"
+    if model.form == "propagation" and model.generator and exchange.mode == "off":
+        return "model.generator learns from exchanged neighbourhoods; choose an exchange.mode other than off"
+    if config.lists and model.form != "solved":
+        return "lists = true needs model.form = solved; leave it out or start from " + option(
+            "preset", "best"
+        )
     problem = _mismatch_of_solved(config)
     if problem:
         return problem
@@ -97,20 +87,15 @@ def _mismatch_of_solved(config: Config) -> str | None:
     mechanism = config.gradients.mechanism
     if solved != (mechanism == "rounded") and (not solved or mechanism != "none"):
         return "model.form = solved and gradients.mechanism = rounded belong together; set both"
-    if solved and config.model.dim < 6:
+    if solved and 0 < config.model.dim < 6:
         return "model.form = solved needs vectors of at least 6 numbers, which carry the first sums, too; raise model.dim"
-    training = config.training
-    if solved and (
-        training.batch or training.user_blocks > 1 or training.average or training.participation < 1
-    ):
+    if solved and (config.training.batch or config.training.participation < 1):
         return (
-            "model.form = solved needs every rating and every party in every round: training.batch = 0, user_blocks = 1, "
-            "average = 0 and participation = 1"
+            "model.form = solved needs every rating and every party in every round: training.batch = 0 and "
+            "participation = 1"
         )
-    if solved and config.model.raters and training.ranks:
-        return "a model of lists has no raters; set model.raters = 0"
-    if solved and config.model.biases == training.ranks:
-        return "a solved model of ratings has biases, and one of lists has none; set model.biases"
+    if config.ranks and config.model.raters:
+        return "a model of lists (model.biases = false) has no raters; set model.raters = 0"
     return None
 
 
@@ -120,15 +105,11 @@ def _missing_for_skellam(config: Config) -> str | None:
     model = config.model
     conditions = {
         "masking = true (only sums are protected)": config.masking,
-        "model.form = factors (a message depends on all of a user's ratings)": model.form == "factors",
-        "model.residual = false (a private user embedding depends on all of a user's ratings)": not model.residual,
+        "model.form = factors (a neighbourhood depends on all of a user's ratings)": model.form == "factors",
         "model.bound and training.error_clip (they bound the effect of a rating)": model.bound
         and training.error_clip,
-        "training.batch = 0, user_blocks = 1 and participation = 1 (every rating in every round)": not training.batch
-        and training.user_blocks == 1
+        "training.batch = 0 and participation = 1 (every rating in every round)": not training.batch
         and training.participation == 1,
-        "training.l2_rating = 0 (it depends on the number of ratings)": not training.l2_rating,
-        "training.objective = rating": not training.ranks,
         "lists = false (a second training would release more)": not config.lists,
         "split.kind = rating or newcomers (by time, one rating more moves others to another part)": config.split.kind
         != "time",

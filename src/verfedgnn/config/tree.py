@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -19,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from verfedgnn import plugins
 from verfedgnn.config.exchange_modes import ExchangeConfig, ProjectedExchange
 from verfedgnn.config.gradient_mechanisms import GradientConfig, TernaryGradients
-from verfedgnn.config.model_forms import Gnn, ModelConfig, PropagationModel
+from verfedgnn.config.model_forms import SIZES, Gnn, ModelConfig, PropagationModel, choose_sizes
 from verfedgnn.config.rules import find_conflict
 from verfedgnn.config.sections import Section, SplitConfig, TrainingConfig
 from verfedgnn.config.settings import Setting, list_settings, resolve_setting
@@ -27,12 +26,8 @@ from verfedgnn.config.variants import CHOICES, check_variants, merge_trees
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.user_rule import UserRule
 
-TWO_PARTIES = {"exchange.noise": 0.05, "exchange.row_clip": 0.5}
-"""Noise of an exchange between two parties, where masks hide nothing."""
-NIGHT_PART = 10
-"""A training that continues another has one tenth of its epochs (results/life.md)."""
-NIGHT_READS = 4
-"""Reads of the second model in a round of such a training, chosen on validation ratings (results/life.md)."""
+TWO_PARTIES_NOISE = 0.25
+"""Noise on the gradients of two parties (`gradients.noise`)."""
 
 
 class Config(Section):
@@ -55,14 +50,14 @@ class Config(Section):
     split: SplitConfig = SplitConfig()
     """Training, validation and test parts."""
     masking: bool = False
-    """Mask gradients and neighbourhoods pairwise, so that the coordinator sees only their sums. Needs ternary or skellam
+    """Mask gradients and neighbourhoods pairwise, so that the coordinator sees only their sums. Needs ternary, skellam or rounded
     gradients."""
     lists: bool = False
-    """Also train a second model that orders lists, with the settings of preset ranking. It needs training.gate."""
-    unprotected: tuple[Literal["projection", "clip", "degrees", "noise", "sums"], ...] = ()
+    """Also train a second model that orders lists. It needs model.form = solved and training.gate."""
+    unprotected: tuple[Literal["projection", "clip", "degrees", "noise"], ...] = ()
     """Protections that this run may do without. projection: 2q <= N + 1 does not hold; clip: gradients.clip exceeds 0.5;
     degrees: model.estimators is false; noise: parties of a federation draw noise from the shared seed, to repeat a run of one
-    machine bit for bit; sums: masked sums over changing sets of parties."""
+    machine bit for bit."""
 
     @model_validator(mode="before")
     @classmethod
@@ -118,99 +113,53 @@ class Config(Section):
 
     def with_code(self) -> Config:
         """Return a copy that records the installed code of its plug-in; without a plug-in the copy is equal."""
-        code = plugins.identify_gnn(self.model.gnn, self.model.form)
+        code = plugins.identify_gnn(self.model.gnn)
         return self.model_copy(update={"model": self.model.model_copy(update={"code": code})})
 
     @property
-    def shares_user_means(self) -> bool:
-        """Return whether parties exchange users' means beside the neighbourhoods; the gate and the start of training use them."""
-        training = self.training
-        used = (training.gate or training.from_means) and not training.ranks
-        return used and self.exchange.mode in ("masked", "noised", "exact") and self.model.form == "messages"
-
-    @property
-    def starts_from_means(self) -> bool:
-        """Return whether the biases of users and items start at their means."""
-        return self.training.from_means and self.shares_user_means
+    def ranks(self) -> bool:
+        """Return whether the model orders lists instead of predicting ratings."""
+        return self.model.form == "solved" and not self.model.biases
 
     @property
     def trains_lists(self) -> bool:
         """Return whether a second model is trained that orders lists."""
-        return self.lists and self.training.gate and not self.training.ranks
+        return self.lists and self.training.gate and not self.ranks
 
     def for_lists(self) -> Config:
-        """Return the configuration of the model that orders lists: preset ranking, with what protects and costs as here."""
-        if self.model.form == "solved":
-            lists = {"model.biases": False, "model.raters": 0, "model.dim": 2 * self.model.dim}
-            return self.with_values(lists | {"training.objective": "ranking", "lists": False})
-        gnn = (
-            "gcn" if self.model.gnn in plugins.GNNS else self.model.gnn
-        )  # the best of the built-in GNNs for lists
-        training = self.training
-        kept = {
-            "seed": self.seed,
-            "masking": self.masking,
-            "unprotected": list(self.unprotected),
-            "model.code": self.model.code,
-            "model.dim": self.model.dim,
-            "training.epochs": self._list_epochs(training.epochs),
-            "training.first_epochs": self._list_epochs(training.first_epochs),
-            "training.evaluate_every": training.evaluate_every,
-            "training.patience": training.patience,
-            "training.user_blocks": training.user_blocks,
-            "training.participation": training.participation,
-            "training.checkpoint_every": training.checkpoint_every,
-        }
-        ranking = build_config(preset="ranking", model=gnn, overrides=kept)
-        tree = ranking.model_dump(mode="json")
-        exchange = self.exchange.model_dump(mode="json")
-        if "every" in exchange:
-            exchange["every"] = ranking.exchange.every
-        shared = {"exchange": exchange, "gradients": self.gradients.model_dump(mode="json")}
-        return _validate(tree | shared | {"split": self.split.model_dump(mode="json"), "base": self.base})
-
-    def _list_epochs(self, epochs: int | None) -> int | None:
-        """Return the passes of the model that orders lists, for `epochs` passes of the model that predicts ratings."""
-        return None if epochs is None else max(1, round(epochs * self.training.list_epochs))
-
-    def for_night(self) -> Config:
-        """Return the configuration of a training that continues a run of this configuration.
-
-        It has a tenth of the epochs. The second model reads several times a round instead, at home. A configuration with
-        `training.first_epochs` is one for nights already.
-        """
-        training = self.training
-        if training.first_epochs is not None:
-            return self
-        night = {
-            "training.epochs": math.ceil(training.epochs / NIGHT_PART),
-            "training.first_epochs": training.epochs,
-        }
-        if self.model.raters:
-            night["training.reads"] = max(NIGHT_READS, training.reads)
-        return self.with_values(night)
-
-    def for_full_training(self) -> Config:
-        """Return the configuration of a training from nothing, from that of its nights."""
-        if self.training.first_epochs is None:
-            return self
-        first = {"training.epochs": self.training.first_epochs, "training.first_epochs": None}
-        return self.with_values(first | {"training.reads": 1})
-
-    @property
-    def is_for_nights(self) -> bool:
-        """Return whether a training has fewer epochs than the first one, which it continues."""
-        first = self.training.first_epochs
-        return first is not None and self.training.epochs < first
+        """Return the configuration of the model that orders lists. It needs three quarters of the rounds."""
+        sizes = next((sizes for _, sizes in SIZES if self.model.dim <= sizes.dim), SIZES[-1][1])
+        lists = {"model.biases": False, "model.raters": 0, "model.dim": sizes.lists if self.model.dim else 0}
+        rounds = max(1, 3 * self.training.epochs // 4)
+        return self.with_values(lists | {"lists": False, "training.epochs": rounds})
 
     def for_parties(self, count: int) -> Config:
-        """Return the configuration that `count` parties can use.
-
-        A masked sum over two parties is no secret from either of them, so two parties exchange noised neighbourhoods.
-        """
-        if count != 2 or self.exchange.mode != "masked":
+        """Return the configuration that `count` parties use: two parties see each other's gradients, so they add noise."""
+        if count != 2 or self.gradients.mechanism != "rounded" or self.gradients.noise is not None:
             return self
-        return self.with_values({"exchange.mode": "noised", **TWO_PARTIES})
+        return self.with_values({"gradients.noise": TWO_PARTIES_NOISE})
+
+    def for_data(self, users: int, ratings: int) -> Config:
+        """Return the configuration with the sizes that so many users and ratings of all parties need, where none are set."""
+        if self.model.form != "solved":
+            return self
+        sizes = choose_sizes(users, ratings)
+        found = {}
+        if not self.model.dim:
+            found["model.dim"] = sizes.lists if self.ranks else sizes.dim
+        if self.model.raters < 0:
+            found["model.raters"] = 0 if self.ranks else sizes.raters
+        return self.with_values(found)
+
+    def judged(self, error: float) -> dict[str, float]:
+        """Return a validation error under its metric's name: RMSE, or NDCG@20 = 1 - error for lists."""
+        return {"ndcg@20": 1 - error} if self.ranks else {"rmse": error}
+
+    def error_of(self, judged: Mapping[str, float]) -> float:
+        """Return the validation error from what `judged` returned, or from a line of history.jsonl."""
+        name = "ndcg@20" if self.ranks else "rmse"
+        value = judged[name] if name in judged else judged[f"valid_{name}"]
+        return 1 - value if self.ranks else value
 
     def values(self) -> dict[str, Any]:
         """Return the value of every setting that this configuration has, by path."""
@@ -346,7 +295,7 @@ def _location(location: tuple[int | str, ...]) -> str:
 
 
 def _variant(location: tuple[int | str, ...]) -> str:
-    """Return " for exchange.mode = noised" for a location inside that variant."""
+    """Return " for exchange.mode = exact" for a location inside that variant."""
     for before, part in pairwise(location):
         if before in CHOICES and part in CHOICES[str(before)].variants:
             return f" for {CHOICES[str(before)].path} = {part}"

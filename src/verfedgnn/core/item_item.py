@@ -3,23 +3,34 @@ r"""EASE (Steck 2019): score items by the other items that a user has, with one 
 .. math::
     B = I - P \, \mathrm{diag}(1 / \mathrm{diag} P), \qquad P = (X^\top X + \lambda I)^{-1}, \qquad s_u = x_u B
 
-X (N, M) is 1 where a user rated an item, else 0. The memory of P grows with the square of the catalogue, so only the items with
-the most ratings are included; the others have the score 0.
+For lists, X (N, M) is 1 where a user rated an item, else 0. For ratings, it is what simpler models leave of the rating, and X B is
+cut to a few columns, so that it can be stored as vectors. The memory of P grows with the square of the catalogue, so only the items
+with the most ratings are included; the others have the score 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import scipy.sparse
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.core.pairs import Pairs
 
+Scores = TypeVar("Scores")
 MOST_ITEMS = 4096
 """Most items that are included; P then takes 128 MB in double precision."""
+TRIAL_ITEMS = 1024
+"""Most items of the trials that choose lambda. A fit takes time with the cube of the number of items."""
+COLUMNS = 32
+"""Columns to which X B of ratings is cut."""
+POWERS = 4
+"""Products with X B that find these columns."""
 
 
 @dataclass(frozen=True)
@@ -64,36 +75,86 @@ class ItemScores:
         return whole
 
 
-def invert(gram: Tensor) -> Tensor:
-    """Return the inverse of a positive definite matrix; most of the time of a fit."""
-    return torch.cholesky_inverse(torch.linalg.cholesky(gram))
+def fit_item_scores(
+    train: Pairs, users: int, items: int, dampings: Sequence[float], error: Callable[[ItemScores], float]
+) -> ItemScores:
+    """Fit EASE for lists on a party's training pairs, with the lambda among `dampings` that has the least `error`."""
+
+    def fit(damping: float, most: int) -> ItemScores:
+        kept, rated = _matrix(train, users, items, most)
+        rated.data[:] = 1.0
+        device = train.user.device
+        return ItemScores(
+            _regress(rated, damping).float().to(device),
+            torch.from_numpy(kept).to(device),
+            torch.from_numpy(rated.indptr.astype(np.int64)).to(device),
+            torch.from_numpy(rated.indices.astype(np.int32)).to(device),
+            items,
+        )
+
+    return _choose(fit, dampings, error)
 
 
-def fit_item_scores(train: Pairs, users: int, items: int, damping: float) -> ItemScores:
-    """Fit EASE with lambda = `damping` on a party's training pairs."""
+def fit_residuals(
+    train: Pairs,
+    users: int,
+    items: int,
+    dampings: Sequence[float],
+    error: Callable[[tuple[Tensor, Tensor]], float],
+) -> tuple[Tensor, Tensor]:
+    """Fit EASE for ratings, and return vectors of users (N, R) and items (M_p, R) whose product is X B.
+
+    `train` holds what simpler models leave of the ratings. Lambda among `dampings` has the least `error`.
+    """
+
+    def fit(damping: float, most: int) -> tuple[Tensor, Tensor]:
+        kept, rated = _matrix(train, users, items, most)
+        weights = _regress(rated, damping).numpy()
+        # A randomised factorisation: Q spans nearly what X B spans, and X B is about Q (Q^T X B).
+        columns = np.random.default_rng(0).normal(size=(len(kept), min(COLUMNS, len(kept), users)))
+        for _ in range(POWERS):
+            basis = np.linalg.qr(rated @ (weights @ columns))[0]
+            columns = weights.T @ (rated.T @ basis)
+        whole = np.zeros((items, columns.shape[1]))
+        whole[kept] = columns
+        device = train.user.device
+        vectors, scores = (torch.from_numpy(part.astype(np.float32)).to(device) for part in (basis, whole))
+        return vectors, scores
+
+    return _choose(fit, dampings, error)
+
+
+def _choose(
+    fit: Callable[[float, int], Scores], dampings: Sequence[float], error: Callable[[Scores], float]
+) -> Scores:
+    """Choose lambda in trials on the items with the most ratings, and return the fit on all that are included."""
+    trials = [fit(damping, TRIAL_ITEMS) for damping in dampings]
+    chosen = min(range(len(trials)), key=lambda trial: error(trials[trial]))
+    return fit(dampings[chosen], MOST_ITEMS)
+
+
+def _matrix(
+    train: Pairs, users: int, items: int, most: int
+) -> tuple[NDArray[np.int64], scipy.sparse.csr_matrix]:
+    """Return the rows of the `most` items with the most ratings, ascending, and the ratings of these items (N, k)."""
     user = train.user.cpu().numpy().astype(np.int64)
     item = train.item.cpu().numpy().astype(np.int64)
     count = np.bincount(item, minlength=items)
-    popular = np.argsort(-count, kind="stable")[:MOST_ITEMS]
+    popular = np.argsort(-count, kind="stable")[:most]
     kept = np.sort(popular[count[popular] > 0])
     place = np.full(items, -1)
     place[kept] = np.arange(len(kept))
     inside = place[item] >= 0
-    rated = scipy.sparse.csr_matrix(
-        (np.ones(int(inside.sum())), (user[inside], place[item[inside]])), shape=(users, len(kept))
-    )
+    rating = train.rating.cpu().numpy().astype(np.float64)[inside]
+    rated = scipy.sparse.csr_matrix((rating, (user[inside], place[item[inside]])), shape=(users, len(kept)))
     rated.sum_duplicates()
-    rated.data[:] = 1.0
+    return kept, rated
+
+
+def _regress(rated: scipy.sparse.csr_matrix, damping: float) -> Tensor:
+    """Return B (k, k) for X = `rated` and lambda = `damping`."""
     gram = torch.from_numpy((rated.T @ rated).toarray())
     gram.diagonal().add_(damping)
-    inverse = invert(gram)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
     weights = -inverse / inverse.diagonal()
-    weights.fill_diagonal_(0.0)
-    device = train.user.device
-    return ItemScores(
-        weights.float().to(device),
-        torch.from_numpy(kept).to(device),
-        torch.from_numpy(rated.indptr.astype(np.int64)).to(device),
-        torch.from_numpy(rated.indices.astype(np.int32)).to(device),
-        items,
-    )
+    return weights.fill_diagonal_(0.0)

@@ -37,11 +37,8 @@ def reading_table(name: str | None) -> Iterator[None]:
         _table.reset(token)
 
 
-def option(name: str, value: Any = None, *, flag: str | None = None) -> str:
-    """Return an option, with a value if one is given, as the reader of a message writes it.
-
-    `flag` is the name on the command line if it differs from the argument's.
-    """
+def option(name: str, value: Any = None) -> str:
+    """Return an option, with a value if one is given, as the reader of a message writes it."""
     table = _table.get()
     if table is not None and name == "columns" and value is not None:
         return (
@@ -51,7 +48,7 @@ def option(name: str, value: Any = None, *, flag: str | None = None) -> str:
         )
     if not _on_command_line:
         return name if value is None else f"{name}={_in_python(value)}"
-    named = f"--{flag or name.replace('_', '-')}"
+    named = f"--{name.replace('_', '-')}"
     return named if value is None or value is True else f"{named} {_as_text(value)}"
 
 

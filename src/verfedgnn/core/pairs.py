@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -36,21 +35,3 @@ class PartyInput:
     valid: Pairs
     catalogue: int | None = None
     """Declared number of items, with or without ratings; None if none was declared."""
-    withheld: Tensor | None = None
-    """Whether each user's ratings stay out of the first rounds (N,), so that the party learns how to serve newcomers; None for
-    nobody."""
-
-    def without_withheld(self) -> PartyInput:
-        """Return the data of the first rounds, without the training ratings of withheld users."""
-        if self.withheld is None:
-            return self
-        return replace(self, train=self.train.take(~self.withheld[self.train.user.long()]))
-
-    def take_withheld(self) -> Pairs:
-        """Return the training and validation ratings of the withheld users."""
-        pairs = Pairs(
-            torch.cat([self.train.user, self.valid.user]),
-            torch.cat([self.train.item, self.valid.item]),
-            torch.cat([self.train.rating, self.valid.rating]),
-        )
-        return pairs.take(slice(0, 0) if self.withheld is None else self.withheld[pairs.user.long()])

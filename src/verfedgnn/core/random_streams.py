@@ -25,8 +25,6 @@ class SharedStream(IntEnum):
     ACTIVE_PARTIES = 2
     PARTY_SECRETS = 3
     """Secrets of parties that run on one machine."""
-    BLOCK_ORDER = 10
-    """Order in which blocks of users take turns."""
 
 
 @unique
@@ -35,7 +33,6 @@ class PartyStream(IntEnum):
 
     ITEM_EMBEDDINGS = 0
     SHUFFLE = 1
-    RANKING_CANDIDATES = 4
     READ_RATINGS = 9
     """Ratings that the second model reads in a round."""
 
@@ -45,7 +42,6 @@ class NoiseStream(IntEnum):
     """Streams of a party's secret that protect what leaves it."""
 
     GRADIENT = 2
-    NEIGHBOURHOODS = 5
     PSEUDO_INTERACTIONS = 6
     ITEM_ROWS = 7
     VALIDATION = 8

@@ -7,18 +7,11 @@ A party's own means predict
     b_v = \frac{\sum_u (r_{uv} - \mu_p)}{\lambda_v + n_v}, \qquad b_u = \frac{\sum_v e_{uv}}{\lambda_u + n_u},
     \qquad e_{uv} = r_{uv} - \mu_p - b_v .
 
-Federated means shrink b_u towards what the other parties know about the user instead of towards 0. Let the user's offset at
-party q vary around a shared one with variance :math:`\tau^2`, and a rating around it with variance :math:`\sigma^2`. The mean
-residual of n ratings then has the precision :math:`n / (n + \kappa) / \tau^2` with :math:`\kappa = \sigma^2 / \tau^2`, so
-each party shares two numbers per user,
+Federated means shrink b_u towards what the other parties know about the user instead of towards 0. In the first round of a training
+the parties share how many ratings each user has and the sum of their residuals. From the others' sums n and S a party obtains
 
 .. math::
-    s_u^q = \frac{\sum_v e_{uv}}{n_u^q + \kappa}, \qquad w_u^q = \frac{n_u^q}{n_u^q + \kappa},
-
-and from the sums S and W over the other parties a party obtains
-
-.. math::
-    o_u = \frac{S_u}{W_u + c}, \qquad b_u = \frac{\sum_v e_{uv} + \lambda_u o_u}{n_u + \lambda_u} .
+    o_u = \frac{S_u}{n_u + c}, \qquad b_u = \frac{\sum_v e_{uv} + \lambda_u o_u}{n_u^p + \lambda_u} .
 """
 
 from __future__ import annotations
@@ -37,14 +30,8 @@ ITEM_DAMPINGS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Values of lambda_v that are tried on the validation part."""
 USER_DAMPINGS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Values of lambda_u that are tried on the validation part."""
-PRIOR_WEIGHTS = (0.1, 0.3, 1.0, 3.0)
+PRIOR_WEIGHTS = (1.0, 3.0, 10.0, 30.0)
 """Values of c that are tried on the validation part."""
-USER_MEAN_COLUMNS = 2
-"""Number of columns, s_u and w_u, that are appended to a party's neighbourhoods."""
-LARGEST_MEAN = 2.0
-"""Bound on s_u, in units of the rating scale."""
-SHARED_DAMPING = 8.0
-"""kappa of the shared numbers. It is the same at all parties, so that their sums add up."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +53,17 @@ class Means:
         """b_u (N,) from the party's own ratings."""
         return self.residual_sum / (self.count + self.user_damping)
 
-    def share(self, unit: float) -> Floats:
-        """Return s_u and w_u (N, 2), the two numbers that the party shares about each user; s_u in units of its scale."""
-        total = self.count + SHARED_DAMPING
-        mean = (self.residual_sum / unit / total).clip(-LARGEST_MEAN, LARGEST_MEAN)
-        return np.stack([mean, self.count / total], 1)
-
     def federated_offset(
         self, others: Floats, unit: float, valid: Pairs, scale: tuple[float, float]
     ) -> Floats:
         """Return b_u (N,), shrunk towards the others' mean; lambda_u and c are chosen on the validation part.
 
-        `others` is the sum of the other parties' shares (N, 2).
+        `others` are the other parties' number of ratings of each user and the sum of their residuals, in units of the scale (N, 2).
         """
-        precision = np.maximum(others[:, 1], 0.0)  # noise on the sums can make a weight negative
+        number = np.maximum(others[:, 0], 0.0)  # noise can make a number negative
         candidates = []
         for damping, prior in product(USER_DAMPINGS, PRIOR_WEIGHTS):
-            elsewhere = unit * others[:, 0] / (precision + prior)
+            elsewhere = unit * others[:, 1] / (number + prior)
             offset = (self.residual_sum + damping * elsewhere) / (self.count + damping)
             candidates.append((self.squared_error(offset, valid, scale), offset))
         return min(candidates, key=lambda found: found[0])[1]

@@ -1,6 +1,5 @@
 """Ratings: reading them from files and databases, generating, splitting and dividing them among parties."""
 
-from verfedgnn.data.bookcrossing import select_densest
 from verfedgnn.data.parties import (
     PartyData,
     align_users,
@@ -10,14 +9,15 @@ from verfedgnn.data.parties import (
     read_parties,
     split_items,
 )
+from verfedgnn.data.publishers import select_densest
+from verfedgnn.data.rating_checks import make_ratings
 from verfedgnn.data.rating_reader import read_ratings
-from verfedgnn.data.ratings import Ratings, make_ratings
+from verfedgnn.data.ratings import Ratings
 from verfedgnn.data.splits import (
     TEST,
     TRAIN,
     VALID,
     cap_ratings,
-    draw_newcomers,
     split_by_rating,
     split_by_time,
     split_newcomers,
@@ -33,7 +33,6 @@ __all__ = [
     "align_users",
     "cap_ratings",
     "check_parties",
-    "draw_newcomers",
     "find_pooled_items",
     "make_ratings",
     "pool_parties",

@@ -10,92 +10,27 @@ from verfedgnn.core.option_names import option
 RATING_ROLES = ("user", "item", "rating")
 
 # Common names in lower case without punctuation; the earlier one wins.
-ALIASES: dict[str, tuple[str, ...]] = {
-    "user": ("user", "userid", "uid", "customer", "customerid", "reviewerid", "visitorid"),
-    "item": (
-        "item",
-        "itemid",
-        "iid",
-        "movieid",
-        "businessid",
-        "product",
-        "productid",
-        "bookid",
-        "isbn",
-        "asin",
-        "sku",
-    ),
-    "rating": ("rating", "ratings", "stars", "score", "overall", "bookrating"),
-    "event": (
-        "event",
-        "eventtype",
-        "eventname",
-        "action",
-        "behavior",
-        "behaviour",
-        "behaviortype",
-        "interaction",
-    ),
-    "time": (
-        "time",
-        "timestamp",
-        "ts",
-        "date",
-        "datetime",
-        "unixreviewtime",
-        "when",
-        "dateadded",
-        "ratedat",
-        "ratedon",
-        "createdat",
-        "reviewdate",
-        "ratingdate",
-        "purchasedate",
-        "orderdate",
-    ),
-    "title": ("title", "name", "itemtitle", "booktitle"),
-    "category": ("category",),
-    "genre": ("genre",),
-    "image": ("image", "imageurl", "picture", "poster", "cover"),
+ALIASES = {
+    role: tuple(names.split())
+    for role, names in {
+        "user": "user userid uid customer customerid reviewerid visitorid",
+        "item": "item itemid iid movieid businessid product productid bookid isbn asin sku",
+        "rating": "rating ratings stars score overall bookrating",
+        "event": "event eventtype eventname action behavior behaviour behaviortype interaction",
+        "time": "time timestamp ts date datetime unixreviewtime when dateadded ratedat ratedon createdat reviewdate"
+        " ratingdate purchasedate orderdate",
+        "title": "title name itemtitle booktitle",
+        "category": "category",
+        "genre": "genre",
+    }.items()
 }
 
 # Names that say what a column may hold, but too little to read it unasked; the user confirms them with the option `columns`.
-SYNONYMS: dict[str, tuple[str, ...]] = {
-    "user": (
-        *(
-            "client",
-            "member",
-            "person",
-            "account",
-            "buyer",
-            "shopper",
-            "reader",
-            "viewer",
-            "listener",
-            "player",
-            "patron",
-        ),
-        *("guest", "subscriber", "profile"),
-    ),
-    "item": (
-        *(
-            "film",
-            "movie",
-            "book",
-            "song",
-            "track",
-            "album",
-            "artist",
-            "game",
-            "show",
-            "series",
-            "video",
-            "article",
-            "volume",
-        ),
-        *("product", "business", "restaurant", "recipe", "course", "podcast", "app", "title", "name"),
-    ),
-    "rating": ("grade", "mark", "vote", "points", "note", "value", "feedback"),
+SYNONYMS = {
+    "user": "client member person account buyer shopper reader viewer listener player patron guest subscriber profile",
+    "item": "film movie book song track album artist game show series video article volume product business restaurant"
+    " recipe course podcast app title name",
+    "rating": "grade mark vote points note value feedback",
 }
 
 
@@ -185,7 +120,8 @@ def _guess(roles: Sequence[str], left: Sequence[str], title: str | None) -> dict
 def _is_synonym(name: str, role: str) -> bool:
     """Return whether a column's name is a synonym of a role, also in the plural or with a word for its ids."""
     return any(
-        re.fullmatch(f"{word}s?(id|no|nr|number|code|key)?s?", name) for word in SYNONYMS.get(role, ())
+        re.fullmatch(f"{word}s?(id|no|nr|number|code|key)?s?", name)
+        for word in SYNONYMS.get(role, "").split()
     )
 
 

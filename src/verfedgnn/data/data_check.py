@@ -3,8 +3,9 @@
 A source is usable exactly when `read_ratings` with the same options reads it. Everything else is a warning.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,36 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option
-from verfedgnn.data.checked_rows import CheckedRows, read_rows
-from verfedgnn.data.data_frames import as_ratings, read_columns
-from verfedgnn.data.event_ratings import required_columns
+from verfedgnn.data.column_names import RATING_ROLES
 from verfedgnn.data.ids import TEXT
-from verfedgnn.data.prepared_folder import is_prepared
+from verfedgnn.data.publishers import find_layout
+from verfedgnn.data.rating_checks import SHOWN, CheckedRows, DataProblem, check_rows, used_ids
 from verfedgnn.data.rating_distribution import Distribution, describe_ratings
-from verfedgnn.data.rating_reader import find_layout, list_tables, locate, read_ratings
-from verfedgnn.data.ratings import Ratings
-from verfedgnn.data.row_problems import DataProblem, find_problems, find_warnings
-from verfedgnn.data.source_address import is_address, redact
-from verfedgnn.data.table_sources import is_inter
+from verfedgnn.data.rating_reader import as_ratings, list_tables, locate, read_ratings
+from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
+from verfedgnn.data.read_options import is_address, redact
+from verfedgnn.data.table_sources import (
+    MemorySource,
+    PlainTable,
+    TextSource,
+    is_inter,
+    open_memory,
+    open_table,
+    read_rows,
+)
+from verfedgnn.data.text_files import EncodingError
+from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time, shorten
+
+FEW = 5
+"""Number of ratings below which little can be learnt about a user."""
+_SHOWN_OF = {
+    "not-a-number": "rating",
+    "infinite": "rating",
+    "off-scale": "rating",
+    "future": "time",
+    "early": "time",
+}
+"""Column whose values are shown with a kind of problem. Ids are never shown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,22 +129,82 @@ def check_source(name: str, source: Any, *, now: int | None = None, **options: A
         if not stored:
             if isinstance(source, Ratings) or options.get("events") is not None:
                 return _check_ratings(name, shown, as_ratings(source, name=name, **options), now)
-            rows = CheckedRows(read_columns(source, name, options.get("columns") or {}), first=0)
-            return _check_rows(name, shown, rows, now, "error", options)
-        plain = _plain_table(source, options)
+            opened = open_memory(source, name, options.get("columns") or {}, RATING_ROLES)
+            return _check_rows(name, shown, _read_table(opened), now, "error", options)
+        plain = _find_plain(source, options)
         if plain is None:
             return _check_ratings(name, shown, read_ratings(source, **options), now)
-        opening = {
-            key: options[key]
-            for key in ("columns", "encoding", "delimiter", "query")
-            if options.get(key) is not None
+        opening: dict[str, Any] = {
+            key: options.get(key) for key in ("columns", "encoding", "delimiter", "query")
         }
-        rows = read_rows(plain, required=required_columns(None), **opening)
-        return _check_rows(name, redact(plain), rows, now, "first" if is_inter(plain) else "error", options)
+        try:
+            table = _read_table(open_table(plain, **opening))
+        except EncodingError:
+            # latin-1 decodes any file.
+            latin = open_table(plain, **opening | {"encoding": "latin-1"})
+            table = _read_table(latin, _find_undecodable(open_table(plain, **opening)))
+        repeated = "first" if is_inter(plain) else "error"
+        return _check_rows(name, redact(plain), table, now, repeated, options)
     except MissingColumns as error:
         return replace(_unreadable(name, shown, error), columns=error.flags)
     except DataError as error:
         return _unreadable(name, shown, error)
+
+
+@dataclass(frozen=True, eq=False)
+class _ReadTable:
+    """The readable rows of a table, valid or not, with one column per role."""
+
+    rows: pa.Table
+    unread: tuple[DataProblem, ...]
+    """Problems of the rows that could not be read, with their lines."""
+    unit: str
+    """Unit of places in messages."""
+    number: Callable[[list[int]], dict[int, int]]
+    """Function that returns the lines, or the numbers, of some rows."""
+
+
+def _read_table(opened: PlainTable, *unread: DataProblem) -> _ReadTable:
+    """Read users, items, ratings and times; other columns need no check."""
+    roles = {role: name for role, name in opened.names.items() if role in (*RATING_ROLES, "time")}
+    opened = replace(opened, names=roles)
+    if not isinstance(opened, TextSource):
+        first = 0 if isinstance(opened, MemorySource) else 1
+        rows = read_rows(opened.batches(), list(roles))
+        return _ReadTable(
+            rows, (), "row" if first else "position", lambda wanted: {r: r + first for r in wanted}
+        )
+    text = opened.text
+    broken: list[int] = []
+    rows = read_rows(opened.batches(broken), list(roles))
+    gaps = np.array(broken, np.int64)
+
+    def number(wanted: list[int]) -> dict[int, int]:
+        records = np.array(wanted, np.int64) + text.header
+        # Removing the j broken records before broken record j shifts it by j; compare the shifted positions.
+        records += np.searchsorted(gaps - np.arange(len(gaps)), records, "right")
+        lines = text.lines(records.tolist())
+        return {row: lines[record] for row, record in zip(wanted, records.tolist(), strict=True)}
+
+    if broken:
+        where = text.lines(broken[:SHOWN])
+        remedy = f"correct them, or name the delimiter with {option('delimiter')} (now {text.delimiter!r})"
+        said = f"{format_count(len(broken), 'line')} {'has' if len(broken) == 1 else 'have'} too few or too many fields"
+        places = tuple(where[record] for record in broken[:SHOWN])
+        unread = (*unread, DataProblem("broken", said, remedy, len(broken), places, fatal=True))
+    return _ReadTable(rows, unread, "line", number)
+
+
+def _find_undecodable(opened: PlainTable) -> DataProblem:
+    """Return the problem of lines that are not in the encoding of a text table."""
+    assert isinstance(opened, TextSource)
+    lines = opened.text.undecodable()
+    first = tuple(islice(lines, SHOWN))
+    count = len(first) + sum(1 for _ in lines)
+    verb = "is" if count == 1 else "are"
+    said = f"{format_count(count, 'line')} {verb} not {opened.text.encoding or 'utf-8'} text"
+    remedy = f"give the encoding of the file, for example {option('encoding', 'latin-1')}"
+    return DataProblem("encoding", said, remedy, count, first, fatal=True)
 
 
 def measure_overlap(found: Sequence[CheckedSource]) -> UserOverlap:
@@ -173,14 +253,14 @@ def _codes(ids: Sequence[pa.Array]) -> list[NDArray[np.int64]]:
     return np.split(every.astype(np.int64), np.cumsum([len(one) for one in ids])[:-1])
 
 
-def _plain_table(source: str | Path, options: Mapping[str, Any]) -> str | Path | None:
+def _find_plain(source: str | Path, options: Mapping[str, Any]) -> str | Path | None:
     """Return the table to check row by row, or None for synthetic data, events and publishers' layouts, which have readers."""
     if options.get("events") is not None or (str(source) == "synthetic" and not Path(source).exists()):
         return None
     if is_address(source):
         return source
     path = locate(source)
-    if is_prepared(path) or (not options.get("columns") and find_layout(path) is not None):
+    if not options.get("columns") and find_layout(path) is not None:
         return None
     if path.is_dir():
         files = list_tables(path)
@@ -190,7 +270,7 @@ def _plain_table(source: str | Path, options: Mapping[str, Any]) -> str | Path |
 
 def _check_ratings(name: str, source: str, ratings: Ratings, now: int | None) -> CheckedSource:
     shape = describe_ratings(ratings.user, ratings.item, ratings.rating, ratings.time, now)
-    problems = find_warnings(ratings.user, ratings.item, ratings.rating, ratings.time, now)
+    problems = _find_warnings(ratings.user, ratings.item, ratings.rating, ratings.time, now)
     counts = np.bincount(ratings.user, minlength=ratings.n_users)
     users = pa.array(ratings.user_ids, TEXT)
     items = pa.array(ratings.item_ids, TEXT)
@@ -198,40 +278,105 @@ def _check_ratings(name: str, source: str, ratings: Ratings, now: int | None) ->
 
 
 def _check_rows(
-    name: str, source: str, rows: CheckedRows, now: int | None, duplicates: str, options: Mapping[str, Any]
+    name: str, source: str, table: _ReadTable, now: int | None, duplicates: str, options: Mapping[str, Any]
 ) -> CheckedSource:
     """Check rows one by one; `duplicates` says how to treat repeated pairs if the options do not."""
-    found = find_problems(
-        rows.table,
+    rows = table.rows
+    found = check_rows(
+        rows["user"],
+        rows["item"],
+        rows["rating"],
+        rows["time"] if "time" in rows.column_names else None,
         scale=options.get("scale"),
         duplicates=options.get("duplicates") or duplicates,
         missing=options.get("missing") or "error",
     )
-    good = found.good
-    problems = [
-        *found.problems,
-        *find_warnings(good.user, good.item, good.rating, good.time, now, found.row_of),
-    ]
+    good = np.flatnonzero(~found.bad)
+    user, users = used_ids(found.user[good], found.users)
+    item, items = used_ids(found.item[good], found.items)
+    rating = found.rating[good]
+    time = None if found.time is None else found.time[good]
+    problems = [*found.problems, *_find_warnings(user, item, rating, time, now, good)]
     catalogue = options.get("catalogue")
-    if catalogue is not None and len(found.items) > catalogue:
-        text = f"{len(found.items):,} items have ratings, more than the declared catalogue of {catalogue:,}"
+    if catalogue is not None and len(items) > catalogue:
+        text = f"{len(items):,} items have ratings, more than the declared catalogue of {catalogue:,}"
         problems.append(
             DataProblem("catalogue", text, f"declare a larger {option('catalogue')}", 1, fatal=True)
         )
-    placed = rows.placed(problems)
-    shape = describe_ratings(good.user, good.item, good.rating, good.time, now)
-    counts = np.bincount(good.user)
+    number = table.number(sorted({row for problem in problems for row in problem.places}))
+    placed = [
+        replace(
+            each, places=tuple(number[row] for row in each.places), values=_show_values(each, rows, found)
+        )
+        for each in problems
+    ]
+    shape = describe_ratings(user, item, rating, time, now)
     return CheckedSource(
-        name,
-        source,
-        rows.unit,
-        tuple(placed),
-        found.notes,
-        shape,
-        found.users,
-        counts[counts > 0],
-        found.items,
+        *(name, source, table.unit, (*table.unread, *placed), found.notes, shape, users),
+        *(np.bincount(user, minlength=len(users)), items),
     )
+
+
+def _show_values(problem: DataProblem, rows: pa.Table, found: CheckedRows) -> tuple[str, ...]:
+    """Return the ratings or times in a problem's rows, without texts that are or may be ids of this table."""
+    column = _SHOWN_OF.get(problem.kind)
+    if column is None or not problem.places:
+        return ()
+    words = pc.cast(rows[column].take(pa.array(problem.places)), TEXT).to_pylist()
+    if problem.kind != "not-a-number":
+        return tuple(map(shorten, words))
+    if 2 * problem.count > rows.num_rows:
+        return ()
+    return tuple(
+        ""
+        if any(pc.any(pc.equal(ids, word.strip())).as_py() for ids in (found.users, found.items))
+        else shorten(word)
+        for word in words
+    )
+
+
+def _find_warnings(
+    user: NDArray[Any],
+    item: NDArray[Any],
+    rating: NDArray[Any],
+    time: NDArray[np.int64] | None,
+    now: int | None = None,
+    row_of: NDArray[np.int64] | None = None,
+) -> list[DataProblem]:
+    """Find problems of usable ratings that are likely to be mistakes or to reduce accuracy."""
+    if not len(rating):
+        return []
+    found = []
+
+    def warn(kind: str, mask: Mask, what: str, remedy: str) -> None:
+        if mask.any():
+            first = np.flatnonzero(mask)[:SHOWN]
+            places = () if row_of is None else tuple(row_of[first].tolist())
+            found.append(
+                DataProblem(kind, count_rows(int(mask.sum()), what), remedy, int(mask.sum()), places)
+            )
+
+    low, high = float(rating.min()), float(rating.max())
+    if low == high and len(rating) > 1:
+        text = f"all ratings are {low:g}, so there is nothing to learn from them"
+        remedy = f"if they are events, weigh them with {option('events')}"
+        found.append(DataProblem("all-equal", text, remedy, len(rating)))
+    elif low == 0 < high and float(rating[rating > 0].min()) >= 1:
+        what = "have the rating 0, where the others begin at 1 or more"
+        warn("zeros", rating == 0, what, "if 0 means 'not rated', remove them")
+    if time is not None:
+        late, early = time > latest_plausible_time(now), time < EARLIEST
+        warn("future", late, "have a time in the future", "check the unit and the zone of times")
+        remedy = "check that times are seconds or milliseconds since 1970"
+        warn("early", early, "have a time before 1990", remedy)
+    counts = np.bincount(user)
+    few = int(((counts > 0) & (counts < FEW)).sum())
+    everybody = int((counts > 0).sum())
+    if few:
+        have = "has" if few == 1 else "have"
+        text = f"{few:,} of {format_count(everybody, 'user')} ({100 * few / everybody:.0f} %) {have} fewer than {FEW} ratings"
+        found.append(DataProblem("few-ratings", text, "little can be learnt about them alone", few))
+    return found
 
 
 def _unreadable(name: str, source: str, error: DataError) -> CheckedSource:

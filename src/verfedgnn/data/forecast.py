@@ -89,7 +89,7 @@ def _find_refusal(found: Sequence[CheckedSource], overlap: UserOverlap | None, n
 def _describe_outlook(found: Sequence[CheckedSource], overlap: UserOverlap | None) -> str:
     """Say in a sentence what a training will do with these usable sources."""
     if lists_only(found):
-        return "A source has equal ratings only, so there are no ratings to predict; preset ranking learns lists from them."
+        return "A source has equal ratings only, so there are no ratings to predict; training learns lists from them."
     if overlap is None:
         parties = fitting_parties(found) or PARTIES
         return worded(
@@ -142,8 +142,8 @@ def _foresee_federation(found: Sequence[CheckedSource], overlap: UserOverlap) ->
     warnings = []
     if len(found) == 2:
         warnings.append(
-            "there are two parties: either can subtract its own part from a sum, so training exchanges noised sums; a third "
-            "party hides more"
+            "there are two parties: either can subtract its own part from a sum, so both add noise; with a third "
+            "party, masks hide more than noise does"
         )
     scales = [(each.name, each.shape.lowest, each.shape.highest) for each in found if each.shape is not None]
     widths = [(high - low, name, low, high) for name, low, high in scales if high > low]

@@ -1,15 +1,14 @@
-"""Columns of ids as text: encoding, sorting, joining and hashing them.
+"""Columns of ids as text: numbering, sorting and joining them.
 
-Ids are fixed-width numpy text (dtype `U`). Sorting, searching and viewing them as integers need no Python
-objects, and two million ids of 14 characters take 112 MB. One very long id would widen all of them, so
-`LONGEST_ID` limits their length.
+Ids are fixed-width numpy text (dtype `U`). Sorting, searching and viewing them as integers need no Python objects, and two
+million ids of 14 characters take 112 MB. One very long id would widen all of them, so `LONGEST_ID` limits their length.
 """
 
 import math
 from collections.abc import Iterable
 from datetime import date
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import numpy as np
@@ -24,32 +23,33 @@ from verfedgnn.core.option_names import option
 TEXT = pa.string()
 LARGE_TEXT = pa.large_string()
 """Text whose offsets have 64 bits, for columns of ids with more than 2 GiB."""
+CODED_TEXT = pa.dictionary(pa.int32(), TEXT)
+"""Text that is held once per distinct value, with four bytes a row."""
 MOST_TEXT_BYTES = 1 << 30
 """Number of bytes from which ids are converted to `LARGE_TEXT`."""
 StrArray = NDArray[np.str_]
+Column: TypeAlias = pa.Array | pa.ChunkedArray
 
 LONGEST_ID = 256
 LONGEST_TITLE = 160
 NOTHING = pa.csv.ConvertOptions().null_values
 """Texts that mean a missing number or time in a text file: "", NA, NULL and others, as in Arrow's reader."""
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 
-
-def as_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
+def as_text(values: Any, what: str) -> Column:
     """Convert a numpy array, a pyarrow (chunked) array or a sequence of ids to pyarrow text.
 
-    Whole numbers of any type are written without a decimal point, so 17, 17.0 and "17" are one id. None and
-    NaN become null. `what` names the column in errors.
+    Whole numbers of any type are written without a decimal point, so 17, 17.0 and "17" are one id. None and NaN become
+    null. `what` names the column in errors.
     """
-    array = values if isinstance(values, pa.Array | pa.ChunkedArray) else _from_python(values, what)
+    array = values if isinstance(values, Column) else _from_python(values, what)
     kind = array.type
     if pa.types.is_dictionary(kind):
-        chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
-        return pa.chunked_array([as_text(each.dictionary, what).take(each.indices) for each in chunks], TEXT)
+        codes, distinct = encode_unordered(array)
+        return as_text(distinct, what).take(pa.array(codes, mask=codes < 0))
     try:
+        if kind == LARGE_TEXT and array.nbytes > MOST_TEXT_BYTES:
+            return array
         if _casts_to_text(kind):
             return pc.cast(array, TEXT)
         if pa.types.is_floating(kind):
@@ -93,7 +93,7 @@ def _not_ids(what: str, found: str) -> DataError:
     )
 
 
-def _from_python(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
+def _from_python(values: Any, what: str) -> Column:
     """Convert a sequence or numpy array of ids; mixed types and integers above 64 bit become text."""
     try:
         array = pa.array(values, from_pandas=True)
@@ -119,36 +119,25 @@ def _casts_to_text(kind: pa.DataType) -> bool:
     return bool(numbers or times or is_text(kind) or kind == pa.string_view() or types.is_binary(kind))
 
 
-def check_characters(ids: pa.Array, what: str) -> None:
-    """Raise `DataError` for ids with a zero character, which fixed-width text cannot end with."""
-    if pc.any(pc.match_substring(ids, "\0")).as_py():
-        raise zero_character(what)
-
-
-def zero_character(what: str) -> DataError:
-    """Return the error of ids with a zero character."""
-    return _not_ids(what, "text with a zero character")
-
-
-def overlong_id(what: str, longest: int) -> DataError:
-    """Return the error of an id that is too long."""
-    return DataError(
-        f"a {what} id has {longest:,} characters, more than {LONGEST_ID}; if the column does not hold ids,"
-        f" name another with {option('columns', {what: '...'})}"
-    )
-
-
-def as_item_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
+def as_item_text(values: Any, what: str) -> Column:
     """Convert titles and other item columns to text.
 
-    Every type of column is accepted. Lists are joined with |, as in MovieLens' genres, and types that Arrow
-    cannot convert are formatted by Python.
+    Every type of column is accepted. Lists are joined with |, as in MovieLens' genres, and types that Arrow cannot
+    convert are formatted by Python.
     """
-    array = _as_arrow(values, what)
+    try:
+        array = values if isinstance(values, Column) else pa.array(values, from_pandas=True)
+    except (pa.ArrowException, TypeError) as error:
+        raise DataError(f"the {what} column mixes incompatible types; convert all of them to text") from error
     kind = array.type
     try:
         if pa.types.is_floating(kind):
-            return _of_floats(array)
+            # Whole numbers have no decimal point.
+            array = pc.if_else(pc.is_finite(array), array, pa.scalar(None, kind))
+            try:
+                return pc.cast(pc.cast(array, pa.int64()), TEXT)
+            except pa.ArrowInvalid:
+                return pc.cast(array, TEXT)
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
             return pc.binary_join(pc.cast(array, pa.list_(TEXT)), "|")
         return pc.cast(array, TEXT)
@@ -156,25 +145,7 @@ def as_item_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
         return pa.array([None if value is None else str(value) for value in array.to_pylist()], TEXT)
 
 
-def _of_floats(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Format whole numbers without a decimal point and fractions with one; NaN and infinity become null."""
-    array = pc.if_else(pc.is_finite(array), array, pa.scalar(None, array.type))
-    try:
-        return pc.cast(pc.cast(array, pa.int64()), TEXT)
-    except pa.ArrowInvalid:
-        return pc.cast(array, TEXT)
-
-
-def _as_arrow(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
-    try:
-        return (
-            values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, from_pandas=True)
-        )
-    except (pa.ArrowException, TypeError) as error:
-        raise DataError(f"the {what} column mixes incompatible types; convert all of them to text") from error
-
-
-def trim(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+def trim(column: Column) -> Column:
     """Strip whitespace from text: with '17, 4, 5', the item ' 4' must equal the item '4' of another party."""
     return pc.utf8_trim_whitespace(column) if is_text(column.type) else column
 
@@ -184,7 +155,7 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def to_numpy(array: pa.Array | pa.ChunkedArray, longest: int | None = None) -> StrArray:
+def to_numpy(array: Column, longest: int | None = None) -> StrArray:
     """Convert pyarrow text to numpy text. Nulls become "", and texts are cut to `longest` characters."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
@@ -200,9 +171,7 @@ def to_numpy(array: pa.Array | pa.ChunkedArray, longest: int | None = None) -> S
 
 
 def order_ids(ids: pa.Array, text: StrArray) -> NDArray[np.int64]:
-    """Return the sort order of ids, given in both forms: numeric if all of them are integers, else by code
-    point.
-    """
+    """Return the sort order of ids, given in both forms: numeric if all are integers, else by code point."""
     # NumPy sorts fixed-width text in half of Arrow's time.
     by_text: NDArray[np.int64] = np.argsort(text)
     if len(ids) and pc.all(pc.match_substring_regex(ids, r"^-?[0-9]{1,18}$")).as_py():
@@ -216,37 +185,59 @@ def sort_ids(ids: StrArray) -> StrArray:
     return ids[order_ids(_as_arrow_ids(ids)[0], ids)]
 
 
-def _as_arrow_ids(*arrays: StrArray) -> list[pa.Array | pa.ChunkedArray]:
+def _as_arrow_ids(*arrays: StrArray) -> list[Column]:
     """Convert arrays of ids to one type of text that holds all of them; NumPy takes four bytes a character, Arrow at most as many."""
     large = max(ids.nbytes for ids in arrays) > MOST_TEXT_BYTES
     return [pa.array(ids, type=LARGE_TEXT if large else TEXT) for ids in arrays]
 
 
-def encode_unordered(values: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.Array]:
+def encode_unordered(values: Column) -> tuple[NDArray[np.int32], pa.Array]:
     """Return the code of each value and the distinct values, in no particular order.
 
     Nulls have the code -1.
     """
     if is_text(values.type) and values.nbytes > MOST_TEXT_BYTES:
         values = pc.cast(values, LARGE_TEXT)
-    found = pc.dictionary_encode(values)
-    # The dictionary of each chunk is a prefix of the last one's.
+    found = values if pa.types.is_dictionary(values.type) else pc.dictionary_encode(values)
     chunks = found.chunks if isinstance(found, pa.ChunkedArray) else [found]
+    if len(chunks) > 1:
+        words = [each.dictionary for each in chunks]
+        if is_text(words[0].type) and sum(each.nbytes for each in words) > MOST_TEXT_BYTES:
+            words = [pc.cast(each, LARGE_TEXT) for each in words]
+        pairs = zip(chunks, words, strict=True)
+        coded = [pa.DictionaryArray.from_arrays(chunk.indices, word) for chunk, word in pairs]
+        chunks = pa.chunked_array(coded).unify_dictionaries().chunks
     if not chunks:
-        return np.empty(0, np.int32), pa.array([], TEXT)
-    codes = [pc.fill_null(chunk.indices, -1).to_numpy() for chunk in chunks]
+        return np.empty(0, np.int32), pa.array([], found.type.value_type)
+    codes = [pc.fill_null(pc.cast(chunk.indices, pa.int32()), -1).to_numpy() for chunk in chunks]
     return np.concatenate(codes), chunks[-1].dictionary
 
 
-def encode(values: pa.Array | pa.ChunkedArray, what: str) -> tuple[NDArray[np.int32], StrArray]:
-    """Return the code of each value and the sorted ids, with ``ids[codes] == values``."""
-    codes, dictionary = encode_unordered(values)
-    check_characters(dictionary, what)
-    longest = pc.max(pc.utf8_length(dictionary)).as_py() or 0
-    if longest > LONGEST_ID:
-        raise overlong_id(what, longest)
-    ids = to_numpy(dictionary)
-    order = order_ids(dictionary, ids)
+def number_ids(column: Any, what: str) -> tuple[NDArray[np.int32], pa.Array]:
+    """Return the code of each row's id, -1 if it has none, and the distinct ids in no particular order.
+
+    Only distinct values are converted to text, not every row.
+    """
+    values = column if isinstance(column, Column) else _from_python(column, what)
+    if values.type == pa.string_view():
+        values = pc.cast(values, TEXT)
+    try:
+        codes, distinct = encode_unordered(values)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        codes, distinct = encode_unordered(as_text(values, what))
+    ids = as_text(distinct, what)
+    if pc.any(pc.match_substring(ids, "\0")).as_py():
+        raise _not_ids(what, "text with a zero character")
+    if ids.null_count or not ids.equals(distinct) or pa.types.is_dictionary(values.type):
+        recoded, ids = encode_unordered(ids)
+        codes = np.append(recoded, np.int32(-1))[codes]
+    return codes, ids
+
+
+def sort_numbered(codes: NDArray[np.int32], distinct: pa.Array) -> tuple[NDArray[np.int32], StrArray]:
+    """Return codes and ids in the order of ids."""
+    ids = to_numpy(distinct)
+    order = order_ids(distinct, ids)
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
     return rank[codes], ids[order]
@@ -259,32 +250,9 @@ def find_positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:
     return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
 
-def look_up(ids: StrArray, keys: pa.Array | pa.ChunkedArray, values: pa.Array | pa.ChunkedArray) -> StrArray:
+def look_up(ids: StrArray, keys: Column, values: Column) -> StrArray:
     """Return the value of each id in a table of keys and values, or "" if it is absent."""
     if isinstance(keys, pa.ChunkedArray):
         keys = keys.combine_chunks()
     found = pc.index_in(pa.array(ids, type=TEXT), value_set=pc.cast(keys, TEXT))
     return to_numpy(pc.take(values, found), LONGEST_TITLE)
-
-
-def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply the finaliser of splitmix64, a bijection of 64 bits in which each input bit flips half of the
-    output bits.
-    """
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    return x ^ (x >> np.uint64(31))
-
-
-def hash64(ids: StrArray, seed: int) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each id, from its code points and the seed only.
-
-    The zero padding of fixed-width text does not change the hash, so it does not depend on the other ids.
-    """
-    start = np.full(len(ids), int(seed) % 2**64, np.uint64)
-    h = mix(start + _GOLDEN)
-    width = ids.dtype.itemsize // 4
-    points = np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), width)
-    for column in points.T:
-        h = np.where(column != 0, mix((h ^ column) + _GOLDEN), h)
-    return h

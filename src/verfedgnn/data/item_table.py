@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,15 +10,14 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data.column_names import match_columns
-from verfedgnn.data.data_frames import open_columns
 from verfedgnn.data.ids import LONGEST_TITLE, TEXT, StrArray, as_text, find_positions, to_numpy, trim
-from verfedgnn.data.table_sources import open_table
-from verfedgnn.data.text_files import TextTable, reading
+from verfedgnn.data.table_sources import TextSource, open_table
+from verfedgnn.data.text_files import reading
 
 
 @dataclass(frozen=True)
 class ItemTable:
-    """Columns of items, or of users, by id."""
+    """Columns of items, by id."""
 
     ids: StrArray
     columns: pa.Table
@@ -45,47 +43,19 @@ class ItemTable:
         }
 
 
-def read_item_table(path: Path, role: str = "item") -> ItemTable:
-    """Read a CSV, TSV or Parquet file with a column of ids; a column of a text file that holds only numbers becomes numbers.
-
-    With `role` "user", it is a table of users.
-    """
-    opened = open_table(path, required=(role,))
-    column = opened.names[role]
-    text = getattr(opened, "text", None)
-    if isinstance(text, TextTable):
-        names = _header(text)
-        rows = _infer_numbers(text.read(dict.fromkeys(names, TEXT)), column)
+def read_item_table(path: Path) -> ItemTable:
+    """Read a CSV, TSV or Parquet file with a column of item ids; a column of a text file that holds only numbers becomes numbers."""
+    opened = open_table(path, required=("item",))
+    column = opened.names["item"]
+    if isinstance(opened, TextSource):
+        rows = _infer_numbers(opened.text.read(dict.fromkeys(opened.text.header_names(), TEXT)), column)
     else:
         with reading(path), pa.parquet.ParquetFile(path) as file:
             rows = file.read()
-    ids = to_numpy(trim(as_text(rows[column], role)))
+    ids = to_numpy(trim(as_text(rows[column], "item")))
     if len(np.unique(ids)) < len(ids) or (ids == "").any():
-        raise DataError(f"{path} has rows without {role} id or with the same one; give one row per {role}")
+        raise DataError(f"{path} has rows without item id or with the same one; give one row per item")
     return ItemTable(ids, rows.drop_columns([column]))
-
-
-def as_item_table(source: Any, role: str = "item") -> ItemTable:
-    """Return a table in memory, such as a data frame, or a file as `read_item_table` does."""
-    if isinstance(source, ItemTable):
-        return source
-    if isinstance(source, str | Path):
-        return read_item_table(Path(source), role)
-    name = f"the table of {role}s"
-    there, column = open_columns(source, name, (role,))
-    names = match_columns(there, {}, required=(role,), source=name)
-    ids = to_numpy(trim(as_text(column(names[role]), role)))
-    if len(np.unique(ids)) < len(ids) or (ids == "").any():
-        raise DataError(f"{name} has rows without {role} id or with the same one; give one row per {role}")
-    others = [label for label in there if label != names[role]]
-    return ItemTable(ids, pa.table({label: column(label) for label in others}))
-
-
-def _header(text: TextTable) -> list[str]:
-    from verfedgnn.data.table_sources import read_header
-    from verfedgnn.data.text_files import read_first_bytes
-
-    return read_header(text, read_first_bytes(text.path))
 
 
 def _infer_numbers(rows: pa.Table, column: str) -> pa.Table:

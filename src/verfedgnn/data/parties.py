@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import ConfigError, DataError, MissingColumns
 from verfedgnn.core.option_names import option, reading_table
 from verfedgnn.core.user_rule import UserRule, describe_rule, fewest_parties
-from verfedgnn.data.data_frames import as_ratings, tables_by_party
 from verfedgnn.data.ids import StrArray, find_positions, sort_ids
-from verfedgnn.data.pooling import pool_tables
-from verfedgnn.data.rating_reader import is_folder_of_tables, list_tables, locate
-from verfedgnn.data.ratings import Ratings, format_count
-from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
-from verfedgnn.data.source_address import is_address
-from verfedgnn.data.table_sources import table_stem
+from verfedgnn.data.rating_reader import as_ratings, is_folder_of_tables, list_tables, locate
+from verfedgnn.data.ratings import Ratings, format_count, pool_tables
+from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions, is_address
+from verfedgnn.data.table_sources import table_stem, tables_by_party
 
 FEWEST_RATINGS = 20
 """Ratings that a value of a column needs in order to become a party."""
@@ -147,7 +144,7 @@ def align_users(parties: Sequence[PartyData], users: UserRule = "any") -> list[P
 def place_users(ratings: Ratings, rows: NDArray[np.int64], user_ids: StrArray) -> Ratings:
     """Move each user i of a table to row `rows[i]` of `user_ids`, and drop users whose row is -1.
 
-    Columns that do not change are not copied: those of a prepared table stay on disk.
+    Columns that do not change are not copied.
     """
     if np.array_equal(rows, np.arange(ratings.n_users)):
         return replace(ratings, user_ids=user_ids)

@@ -1,18 +1,24 @@
-"""The distribution of ratings over the scale, users, items and time, as labelled counts for bar charts."""
+"""The distribution of ratings over the scale, users, items and time, as labelled counts for bar charts, and its drift."""
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.data.time_parsing import EARLIEST, latest_plausible_time
+from verfedgnn.data.ids import StrArray, find_positions
+from verfedgnn.data.ratings import Ratings
+from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time
 
 Bars = tuple[tuple[str, int], ...]
 """Labels and counts of bars, in the order in which they are drawn."""
 
 MOST_BARS = 24
 _VALUES = 11
+_DISTINCT = 50
+"""Most distinct ratings that are compared one by one; a finer scale is divided into bins."""
+_BINS = 20
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,13 @@ def describe_ratings(
     if not len(rating):
         return None
     by_user, by_item = (counts[counts > 0] for counts in (np.bincount(user), np.bincount(item)))
+    first = last = None
+    over_time: Bars = ()
     if time is not None:
         likely = (time >= EARLIEST) & (time <= latest_plausible_time(now))
-        time = time[likely] if likely.any() else time
-    days, daily = (None, None) if time is None else _by_day(time)
+        days, daily = np.unique((time[likely] if likely.any() else time) // 86_400, return_counts=True)
+        dates = days.astype("datetime64[D]")
+        first, last, over_time = str(dates[0]), str(dates[-1]), _periods(dates, daily)
     return Distribution(
         ratings=len(rating),
         users=len(by_user),
@@ -73,9 +82,9 @@ def describe_ratings(
         values=_values(rating),
         per_user=bin_counts(by_user),
         per_item=bin_counts(by_item),
-        first=None if days is None else str(days[0]),
-        last=None if days is None else str(days[-1]),
-        over_time=() if days is None or daily is None else _periods(days, daily),
+        first=first,
+        last=last,
+        over_time=over_time,
     )
 
 
@@ -92,20 +101,13 @@ def bin_counts(counts: NDArray[np.integer]) -> Bars:
 
 
 def _values(rating: NDArray[np.floating]) -> Bars:
-    # Sorting millions of ratings with a few distinct values would take longer than everything else.
-    few = np.unique(rating[: 1 << 16])
-    if len(few) <= _VALUES:
-        place = np.minimum(np.searchsorted(few, rating), len(few) - 1)
-        if (few[place] == rating).all():
-            return tuple(
-                (f"{value:g}", count) for value, count in zip(few, np.bincount(place).tolist(), strict=True)
-            )
-    found = np.unique(rating)
+    found, counts = np.unique(rating, return_counts=True)
     if len(found) <= _VALUES:
-        return tuple((f"{value:g}", int((rating == value).sum())) for value in found)
+        return tuple((f"{value:g}", count) for value, count in zip(found, counts.tolist(), strict=True))
     counts, edges = np.histogram(rating, 10)
     return tuple(
-        (f"{low:.3g} to {high:.3g}", int(n)) for low, high, n in zip(edges, edges[1:], counts, strict=False)
+        (f"{low:.3g} to {high:.3g}", n)
+        for low, high, n in zip(edges, edges[1:], counts.tolist(), strict=False)
     )
 
 
@@ -129,13 +131,34 @@ def _periods(days: NDArray[np.datetime64], count: NDArray[np.integer]) -> Bars:
     return tuple(zip(labels[start:], found[start:], strict=True))
 
 
-def _by_day(time: NDArray[np.int64]) -> tuple[NDArray[np.datetime64], NDArray[np.integer]]:
-    """Return the days with ratings, in order, and the number of ratings on each."""
-    day = time // 86_400
-    first = int(day.min())
-    if int(day.max()) - first > 1_000_000:  # Not plausible dates, and too many days to count each.
-        found, count = np.unique(day, return_counts=True)
-        return found.astype("datetime64[D]"), count
-    count = np.bincount(day - first)
-    there = np.flatnonzero(count)
-    return (there + first).astype("datetime64[D]"), count[there]
+def measure_drift(before: Ratings, after: Ratings) -> dict[str, Any]:
+    """Return the distance of the distributions of ratings, their means, and the shares of users and items that are new.
+
+    The distance is the total variation: the share of ratings that would have to change their value, from 0 to 1.
+    """
+    return {
+        "rating_distance": _distance(before, after),
+        "mean_rating": [float(table.rating.mean()) if len(table) else None for table in (before, after)],
+        "unknown_users": _share_unknown(
+            after.user_ids[np.unique(after.user)], before.user_ids[np.unique(before.user)]
+        ),
+        "unknown_items": _share_unknown(after.item_ids, before.item_ids),
+    }
+
+
+def _distance(before: Ratings, after: Ratings) -> float | None:
+    if not len(before) or not len(after):
+        return None
+    both = np.concatenate([before.rating, after.rating])
+    values, code = np.unique(both, return_inverse=True)
+    if len(values) > _DISTINCT:
+        edges = np.linspace(both.min(), both.max(), _BINS + 1)[1:-1]
+        code = np.digitize(both, edges)
+    size = int(code.max()) + 1
+    old = np.bincount(code[: len(before)], minlength=size) / len(before)
+    new = np.bincount(code[len(before) :], minlength=size) / len(after)
+    return float(np.abs(old - new).sum() / 2)
+
+
+def _share_unknown(now: StrArray, before: StrArray) -> float:
+    return float((find_positions(now, before) < 0).mean()) if len(now) else 0.0

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data import bookcrossing, movielens, yelp
-from verfedgnn.data.column_names import normalise_name
-from verfedgnn.data.event_ratings import EventWeights
-from verfedgnn.data.pooling import pool_tables
-from verfedgnn.data.prepared_folder import is_prepared, read_prepared
-from verfedgnn.data.ratings import Ratings
-from verfedgnn.data.source_address import is_address, redact
+from verfedgnn.data.event_ratings import required_columns
+from verfedgnn.data.publishers import PAPER_SUBSET, find_layout, read_bookcrossing
+from verfedgnn.data.ratings import Ratings, pool_tables
+from verfedgnn.data.read_options import EventWeights, is_address, redact
 from verfedgnn.data.synthetic import synthetic_ratings
-from verfedgnn.data.table_sources import TABLE_SUFFIXES, is_table, read_header, read_table
-from verfedgnn.data.text_files import TextTable, missing_file, read_first_bytes, reading
+from verfedgnn.data.table_sources import TABLE_SUFFIXES, is_table, open_memory, rate_table, read_table
+from verfedgnn.data.text_files import missing_file, reading
 
 DATA_FOLDER = "VERFEDGNN_DATA"
 
@@ -34,15 +31,6 @@ FETCH: dict[str, str] = {
 
 SYNTHETIC_OPTIONS = ("users", "items", "ratings", "dim", "noise", "categories")
 
-# Main file, companion file with titles, reader. The first entry whose main file exists determines the layout.
-_LAYOUTS = (
-    ("u.data", "u.item", movielens.read_100k),
-    ("ratings.dat", "movies.dat", movielens.read_dat),
-    ("BX-Book-Ratings.csv", "BX-Books.csv", bookcrossing.read_bookcrossing),
-    ("yelp_academic_dataset_review.json", "yelp_academic_dataset_business.json", yelp.read_yelp),
-    ("ratings.csv", "movies.csv", movielens.read_csv),
-)
-
 
 def read_ratings(
     path: str | Path,
@@ -57,7 +45,7 @@ def read_ratings(
     keep: Sequence[str] = (),
     query: str | None = None,
     events: EventWeights | None = None,
-    subset: tuple[int, int] | None = bookcrossing.PAPER_SUBSET,
+    subset: tuple[int, int] | None = PAPER_SUBSET,
     catalogue: int | None = None,
     **options: Any,
 ) -> Ratings:
@@ -65,7 +53,7 @@ def read_ratings(
 
     Args:
         path: A table (CSV, TSV, .inter, Parquet, with or without gzip), a DuckDB or SQLite file, a PostgreSQL server
-            ("postgresql://..."), a prepared folder, a MovieLens, BookCrossing or Yelp folder or main file, a folder of tables (pooled, with the
+            ("postgresql://..."), a MovieLens, BookCrossing or Yelp folder or main file, a folder of tables (pooled, with the
             item column "file"), the name of a data set in the folder `VERFEDGNN_DATA`, or "synthetic".
         columns: Names of the columns for user, item, rating, time, title and further item columns of a plain table.
         duplicates: How to treat repeated (user, item) pairs: "error", "first", "last" or "mean".
@@ -93,11 +81,11 @@ def read_ratings(
         raise DataError(
             f"{', '.join(options)}: these options are for synthetic data; leave them out for {redact(path)}"
         )
-    table = partial(
+    given: dict[str, Any] = {"duplicates": duplicates, "missing": missing}
+    table: Callable[[str | Path], Ratings] = partial(
         read_table,
+        **given,
         columns=columns,
-        duplicates=duplicates,
-        missing=missing,
         encoding=encoding,
         delimiter=delimiter,
         scale=scale,
@@ -105,41 +93,47 @@ def read_ratings(
         query=query,
         events=events,
     )
-    given = {"duplicates": duplicates, "missing": missing}
-    if not is_address(path) and is_prepared(locate(path)):
-        fixed = {"columns": columns, "events": events, "scale": scale, "query": query, **given}
-        ready = read_prepared(locate(path), {**fixed, "encoding": encoding, "delimiter": delimiter})
-        return ready if catalogue is None else ready.with_catalogue(catalogue)
-    extra: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
-    plain = bool(columns) or events is not None
-    ratings = table(path) if is_address(path) else _read_path(locate(path), table, extra, subset, plain=plain)
+    where = path if is_address(path) else locate(path)
+    layout = None if columns or events is not None or isinstance(where, str) else find_layout(where)
+    if layout is not None and isinstance(where, Path):
+        extra = {option: value for option, value in given.items() if value is not None}
+        main, companion, read = layout
+        if read is read_bookcrossing:
+            extra["subset"] = subset
+        if where.is_dir():
+            extra["name"] = where.resolve().name
+        ratings: Ratings = read(main, companion, **extra)
+    elif isinstance(where, Path) and where.is_dir():
+        ratings = pool_tables([table(file) for file in list_tables(where)], "file", where.resolve().name)
+    else:
+        ratings = table(where)
     return ratings if catalogue is None else ratings.with_catalogue(catalogue)
 
 
-def _read_path(
-    path: Path,
-    read_plain: Callable[[Path], Ratings],
-    extra: dict[str, Any],
-    subset: tuple[int, int] | None,
-    *,
-    plain: bool,
-) -> Ratings:
-    """Read a table, a folder of tables or, unless `plain`, a file or folder in a publisher's layout.
+def as_ratings(source: Any, *, name: str = "ratings", keep: Sequence[str] = (), **options: Any) -> Ratings:
+    """Convert a path or data set name, an Arrow table, a data frame, or a tuple (users, items, ratings) to `Ratings`.
 
-    `extra` are the options of the layout's reader, and `subset` that of BookCrossing.
+    A data frame is any object that exports Arrow (`__arrow_c_stream__` or `__arrow_c_array__`), for example of pandas, polars or
+    DuckDB; a lazy frame of polars is collected, and a frame of Spark converted. Its columns are matched by the same names as those
+    of files (user, item, rating; userId, movieId, stars; ...). `keep` names further item columns. `options` are those of
+    `read_ratings`; a table in memory takes columns, missing, duplicates, events, scale and catalogue.
     """
-    layout = None if plain else find_layout(path)
-    if layout is not None:
-        main, companion, read = layout
-        if read is bookcrossing.read_bookcrossing:
-            extra["subset"] = subset
-        if path.is_dir():
-            extra["name"] = path.resolve().name
-        ratings: Ratings = read(main, companion, **extra)
-        return ratings
-    if path.is_dir():
-        return pool_tables([read_plain(file) for file in list_tables(path)], "file", path.resolve().name)
-    return read_plain(path)
+    given = {option: value for option, value in options.items() if value is not None}
+    if isinstance(source, str | Path):
+        return read_ratings(source, keep=keep, **given)
+    if isinstance(source, Ratings):
+        if given:
+            raise DataError(f"{', '.join(given)}: Ratings are read already; pass the option to read_ratings")
+        return source
+    catalogue = given.pop("catalogue", None)
+    unknown = given.keys() - {"columns", "missing", "duplicates", "events", "scale"}
+    if unknown:
+        raise DataError(
+            f"{', '.join(sorted(unknown))}: an option for files; leave it out for the table {name}"
+        )
+    required = required_columns(given.get("events"))
+    found = rate_table(open_memory(source, name, given.pop("columns", {}), required, keep), name, **given)
+    return found if catalogue is None else found.with_catalogue(catalogue)
 
 
 def locate(path: str | Path) -> Path:
@@ -189,26 +183,4 @@ def is_folder_of_tables(path: Path) -> bool:
     """Return whether a path is a folder of several tables without a publisher's layout, one organisation per
     table.
     """
-    return (
-        path.is_dir() and not is_prepared(path) and find_layout(path) is None and len(list_tables(path)) > 1
-    )
-
-
-def find_layout(path: Path) -> tuple[Path, Path | None, Any] | None:
-    """Return main file, companion file or None, and reader, if a path is in a publisher's layout; otherwise
-    None.
-    """
-    folder = path if path.is_dir() else path.parent
-    for main, companion, read in _LAYOUTS:
-        candidates = [folder / main, folder / f"{main}.gz"]
-        files = [path] if path in candidates else [f for f in candidates if path.is_dir() and f.exists()]
-        if files and not (main == "ratings.csv" and not _is_movielens(files[0])):
-            beside = (folder / companion, folder / f"{companion}.gz")
-            return files[0], next((file for file in beside if file.exists()), None), read
-    return None
-
-
-def _is_movielens(path: Path) -> bool:
-    """Return whether a ratings.csv is that of MovieLens and not another table of that name."""
-    names = {normalise_name(name) for name in read_header(TextTable(path), read_first_bytes(path))}
-    return {"userid", "movieid", "rating"} <= names
+    return path.is_dir() and find_layout(path) is None and len(list_tables(path)) > 1

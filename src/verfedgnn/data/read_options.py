@@ -1,17 +1,30 @@
-"""Options for reading sources of ratings, given for all sources or, as `NAME:...`, for one of them.
+"""Sources of ratings as texts: options for reading them, and addresses of databases without their passwords.
 
-`--columns user=uid,item=isbn` applies to every source, `--columns books:user=uid,item=isbn` to the source
-called books. The same holds for `--query`, `--events`, `--encoding` and the others. An option for one source
-takes precedence.
+`--columns user=uid,item=isbn` applies to every source, `--columns books:user=uid,item=isbn` to the source called books. The same
+holds for `--query`, `--events`, `--encoding` and the others. An option for one source takes precedence.
 """
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.event_ratings import parse_events
+from verfedgnn.core.option_names import option
+
+EventWeights = Mapping[str, float] | float
+"""Weight of an event, by its kind, or one weight for all kinds."""
+
+_SCHEME = re.compile(r"postgres(ql)?://", re.IGNORECASE)
+_PARTS = re.compile(
+    r"postgres(?:ql)?://(?:(?P<user>[^:@/?#]*)(?::(?P<password>[^@/?#]*))?@)?"
+    r"(?P<hosts>(?:\[[0-9a-f:.]*\]|[^@/?#:,\[\]]*)(?::\d*)?(?:,[^@/?#:,]*(?::\d*)?)*)"
+    r"(?:/(?P<database>[^@/?#]*))?(?:\?(?P<settings>[^#]*))?",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -108,9 +121,97 @@ def parse_catalogue(text: str) -> int:
     return int(text)
 
 
+def parse_events(text: str) -> EventWeights:
+    """Parse `view=1,purchase=5`, or one number for all rows."""
+    try:
+        pairs = [part.rpartition("=") for part in text.split(",")]
+        one = len(pairs) == 1 and not pairs[0][1]
+        found = float(text) if one else {kind.strip(): float(weight) for kind, _, weight in pairs}
+    except ValueError:
+        raise DataError(
+            f"--events takes weights such as view=1,purchase=5, or one number, not '{text}'"
+        ) from None
+    return check_events(found)
+
+
+def check_events(events: EventWeights) -> EventWeights:
+    """Return the weights if they are valid, else raise `DataError`."""
+    weights = list(events.values()) if isinstance(events, Mapping) else [events]
+    if (
+        not weights
+        or not all(math.isfinite(w) and w >= 0 for w in weights)
+        or not any(weights)
+        or (isinstance(events, Mapping) and "" in events)
+    ):
+        raise DataError(
+            f"{option('events')} needs a weight above 0 for at least one kind of event (with 5, one event is a like); "
+            "use 0 for kinds to leave out"
+        )
+    return events
+
+
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "columns": parse_columns,
     "events": parse_events,
     "scale": parse_scale,
     "catalogue": parse_catalogue,
 }
+
+
+def is_address(source: str | Path) -> bool:
+    """Return whether a source of ratings is a PostgreSQL address."""
+    return isinstance(source, str) and _SCHEME.match(source) is not None
+
+
+def redact(source: str | Path) -> str:
+    """Return a source for errors, logs and files: a path unchanged, an address without password and settings.
+
+    A password may contain unescaped characters such as @. Of the text before the last @, only the user name
+    is kept. If that @ follows a ?, the text after it may be the end of a password among the settings, and is
+    removed as well.
+    """
+    text = str(source)
+    about = re.match(r"((?:[^=/]*=)?\w+:/+)(.*)$", text, re.DOTALL)
+    if about is None:
+        return re.sub(r"(password\s*=\s*)('[^']*'|\S+)", r"\1***", text, flags=re.IGNORECASE)
+    scheme = about[1]
+    rest, _, settings = about[2].partition("?")
+    if "@" in settings:
+        start, colon, _ = rest.partition(":")
+        return scheme + start + (":***" if colon else "")
+    credentials, at, place = rest.rpartition("@")
+    user, colon, _ = credentials.partition(":")
+    return scheme + user + (":***" if colon else "") + at + place
+
+
+def address_name(address: str) -> str:
+    """Return the name of an address's database, which names its table."""
+    parts = _PARTS.fullmatch(address)
+    return (parts and unquote(parts["database"] or "")) or "postgresql"
+
+
+def check_address(address: str) -> list[str]:
+    """Return the passwords in an address, escaped and unescaped, so that errors can leave them out.
+
+    Raise `DataError` for an address that libpq would misread: its message could quote a part of the password.
+    """
+    parts = _PARTS.fullmatch(address)
+    if parts is None or re.search(r"%(?![0-9a-fA-F]{2})", address):
+        raise DataError(
+            f"{redact(address)} is not a valid postgresql://user@host:port/database; escape special characters"
+            " (@ as %40, / as %2F), or leave the password out and use PGPASSWORD or ~/.pgpass"
+        )
+    secrets = [parts["password"] or ""]
+    secrets += [
+        value
+        for key, _, value in (s.partition("=") for s in (parts["settings"] or "").split("&"))
+        if "password" in key
+    ]
+    return [text for secret in secrets if secret for text in (secret, unquote(secret))]
+
+
+def remove_secrets(secrets: list[str], text: str) -> str:
+    """Replace every secret in a text."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text

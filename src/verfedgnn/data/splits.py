@@ -12,23 +12,18 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
-from verfedgnn.data.ids import hash64, mix
+from verfedgnn.data.ids import StrArray
 from verfedgnn.data.ratings import Ratings
 
 TRAIN = 0
 VALID = 1
 TEST = 2
 
-_WITHHELD = 0.1
-"""Share of a party's users that it withholds in the first rounds."""
-_MOST_WITHHELD = 0.3
-"""Largest such share, for parties with few users."""
-_ENOUGH_WITHHELD = 100
-"""Number of withheld users below which the share grows."""
-
 _BLOCK = 1 << 20
 """Number of ratings that are hashed at once."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def split_by_rating(
@@ -126,17 +121,6 @@ def split_newcomers(
     return part
 
 
-def draw_newcomers(ratings: Ratings, party: str, *, seed: int = 0) -> NDArray[np.bool_]:
-    """Return the users (N,) whose ratings a party withholds in the first rounds: a tenth of its users, a few more if it has few.
-
-    None of them is a test user of `split_newcomers` with the same seed.
-    """
-    users = len(np.unique(ratings.user))
-    share = min(_MOST_WITHHELD, max(_WITHHELD, _ENOUGH_WITHHELD / max(1, users)))
-    found: NDArray[np.bool_] = draw_users(ratings, party, seed) >= 1 - share
-    return found
-
-
 def draw_users(ratings: Ratings, party: str, seed: int) -> NDArray[np.float64]:
     """Draw a number from [0, 1) for each user with ratings, and -1 for all others.
 
@@ -149,3 +133,26 @@ def draw_users(ratings: Ratings, party: str, seed: int) -> NDArray[np.float64]:
     drawn = mix(hash64(ratings.user_ids[present], salt) + _GOLDEN)
     uniform[present] = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return uniform
+
+
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Apply the finaliser of splitmix64, a bijection of 64 bits in which each input bit flips half of the
+    output bits.
+    """
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))
+
+
+def hash64(ids: StrArray, seed: int) -> NDArray[np.uint64]:
+    """Return a 64-bit hash of each id, from its code points and the seed only.
+
+    The zero padding of fixed-width text does not change the hash, so it does not depend on the other ids.
+    """
+    start = np.full(len(ids), int(seed) % 2**64, np.uint64)
+    h = mix(start + _GOLDEN)
+    width = ids.dtype.itemsize // 4
+    points = np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), width)
+    for column in points.T:
+        h = np.where(column != 0, mix((h ^ column) + _GOLDEN), h)
+    return h

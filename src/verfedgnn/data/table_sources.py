@@ -1,31 +1,35 @@
-"""Plain tables in text files, Parquet files and databases, with columns for user, item, rating and optionally
-more.
+"""Plain tables: text files, Parquet files, databases and tables in memory, read by one path.
+
+A source yields Arrow record batches with one column per role (user, item, rating, ...). `read_rows` collects them and holds ids,
+ratings and other text as codes, so that 100 million rows take 4 bytes a column and row; times stay as they are written.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
 from verfedgnn.data.column_names import RATING_ROLES, match_columns
-from verfedgnn.data.database_engines import is_database
-from verfedgnn.data.database_tables import DatabaseTable, open_database
-from verfedgnn.data.event_ratings import EventWeights, rate_events, required_columns
-from verfedgnn.data.ids import TEXT, as_text, trim
-from verfedgnn.data.number_parsing import parse_numbers
-from verfedgnn.data.ratings import Ratings, check_options, find_missing, make_ratings
-from verfedgnn.data.source_address import address_name, is_address, redact
-from verfedgnn.data.text_files import NumberError, TextTable, read_first_bytes, reading
-from verfedgnn.data.time_parsing import parse_times
+from verfedgnn.data.databases import DatabaseTable, is_database, open_database
+from verfedgnn.data.event_ratings import rate_events, required_columns
+from verfedgnn.data.ids import CODED_TEXT, TEXT, Column, as_text, is_text, trim
+from verfedgnn.data.rating_checks import check_options, make_ratings
+from verfedgnn.data.ratings import Ratings
+from verfedgnn.data.read_options import EventWeights, address_name, is_address, redact
+from verfedgnn.data.text_files import TextTable, read_first_bytes, reading
+from verfedgnn.data.value_parsing import as_number_column
 
 DATABASE_SUFFIXES = (".duckdb", ".db", ".sqlite", ".sqlite3")
 TABLE_SUFFIXES = (".csv", ".tsv", ".inter", ".parquet", ".pq", *DATABASE_SUFFIXES)
+_ROWS = 1 << 20
+"""Number of rows in a batch of a Parquet file."""
 
 
 @dataclass(frozen=True)
@@ -35,40 +39,10 @@ class TextSource:
     text: TextTable
     names: dict[str, str]
 
-    @property
-    def types(self) -> dict[str, pa.DataType | None]:
-        """Type of each column; ids are read as text."""
-        kinds = {"rating": pa.float64(), "time": None}
-        return {column: kinds.get(role, TEXT) for role, column in self.names.items()}
-
-    def read(self) -> pa.Table:
-        """Read all rows, one column per role.
-
-        Ratings are text if Arrow's reader does not accept all of them as numbers.
-        """
-        try:
-            return self.by_role(self.text.read(self.types))
-        except NumberError:
-            return self.by_role(self.text.read(self.as_written))
-
-    @property
-    def as_written(self) -> dict[str, pa.DataType | None]:
-        """The same types, with ratings as text."""
-        return {
-            column: TEXT if role == "rating" else self.types[column] for role, column in self.names.items()
-        }
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in batches.
-
-        Times are text, because the first ones do not determine the format of the others.
-        """
-        for batch in self.text.batches({column: kind or TEXT for column, kind in self.types.items()}):
-            yield self.by_role(batch)
-
-    def by_role(self, rows: Any) -> Any:
-        """Return rows of the file with one column per role."""
-        return _by_role(rows, self.names)
+    def batches(self, broken: list[int] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in batches; `broken` receives the numbers of the records that are left out."""
+        types = {column: TEXT if role == "time" else CODED_TEXT for role, column in self.names.items()}
+        yield from _by_role(self.text.read(types, broken=broken), self.names).to_batches()
 
     def at(self, row: int) -> str:
         """Describe the place of a row for messages."""
@@ -82,19 +56,10 @@ class ParquetSource:
     path: Path
     names: dict[str, str]
 
-    def read(self) -> pa.Table:
-        """Read all rows, one column per role."""
-        with reading(self.path), _undamaged(self.path), pa.parquet.ParquetFile(self.path) as file:
-            # Reading by row group avoids holding the compressed pages of the whole file in memory.
-            columns = list(self.names.values())
-            groups = range(file.num_row_groups)
-            parts = [file.read_row_group(group, columns=columns) for group in groups]
-            return _by_role(pa.concat_tables(parts) if parts else file.read(columns=columns), self.names)
-
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in batches."""
         with reading(self.path), _undamaged(self.path), pa.parquet.ParquetFile(self.path) as file:
-            for batch in file.iter_batches(columns=list(self.names.values())):
+            for batch in file.iter_batches(_ROWS, columns=list(self.names.values())):
                 yield _by_role(batch, self.names)
 
     def at(self, row: int) -> str:
@@ -102,7 +67,158 @@ class ParquetSource:
         return f"row {row + 1} of {self.path.name}"
 
 
-PlainTable = TextSource | ParquetSource | DatabaseTable
+@dataclass(frozen=True)
+class MemorySource:
+    """A table in memory with its columns by role."""
+
+    name: str
+    column: Callable[[str], Any]
+    names: dict[str, str]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in batches."""
+        columns = {role: _in_arrow(self.column(name), role) for role, name in self.names.items()}
+        if len({len(values) for values in columns.values()}) > 1:
+            sizes = ", ".join(f"{len(values):,} of {role}" for role, values in columns.items())
+            raise DataError(
+                f"{self.name} has columns of different lengths: {sizes}; give one of each per row"
+            )
+        yield from pa.table(columns).to_batches()
+
+    def at(self, row: int) -> str:
+        """Describe the place of a row for messages."""
+        return f"row {row} of {self.name} (counted from 0)"
+
+
+PlainTable = TextSource | ParquetSource | DatabaseTable | MemorySource
+
+
+def read_rows(batches: Iterator[pa.RecordBatch], roles: Sequence[str]) -> pa.Table:
+    """Collect the batches of a source in one table, with ids and text as codes."""
+    found: dict[str, list[pa.Array]] = {role: [] for role in roles}
+    for batch in batches:
+        for role in roles:
+            found[role].append(_coded(batch.column(role), role))
+    empty = pa.array([], TEXT)
+    return pa.table({role: pa.chunked_array(parts or [empty]) for role, parts in found.items()})
+
+
+def _coded(column: pa.Array, role: str) -> pa.Array:
+    """Return a column with ids and text as codes of trimmed texts."""
+    ids = role in ("user", "item", "event")
+    if column.type == pa.string_view() or (ids and pa.types.is_binary(column.type)):
+        column = as_text(column, role)
+    if role == "time":
+        return column
+    try:
+        if (ids or is_text(column.type)) and not pa.types.is_dictionary(column.type):
+            column = pc.dictionary_encode(column)
+    except pa.ArrowNotImplementedError:
+        return column
+    if pa.types.is_dictionary(column.type):
+        words = column.dictionary
+        words = trim(pc.cast(words, TEXT) if words.type == pa.string_view() else words)
+        return pa.DictionaryArray.from_arrays(column.indices, words)
+    return column
+
+
+def open_table(
+    source: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    encoding: str | None = None,
+    delimiter: str | None = None,
+    keep: Sequence[str] = (),
+    query: str | None = None,
+    required: Sequence[str] = RATING_ROLES,
+) -> TextSource | ParquetSource | DatabaseTable:
+    """Open a table and match its columns, without reading its rows. The first bytes determine its format."""
+    head = None if is_address(source) else read_first_bytes(Path(source))
+    wanted = columns or {}
+    if head is None or is_database(head):
+        return open_database(source, head, query=query, columns=wanted, required=required, keep=keep)
+    path = Path(source)
+    if query is not None:
+        raise DataError(
+            f"{option('query')} is for databases, and {path} is not one; with several sources, give it for the database only"
+        )
+    advice = ""
+    if head.startswith(b"PAR1"):
+        with reading(path), _undamaged(path), pa.parquet.ParquetFile(path) as file:
+            there = file.schema_arrow.names
+    else:
+        text = TextTable(
+            path, delimiter=delimiter or _delimiter(path, head), encoding=encoding, quoted=not is_inter(path)
+        )
+        advice = " (or add a header if it has none)"
+        there = text.header_names()
+    names = match_columns(there, wanted, required=required, keep=keep, source=str(path), advice=advice)
+    return TextSource(text, names) if advice else ParquetSource(path, names)
+
+
+def open_memory(
+    source: Any, name: str, columns: Mapping[str, str], required: Sequence[str], keep: Sequence[str] = ()
+) -> MemorySource:
+    """Open a table in memory and match its columns."""
+    there, column = open_columns(source, name, required)
+    return MemorySource(
+        name, column, match_columns(there, columns, required=required, keep=keep, source=name)
+    )
+
+
+def read_table(
+    source: str | Path,
+    *,
+    events: EventWeights | None = None,
+    duplicates: str | None = None,
+    missing: str | None = None,
+    scale: tuple[float, float] | None = None,
+    name: str | None = None,
+    **opening: Any,
+) -> Ratings:
+    """Read ratings from one table; `opening` holds the options of `open_table`.
+
+    With `events`, each row is an event, and events are converted to ratings (`event_ratings`). By default a repeated (user, item)
+    pair is an error, except in .inter files, where the first row is kept. Rows without a user, an item or a rating are an
+    error unless `missing` is "drop".
+    """
+    repeated = duplicates or ("first" if is_inter(source) else "error")
+    check_options(repeated, missing or "error")
+    opened = open_table(source, required=required_columns(events), **opening)
+    return rate_table(
+        opened, name or table_stem(source), events=events, duplicates=repeated, missing=missing, scale=scale
+    )
+
+
+def rate_table(
+    opened: PlainTable,
+    name: str,
+    *,
+    events: EventWeights | None = None,
+    duplicates: str = "error",
+    missing: str | None = None,
+    scale: tuple[float, float] | None = None,
+) -> Ratings:
+    """Read all rows of a table and return them as ratings."""
+    rows = read_rows(opened.batches(), list(opened.names))
+    missing = missing or "error"
+    if events is not None:
+        return rate_events(rows, events, scale=scale or (1, 5), name=name, missing=missing, where=opened.at)
+    if not rows.num_rows and isinstance(opened, TextSource):
+        raise DataError(
+            f"{redact(opened.text.path)} has a header but no ratings; give a table with at least one row"
+        )
+    return make_ratings(
+        *(rows[role] for role in RATING_ROLES),
+        time=rows["time"] if "time" in opened.names else None,
+        titles=rows["title"] if "title" in opened.names else None,
+        columns={role: rows[role] for role in opened.names if role not in (*RATING_ROLES, "time", "title")},
+        scale=scale,
+        name=name,
+        duplicates=duplicates,
+        missing=missing,
+        where=opened.at,
+    )
 
 
 def table_stem(source: str | Path) -> str:
@@ -128,104 +244,80 @@ def is_inter(source: str | Path) -> bool:
     return not is_address(source) and Path(source).name.lower().removesuffix(".gz").endswith(".inter")
 
 
-def open_table(
-    source: str | Path,
-    *,
-    columns: Mapping[str, str] | None = None,
-    encoding: str | None = None,
-    delimiter: str | None = None,
-    keep: Sequence[str] = (),
-    query: str | None = None,
-    required: Sequence[str] = RATING_ROLES,
-) -> PlainTable:
-    """Open a table and match its columns, without reading its rows. The first bytes determine its format."""
-    head = None if is_address(source) else read_first_bytes(Path(source))
-    wanted = columns or {}
-    if head is None or is_database(head):
-        return open_database(source, head, query=query, columns=wanted, required=required, keep=keep)
-    path = Path(source)
-    if query is not None:
+def open_columns(source: Any, name: str, required: Sequence[str]) -> tuple[list[str], Callable[[str], Any]]:
+    """Return the names of the columns of a table in memory, and a function that returns one of them."""
+    if isinstance(source, tuple) and len(source) == len(required):
+        arrays = dict(zip(required, source, strict=True))
+        return list(arrays), arrays.__getitem__
+    table = _export(source)
+    if table is None:
         raise DataError(
-            f"{option('query')} is for databases, and {path} is not one; with several sources, give it for the database only"
+            f"{name}: a {type(source).__name__} is not a table of ratings; give a path, an Arrow table, a data frame, or "
+            f"{len(required)} arrays ({', '.join(each + 's' for each in required)})"
         )
-    if head.startswith(b"PAR1"):
-        with reading(path), _undamaged(path), pa.parquet.ParquetFile(path) as file:
-            there = file.schema_arrow.names
-        return ParquetSource(
-            path, match_columns(there, wanted, required=required, keep=keep, source=str(path))
-        )
-    text = TextTable(
-        path, delimiter=delimiter or _delimiter(path, head), encoding=encoding, quoted=not is_inter(path)
-    )
-    advice = " (or add a header if it has none)"
-    there = read_header(text, head)
-    return TextSource(
-        text, match_columns(there, wanted, required=required, keep=keep, source=str(path), advice=advice)
-    )
+    try:
+        table = pa.table(table)
+        # pandas exports an index beside the columns.
+        return [each for each in table.column_names if not each.startswith("__index_level_")], table.column
+    except (pa.ArrowException, TypeError, OverflowError, UnicodeError):
+        if not hasattr(source, "columns"):
+            raise
+    # A column of mixed types or of integers above 64 bit has no Arrow type; the others have.
+    labels = {str(label): label for label in source.columns}
+    return list(labels), lambda label: _single_column(source, labels[label])
 
 
-def read_table(
-    source: str | Path,
-    *,
-    events: EventWeights | None = None,
-    duplicates: str | None = None,
-    missing: str | None = None,
-    scale: tuple[float, float] | None = None,
-    name: str | None = None,
-    **opening: Any,
-) -> Ratings:
-    """Read ratings from one table; `opening` holds the options of `open_table`.
-
-    With `events`, each row is an event, and events are converted to ratings (`event_ratings`). By default a
-    repeated (user, item) pair is an error, except in .inter files, where the first row is kept. Rows without
-    a user, an item or a rating are an error unless `missing` is "drop".
-    """
-    check_options(duplicates or "error", missing or "error")
-    opened = open_table(source, required=required_columns(events), **opening)
-    name = name or table_stem(source)
-    if events is not None:
-        return rate_events(
-            opened.batches,
-            events,
-            scale=scale or (1, 5),
-            name=name,
-            missing=missing or "error",
-            where=opened.at,
-        )
-    table = opened.read()
-    if not table.num_rows:
-        raise DataError(f"{redact(source)} has a header but no ratings; give a table with at least one row")
-    user, item = (trim(as_text(table[role], role)) for role in ("user", "item"))
-    rating = parse_numbers(table["rating"], scale)
-    rating.refuse(opened.at)
-    table = table.drop_columns(list(RATING_ROLES))
-    absent = find_missing(user, item, rating.values) if missing == "drop" else {}
-    time, notes = parse_times(table["time"], but=absent.values()) if "time" in opened.names else (None, ())
-    return make_ratings(
-        user,
-        item,
-        rating.values,
-        time=time,
-        titles=table["title"] if "title" in opened.names else None,
-        columns={role: table[role] for role in opened.names if role not in (*RATING_ROLES, "time", "title")},
-        scale=scale,
-        name=name,
-        duplicates=duplicates or ("first" if is_inter(source) else "error"),
-        missing=missing or "error",
-        notes=(*rating.notes, *notes),
-        where=opened.at,
-    )
+def tables_by_party(source: Any, column: str | None = None) -> dict[str, pa.Table] | None:
+    """Return the rows of each value of a column that names parties, by default "party"; None if there is no such column."""
+    if isinstance(source, Ratings):
+        return None
+    there, _ = open_columns(source, "ratings", RATING_ROLES)
+    if column is not None and column not in there:
+        shown = ", ".join(there)
+        raise DataError(f'columns names party="{column}", which does not exist; the columns are: {shown}')
+    column = column or "party"
+    if column not in there:
+        return None
+    table = pa.table(_export(source))
+    owner = trim(as_text(table[column], "party"))
+    if owner.null_count:
+        raise DataError(f"the column {column} is empty in some rows; fill it in or leave these rows out")
+    # Arrow does not filter the text type of polars.
+    plain = [field.with_type(TEXT) if field.type == pa.string_view() else field for field in table.schema]
+    table = table.cast(pa.schema(plain))
+    return {name: table.filter(pc.equal(owner, name)) for name in sorted(pc.unique(owner).to_pylist())}
 
 
-def read_header(text: TextTable, head: bytes) -> list[str]:
-    """Return the column names in the first line of a text table that starts with `head`."""
-    wide = (text.encoding or "").lower().replace("-", "").startswith(("utf16", "utf32"))
-    if b"\0" in head and not wide:
-        raise DataError(
-            f"{text.path} is not a text table; give a CSV, TSV or Parquet file (with or without gzip), or a DuckDB or SQLite file"
-        )
-    lines = head.decode(text.encoding or "utf-8", "replace").lstrip("\ufeff").splitlines()
-    return next(text.records(line for line in lines if line), [])
+def _export(source: Any) -> Any:
+    """Return what Arrow can import: the table itself, or the rows of a lazy or distributed frame; None for other objects."""
+    if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
+        return source
+    # Spark's frames have both, and collect() returns Python rows.
+    for method in ("toArrow", "collect"):
+        if callable(getattr(source, method, None)):
+            return getattr(source, method)()
+    return None
+
+
+def _single_column(frame: Any, label: Any) -> Any:
+    try:
+        return pa.table(frame[[label]]).column(0)
+    except (pa.ArrowException, TypeError, OverflowError, UnicodeError):
+        return list(frame[label])
+
+
+def _in_arrow(values: Any, role: str) -> Column:
+    """Return a column of a table in memory as one of Arrow."""
+    if role in ("user", "item"):
+        kind = getattr(values, "type", None)
+        if kind is not None and (
+            pa.types.is_fixed_size_binary(kind) or kind in (pa.binary(), pa.binary_view())
+        ):
+            raise DataError(f"the {role} column holds bytes or objects, not ids; convert it to text")
+        return values if isinstance(values, Column) else as_text(values, role)
+    if role == "rating":
+        return as_number_column(values)
+    return values if isinstance(values, Column) else pa.array(values, from_pandas=True)
 
 
 def _by_role(rows: Any, names: dict[str, str]) -> Any:

@@ -16,8 +16,7 @@ import pyarrow.csv
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
-from verfedgnn.data.number_parsing import quote_value
-from verfedgnn.data.source_address import redact
+from verfedgnn.data.read_options import redact
 
 _GZIP = b"\x1f\x8b"
 _BLOCK = 8 << 20
@@ -97,10 +96,6 @@ class EncodingError(DataError):
     """A text file that is not in the given encoding."""
 
 
-class NumberError(DataError):
-    """A field of a text file that is not a number with a decimal point."""
-
-
 @dataclass(frozen=True)
 class TextTable:
     """A delimited text file and its format."""
@@ -124,24 +119,41 @@ class TextTable:
 
     def read(
         self,
-        types: dict[str, pa.DataType | None],
+        types: Mapping[str, pa.DataType],
         *,
         names: list[str] | None = None,
-        skip_broken: bool = False,
+        broken: list[int] | None = None,
     ) -> pa.Table:
-        """Read the columns in `types`, each as its type (None to infer it); `names` are for a file without a
-        header.
+        """Read the columns in `types`; `names` are those of all columns in a file without a header.
+
+        With a list `broken`, records with a wrong number of fields are left out, and the list receives their numbers, counted
+        from 0 including the header. Without it, such a record is an error.
         """
+        skipped: list[int] = []
+
+        def skip(row: Any) -> str:
+            skipped.append(row.number)
+            return "skip"
+
+        def read(threads: bool) -> pa.Table:
+            handler = None if broken is None else skip
+            with reading(self.path), open_stream(self.path) as stream:
+                return pa.csv.read_csv(stream, **self._options(types, names, threads, handler))
+
         try:
-            return self._read(types, names, skip_broken, threads=True)
+            table = read(threads=True)
+            if skipped and broken is not None:
+                # Only a single-threaded read reports numbers.
+                skipped.clear()
+                table = read(threads=False)
+                broken += sorted(number - 1 for number in skipped)
         except pa.ArrowInvalid as error:
             message = str(error)
             read_first_bytes(self.path)
             if _UTF8.search(message):
                 raise self._wrong_encoding() from error
-            # Only a single-threaded read reports the row in which it failed.
             try:
-                self._read(types, names, skip_broken, threads=False)
+                read(threads=False)
             except pa.ArrowInvalid as located:
                 message = str(located)
             raise self._explained(message) from error
@@ -151,58 +163,14 @@ class TextTable:
             ) from error
         except UnicodeError as error:
             raise self._wrong_encoding() from error
-
-    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        """Yield the columns in `types` in batches of rows."""
-        try:
-            with reading(self.path), open_stream(self.path) as stream:
-                yield from pa.csv.open_csv(stream, **self._options(dict(types)))
-        except (pa.ArrowInvalid, KeyError, UnicodeError) as error:
-            self.read(dict(types))  # Fails as well, and reports where.
-            raise self._explained(str(error)) from error
-
-    def rows(self, types: dict[str, pa.DataType | None]) -> tuple[pa.Table, list[int]]:
-        """Return the columns of all readable rows, and the numbers of unreadable records.
-
-        Records are counted from 0, including the header.
-        """
-        broken: list[int | None] = []
-
-        def skip(row: Any) -> str:
-            broken.append(row.number)
-            return "skip"
-
-        with reading(self.path):
-            try:
-                for threads in (True, False):
-                    broken.clear()
-                    with open_stream(self.path) as stream:
-                        table = pa.csv.read_csv(stream, **self._options(types, threads=threads, handler=skip))
-                    if not broken:
-                        break
-            except UnicodeError as error:
-                raise self._wrong_encoding() from error
-            except pa.ArrowInvalid as error:
-                raise (
-                    self._wrong_encoding() if _UTF8.search(str(error)) else self._explained(str(error))
-                ) from error
-        # Only a single-threaded read reports the numbers.
-        return table, sorted(number - 1 for number in broken if number is not None)
-
-    def _read(
-        self, types: dict[str, pa.DataType | None], names: list[str] | None, skip: bool, threads: bool
-    ) -> pa.Table:
-        handler = (lambda row: "skip") if skip else None
-        with reading(self.path), open_stream(self.path) as stream:
-            return pa.csv.read_csv(stream, **self._options(types, names, threads=threads, handler=handler))
+        return table
 
     def _options(
         self,
-        types: dict[str, pa.DataType | None],
-        names: list[str] | None = None,
-        *,
-        threads: bool = True,
-        handler: Callable[[Any], str] | None = None,
+        types: Mapping[str, pa.DataType],
+        names: list[str] | None,
+        threads: bool,
+        handler: Callable[[Any], str] | None,
     ) -> dict[str, Any]:
         return {
             "read_options": pa.csv.ReadOptions(
@@ -216,20 +184,12 @@ class TextTable:
                 newlines_in_values=self.quoted,
                 invalid_row_handler=handler,
             ),
-            "convert_options": pa.csv.ConvertOptions(
-                include_columns=list(types),
-                column_types={name: kind for name, kind in types.items() if kind is not None},
-            ),
+            "convert_options": pa.csv.ConvertOptions(include_columns=list(types), column_types=dict(types)),
         }
 
     def _explained(self, message: str) -> DataError:
         row = re.search(r"Row #(\d+)", message)
         place = f"line {self.line(int(row[1]) - 1)} of {self.path}" if row else str(self.path)
-        value = re.search(r"conversion error to double: invalid value '(.*)'", message, re.DOTALL)
-        if value:
-            return NumberError(
-                f"the rating {quote_value(value[1])} in {place} is not a number; correct it or remove the line"
-            )
         fields = re.search(r"Expected (\d+) columns, got (\d+)", message)
         if fields:
             return DataError(
@@ -294,3 +254,14 @@ class TextTable:
     def at(self, row: int) -> str:
         """Describe the place of a row, counted from 0, for messages."""
         return f"line {self.line(row + self.header)} of {self.path.name}"
+
+    def header_names(self) -> list[str]:
+        """Return the column names in the first line."""
+        head = read_first_bytes(self.path)
+        wide = (self.encoding or "").lower().replace("-", "").startswith(("utf16", "utf32"))
+        if b"\0" in head and not wide:
+            raise DataError(
+                f"{self.path} is not a text table; give a CSV, TSV or Parquet file (with or without gzip), or a DuckDB or SQLite file"
+            )
+        lines = head.decode(self.encoding or "utf-8", "replace").lstrip("\ufeff").splitlines()
+        return next(self.records(line for line in lines if line), [])

@@ -11,9 +11,9 @@ from typing import Any
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import reading_table
 from verfedgnn.data.data_check import CheckedSource, UserOverlap, check_source, measure_overlap
-from verfedgnn.data.data_frames import tables_by_party
 from verfedgnn.data.forecast import Conclusion, conclude, foresee_training
 from verfedgnn.data.parties import sources_of
+from verfedgnn.data.table_sources import tables_by_party
 from verfedgnn.reports.check_view import build_json, check_document, show_checked, show_overlap, show_warnings
 from verfedgnn.reports.console import SafeConsole
 

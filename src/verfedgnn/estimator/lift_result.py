@@ -28,7 +28,6 @@ def lift(
     run: Run,
     *,
     seeds: int = 1,
-    stack: bool = True,
     watch: Watcher | None = None,
     stop: Stop = never,
     verbose: bool = True,
@@ -40,7 +39,7 @@ def lift(
     progress and the time left for all trainings, unless `verbose` is False. `watch` is called after every round.
     """
     with watching(verbose, watch, plan_lift(run, seeds)) as watcher:
-        return Lift(lift_over_seeds(run, seeds, stack=stack, watch=watcher, stop=stop))
+        return Lift(lift_over_seeds(run, seeds, watch=watcher, stop=stop))
 
 
 class Lift(Mapping[str, Any]):

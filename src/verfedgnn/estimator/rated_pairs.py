@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data.column_names import match_columns
-from verfedgnn.data.data_frames import open_columns
 from verfedgnn.data.ids import StrArray, as_text, to_numpy, trim
+from verfedgnn.data.table_sources import open_columns
 
 ORDER = ("party", "user", "item")
 """Columns of an array; one with two columns has no party."""

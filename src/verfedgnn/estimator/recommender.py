@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,19 +13,17 @@ from numpy.typing import NDArray
 from verfedgnn.config import Config, presets
 from verfedgnn.core.errors import ConfigError, DataError, RunError
 from verfedgnn.data import PartyData, check_parties, read_parties
-from verfedgnn.data.data_frames import as_ratings
-from verfedgnn.data.event_ratings import EventWeights
 from verfedgnn.data.parties import one_table, sources_of
+from verfedgnn.data.rating_reader import as_ratings
+from verfedgnn.data.read_options import EventWeights
 from verfedgnn.estimator.lift_result import Lift, lift
 from verfedgnn.estimator.rated_pairs import RatedPairs, read_pairs
 from verfedgnn.reports.round_progress import watching
+from verfedgnn.runs.prepared_data import count_data
 from verfedgnn.runs.recommendations import Recommendation, Recommendations
 from verfedgnn.runs.run import Run
 from verfedgnn.training.progress import Watcher
 from verfedgnn.training.train import train
-
-if TYPE_CHECKING:
-    from verfedgnn.serving.http.background_server import BackgroundServer
 
 
 class VerFedRecommender:
@@ -158,7 +156,8 @@ class VerFedRecommender:
         run = Run.load(path)
         config = run.config
         preset = config.base if config.base in presets() else "best"
-        base = Config.preset(preset, model=config.model.gnn).for_parties(len(run.parties)).values()
+        usual = Config.preset(preset, model=config.model.gnn).for_parties(len(run.parties))
+        base = usual.for_data(*count_data(run.parties)).values()
         own = ("seed", "base", "model.gnn", "model.code")
         settings = {
             name.split(".")[-1]: value
@@ -231,14 +230,6 @@ class VerFedRecommender:
         """Return the k items of all parties that are most similar to `item`, see `Run.similar`."""
         return self._fitted().similar(item, k, party)
 
-    def use_user_features(self, tables: Mapping[str, Any]) -> None:
-        """Let parties recommend to new customers from features that they have of them, see `Run.use_user_features`."""
-        self._fitted().use_user_features(tables)
-
-    def serve(self, port: int = 8000, party: str | None = None) -> BackgroundServer:
-        """Serve the run to this machine, with the page and the API of `verfedgnn serve`, see `Run.serve`."""
-        return self._fitted().serve(port, party)
-
     def evaluate(self, k: int = 20) -> dict[str, Any]:
         """Return the accuracy on the test part, overall and per party: RMSE, MAE, and Recall, NDCG and HitRate of lists of k.
 
@@ -264,7 +255,7 @@ class VerFedRecommender:
     def score(self, X: Any = None, y: Any = None) -> float:
         """Return minus the RMSE of the test part, or of tables given as to `fit`. For a ranking, return NDCG@20."""
         run = self._fitted()
-        ranks = run.config.training.ranks
+        ranks = run.config.ranks
         if X is None:
             judged = run.metrics["test"]["ndcg@20" if ranks else "rmse"]
             if judged is None:

@@ -25,9 +25,8 @@ def train(
     *,
     out: str | Path | None = None,
     device: str | torch.device = "cpu",
-    stack: bool = True,
     overwrite: bool = False,
-    start_from: str | Path | None = None,
+    after: str | Path | None = None,
     parts: Sequence[NDArray[np.int8]] | None = None,
     party: type[Party] = Party,
     watch: Watcher | None = None,
@@ -37,12 +36,10 @@ def train(
     """Train `parties` together and return the run; with `out`, also write it to a folder that can be resumed and loaded.
 
     Terminals and notebooks show the progress, unless `verbose` is False. `watch` is called after every round. When `stop()` turns
-    true, the round is finished, a checkpoint is written and `Interrupted` is raised. `stack=False` computes the parties one by one,
-    bit for bit as separate processes would; parties that are too large to be stacked are always computed one by one.
+    true, the round is finished, a checkpoint is written and `Interrupted` is raised.
 
-    `start_from` is the folder of a finished run to continue from: users and items that are still there keep their parameters, new
-    ones start as in any training. Without a `config`, the settings are those of that run with a tenth of its rounds
-    (`Config.for_night`).
+    `after` is the folder of the run before this one. Users whom it has forgotten are left out, and `metrics["after"]` says how far the
+    data have moved since. The training starts from nothing in any case.
 
     `parts` replaces the configured split: one array per party with `TRAIN`, `VALID` or `TEST` for each rating. `party` is a
     subclass of the protocol's party; it cannot be combined with `out`, because a run folder does not record the class.
@@ -53,9 +50,8 @@ def train(
             config,
             out=out,
             device=device,
-            stack=stack,
             overwrite=overwrite,
-            start_from=start_from,
+            after=after,
             parts=parts,
             party=party,
             watch=watcher,
@@ -67,7 +63,6 @@ def resume(
     out: str | Path,
     *,
     device: str | torch.device = "cpu",
-    stack: bool = True,
     watch: Watcher | None = None,
     stop: Stop = never,
     verbose: bool = True,
@@ -77,4 +72,4 @@ def resume(
     Terminals and notebooks show the progress, unless `verbose` is False.
     """
     with watching(verbose, watch) as watcher:
-        return resume_quietly(out, device=device, stack=stack, watch=watcher, stop=stop)
+        return resume_quietly(out, device=device, watch=watcher, stop=stop)

@@ -29,7 +29,7 @@ from verfedgnn.training.simple_models import fit_party_means, means_model, popul
 from verfedgnn.training.train import train
 
 
-def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: Stop = never) -> dict[str, Any]:
+def lift(run: Run, *, watch: Watcher | None = None, stop: Stop = never) -> dict[str, Any]:
     """Return the `lift` part of metrics.json: simple, alone and federated, with gains, intervals and verdicts.
 
     The gain in a row compares what the parties serve with the best that they have without joining, on the same test cases. That is
@@ -44,7 +44,7 @@ def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: St
         known = judge_models(run, watch=watch, stop=stop)
         held_out = run.config.with_values({"split.kind": "newcomers"})
         device = str(run.device)
-        second = train(run.parties, held_out, device=device, stack=stack, watch=_named(watch), stop=stop)
+        second = train(run.parties, held_out, device=device, watch=_named(watch), stop=stop)
     new = judge_models(second, watch=_named(watch), stop=stop)
     tables: dict[str, Any] = {}
     for judged, model in zip(known or new, _models(run), strict=True):
@@ -78,8 +78,6 @@ def _conclude(found: dict[str, Any], run: Run) -> dict[str, Any]:
     for row, customers in zip(found["parties"], _count_customers(run.parties), strict=True):
         row["customers"] = customers
     found |= {"format": LIFT_FORMAT, **_note_short_training(run)}
-    if "from" in run.metrics:
-        found["continues"] = True
     return found | {"summary": summarise(found)}
 
 
@@ -104,7 +102,7 @@ def _note_short_training(run: Run) -> dict[str, Any]:
     preset = run.config.base if run.config.base in presets() else "best"
     usual = Config.preset(preset).training.epochs
     improves = any(each.metrics["best_round"] == each.metrics["rounds"] for each in _models(run))
-    if epochs >= usual or not improves or "from" in run.metrics:
+    if epochs >= usual or not improves:
         return {}
     return {"short": {"epochs": epochs, "preset": preset, "usual": usual}}
 
@@ -129,7 +127,7 @@ def _add_weights(table: dict[str, Any], run: Run) -> dict[str, Any]:
 
 def _judge(run: Run, *, watch: Watcher | None = None, stop: Stop = never) -> list[JudgedParty]:
     """Evaluate the simple, alone and federated model of each party."""
-    ranks = run.config.training.ranks
+    ranks = run.config.ranks
     prepared = run.prepared()
     alone = run.alone or _alone_models(run, prepared, watch, stop)
     elsewhere = count_elsewhere(prepared)

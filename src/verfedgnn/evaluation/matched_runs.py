@@ -120,7 +120,7 @@ def compare_runs(
     A positive gain means that the later run is better.
     """
     found = {}
-    if not before.config.training.ranks and not after.config.training.ranks:
+    if not before.config.ranks and not after.config.ranks:
         found["rmse"] = _compare("rmse", [_rate(before, after, party, chosen) for party in parties], parties)
     lists = [_rank(before.ranker, after.ranker, party, chosen) for party in parties]
     found["ndcg@20"] = _compare("ndcg@20", lists, parties)

@@ -1,7 +1,6 @@
 """Champion and challenger: whether tonight's run may replace the run that is served.
 
-Both are judged on the challenger's test ratings, which neither of them nor any of their ancestors was trained on. This holds for
-two runs with the same seed and the same kind of split, since the part of a rating follows from its ids; it is checked.
+Both are judged on the challenger's test ratings, which neither of them was trained on. This holds for two runs with the same seed and the same kind of split, since the part of a rating follows from its ids; it is checked.
 
 The challenger is also compared with the best run that was promoted before, so that tolerated losses of single nights do not add up.
 Every promoted run names that run, by metric, in its folder.
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import writing
 from verfedgnn.data import TEST, TRAIN, VALID
-from verfedgnn.data.rating_drift import measure_drift
+from verfedgnn.data.rating_distribution import measure_drift
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
 from verfedgnn.evaluation.gain_text import format_gain
 from verfedgnn.evaluation.matched_runs import (
@@ -123,27 +122,21 @@ def _compare(
     champion: Run, challenger: Run, parties: list[MatchedParty]
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the figures of both runs on the ratings that came since, and on those that both tested."""
-    check_unseen(challenger, parties)
+    check_unseen(parties)
     return {
         "new": compare_runs(champion, challenger, parties, _only_later_tests),
         "shared": compare_runs(champion, challenger, parties, in_both_tests),
     }
 
 
-def check_unseen(challenger: Run, parties: list[MatchedParty]) -> None:
-    """Raise `RunError` if a run or an ancestor of it was trained on, or chosen by, a test rating of the challenger."""
+def check_unseen(parties: list[MatchedParty]) -> None:
+    """Raise `RunError` if the earlier run was trained on, or chosen by, a test rating of the challenger."""
     leaked = sum(int(((p.part == TEST) & np.isin(p.earlier_part, (TRAIN, VALID))).sum()) for p in parties)
     tests = sum(int((party.part == TEST).sum()) for party in parties)
     if leaked:
         raise RunError(
             f"{leaked:,} of the challenger's {tests:,} test ratings were training or validation ratings of the champion, so they "
             "cannot judge it; train both with the same seed and [split]"
-        )
-    ancestor = challenger.metrics.get("from")
-    if ancestor is not None and not ancestor["same_split"]:
-        raise RunError(
-            "the challenger started from a run with another seed or [split], which may have been trained on its test ratings; "
-            "train it again with the seed of its ancestor, or without --from"
         )
 
 

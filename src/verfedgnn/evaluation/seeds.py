@@ -20,7 +20,6 @@ from scipy.special import stdtrit
 from verfedgnn.config import load_config
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import lock_folder, make_folder, writing
-from verfedgnn.core.option_names import option
 from verfedgnn.evaluation.chance import GROUPS, decide_verdicts, p_value
 from verfedgnn.evaluation.judged_party import WAYS
 from verfedgnn.evaluation.lift import lift
@@ -38,7 +37,6 @@ def lift_over_seeds(
     seeds: int,
     *,
     folder: Path | None = None,
-    stack: bool = True,
     watch: Watcher | None = None,
     stop: Stop = never,
 ) -> dict[str, Any]:
@@ -48,11 +46,6 @@ def lift_over_seeds(
     """
     if len(run.parties) < 2:
         raise ConfigError("a lift compares parties with a federation, but this run holds one party")
-    if seeds > 1 and "from" in run.metrics:
-        raise ConfigError(
-            "this run continues another run, which knows the test ratings of other seeds; judge a run trained without "
-            + option("start_from", flag="from")
-        )
     numbers = list(range(run.config.seed, run.config.seed + seeds))
     found = []
     kept = folder if seeds > 1 else None
@@ -60,7 +53,7 @@ def lift_over_seeds(
         for number in numbers:
             saved = find_saved_lift(run, number, folder)
             if saved is None:
-                saved = _judge(run, number, folder, stack, watch, stop)
+                saved = _judge(run, number, folder, watch, stop)
             if kept is not None:
                 with writing(kept):
                     make_folder(kept / SEEDS)
@@ -76,11 +69,9 @@ def find_saved_lift(run: Run, seed: int, folder: Path | None) -> dict[str, Any] 
     return _read(folder, seed) if known is None or "seeds" in known else known
 
 
-def _judge(
-    run: Run, seed: int, folder: Path | None, stack: bool, watch: Watcher | None, stop: Stop
-) -> dict[str, Any]:
+def _judge(run: Run, seed: int, folder: Path | None, watch: Watcher | None, stop: Stop) -> dict[str, Any]:
     """Return the lift of one seed; seeds other than the run's are trained first."""
-    options: dict[str, Any] = {"stack": stack, "watch": watch, "stop": stop}
+    options: dict[str, Any] = {"watch": watch, "stop": stop}
     if seed == run.config.seed:
         return lift(run, **options)
     if watch is not None:

@@ -160,8 +160,6 @@ def warn_of_one_split(lift: Mapping[str, Any], folder: Path | None = None) -> st
     """
     if "seeds" in lift:
         return None
-    if "continues" in lift:
-        return "Provisional: this is one split of the ratings, and a run that continues another cannot judge more."
     run = "RUN" if folder is None else shlex.quote(str(folder))
     judge = worded(f"`verfedgnn lift {run} --seeds 3`", "`vf.lift(run, seeds=3)`")
     return f"Provisional: this is one split of the ratings; run {judge} to be sure."

@@ -1,1 +1,10 @@
-"""A federation across organisations: who belongs to it, what they agreed on, and how they know each other."""
+"""Training across organisations, over a network. The names of key files are here, so that `--help` loads nothing else."""
+
+AUTHORITY_KEY = "authority.key"
+"""File beside federation.toml with the authority's private key, at the coordinator."""
+AUTHORITY = "authority.pem"
+"""File with the authority's certificate, at the coordinator."""
+COORDINATOR_KEY = "coordinator.key"
+"""File with the coordinator's private key."""
+PARTY_KEY = "key.pem"
+"""File with a party's private key, at the party."""

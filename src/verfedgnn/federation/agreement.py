@@ -1,4 +1,8 @@
-"""The agreement of a federation: one file, `federation.toml`, the same for all members and without a secret in it."""
+"""The agreement of a federation: one file, `federation.toml`, the same for all members and without a secret in it.
+
+It names the members with their certificates, the rules, and the configuration. The trainings follow from it: one of ratings and,
+if the configuration asks for it, one of lists after it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,13 +20,14 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from verfedgnn.config import Config, explain_invalid
+from verfedgnn.config import Config, build_config, explain_invalid, presets
 from verfedgnn.config.party_counts import active_count, fewest_parties_in_sum, too_few
 from verfedgnn.config.sections import Section
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
 from verfedgnn.federation import certificates
 from verfedgnn.federation.certificates import COORDINATOR, check_name, format_day
+from verfedgnn.runs.run_layout import LISTS
 
 FILE = "federation.toml"
 
@@ -79,9 +85,8 @@ class Member(Section):
             return pem
         found = certificates.certificate_name(pem, name)
         if found != name:
-            raise ValueError(
-                f"the certificate of {name} is for {found[:80]!a}; each member needs a certificate for its own name"
-            )
+            rule = "each member needs a certificate for its own name"
+            raise ValueError(f"the certificate of {name} is for {found[:80]!a}; {rule}")
         return certificates.plain_pem(pem, name)
 
     @property
@@ -105,7 +110,7 @@ class Agreement(Section):
     alignment: Alignment = "keyed"
     """How users are aligned: keyed (under a shared key), ecdh (under keys of two parties) or none (as given)."""
     min_parties: int = Field(0, ge=0)
-    """Number of parties a round needs; 0 means more than half, at least two, and all with exchange.mode = masked."""
+    """Number of parties a round needs; 0 means more than half, at least two, and all where every sum must include all."""
     max_users: int = Field(20_000_000, ge=1)
     """Number of users a party may align. It bounds what a party can learn by inventing ids, and the memory it can occupy."""
     max_rounds: int = Field(10_000, ge=1)
@@ -151,10 +156,8 @@ class Agreement(Section):
                 why = reserved if other == COORDINATOR else f"'{other}' is already a party"
                 raise ValueError(f"no party can be named '{member.name}': {why}; choose another name")
             if not certificates.issued_by(member.certificate, self.authority):
-                raise ValueError(
-                    f"the certificate of {member.name} is not signed by this federation's authority; "
-                    "get federation.toml from the coordinator again"
-                )
+                unsigned = f"the certificate of {member.name} is not signed by this federation's authority"
+                raise ValueError(f"{unsigned}; get federation.toml from the coordinator again")
             key = certificates.certificate_key(member.certificate)
             if key in keys:
                 raise ValueError(f"{keys[key]} and {member.name} have the same key; each must create its own")
@@ -179,62 +182,38 @@ class Agreement(Section):
         By default, it is more than half, or as many as every sum must include.
         """
         count = len(self.parties)
-        if self.min_parties or count < 2:
-            return min(count, self.min_parties or _majority(count))
-        return min(count, max(_majority(count), fewest_parties_in_sum(self.training_config, count)))
+        return min(count, self.min_parties or self._fewest)
+
+    @property
+    def _fewest(self) -> int:
+        count = len(self.parties)
+        return max(_majority(count), fewest_parties_in_sum(self.config, count))
 
     @property
     def smallest_sum(self) -> int:
         """Number of parties that a sum has at least, also after the deadline for absent parties."""
-        count = len(self.parties)
         if not self.absent.deadline or self.absent.then == "finish":
             return self.quorum
-        return min(self.quorum, max(_majority(count), fewest_parties_in_sum(self.training_config, count)))
+        return min(self.quorum, self._fewest)
 
     @property
     def problem(self) -> str | None:
         """Why these parties cannot train under this agreement, and what to decide; None if they can."""
         count = len(self.parties)
-        config = self.training_config
         if count < 2:
             return None  # more parties are expected
-        least = min(active_count(config, count), self.smallest_sum)
-        if self.quorum < fewest_parties_in_sum(config, count) and config.training.participation == 1:
-            return (
-                f"a round needs {self.quorum} of {count} parties, but exchange.mode = {config.exchange.mode} needs all of them in "
-                f"every sum; set min_parties = {count} in federation.toml, and send it to all members"
-            )
-        return too_few(config, least, count)
-
-    @property
-    def training_config(self) -> Config:
-        """Configuration that this number of parties trains with; all members derive it in the same way."""
-        return self.config.for_parties(len(self.parties))
+        return too_few(self.config, min(active_count(self.config, count), self.smallest_sum), count)
 
     def digest(self) -> str:
         """Return the SHA-256 of the members, the rules and the configuration, for organisations to compare.
 
         The address and the timeouts are not covered.
         """
+        limits = (self.max_users, self.max_rounds, self.min_users, self.min_overlap, self.quorum)
+        rules = (*limits, self.absent.model_dump(), self.config.digest())
         roster = [(party.name, party.fingerprint) for party in self.parties]
-        parts = (
-            self.name,
-            self.alignment,
-            self.max_users,
-            self.max_rounds,
-            self.min_users,
-            self.min_overlap,
-            self.quorum,
-            self.absent.model_dump(),
-            self.config.digest(),
-            roster,
-            self.coordinator.fingerprint,
-        )
+        parts = (self.name, self.alignment, *rules, roster, self.coordinator.fingerprint)
         return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-    def fingerprint(self) -> str:
-        """Return the first 16 digits of `digest`, to name the agreement in tables; members compare the whole."""
-        return self.digest()[:16]
 
     def member(self, name: str) -> Member:
         """Return the party or coordinator called `name`; raise `ConfigError` if there is none."""
@@ -242,31 +221,28 @@ class Agreement(Section):
             if member.name == name:
                 return member
         names = ", ".join(party.name for party in self.parties) or "none yet"
-        raise ConfigError(
-            f"there is no party {name[:80]!a} in federation {self.name}; its parties are: {names}"
-        )
+        unknown = f"there is no party {name[:80]!a} in federation {self.name}"
+        raise ConfigError(f"{unknown}; its parties are: {names}")
 
     def check_dates(self) -> None:
         """Raise `ConfigError` if a certificate has expired or is not valid yet."""
-        authority = certificates.read_certificate(self.authority, "the authority")
         remedies = {
             "the authority": "create a new federation with `verfedgnn federation init`",
             COORDINATOR: "create a new one with `verfedgnn federation renew`",
         }
-        dated = [("the authority", authority)]
-        for member in (self.coordinator, *self.parties):
-            dated.append((member.name, certificates.read_certificate(member.certificate, member.name)))
+        dated = {"the authority": self.authority}
+        dated |= {member.name: member.certificate for member in (self.coordinator, *self.parties)}
         now = datetime.now(UTC)
-        for name, certificate in dated:
-            if certificate.not_valid_after_utc <= now:
-                end = format_day(certificate.not_valid_after_utc)
+        for name, pem in dated.items():
+            certificate = certificates.read_certificate(pem, name)
+            start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+            if end <= now:
                 again = f"approve {name}'s request again with `verfedgnn federation approve --replace`"
-                raise ConfigError(f"the certificate of {name} expired on {end}; {remedies.get(name, again)}")
-            if certificate.not_valid_before_utc > now:
-                start = format_day(certificate.not_valid_before_utc)
-                raise ConfigError(
-                    f"the certificate of {name} is not valid before {start}; correct this machine's clock"
-                )
+                remedy = remedies.get(name, again)
+                raise ConfigError(f"the certificate of {name} expired on {format_day(end)}; {remedy}")
+            if start > now:
+                early = f"the certificate of {name} is not valid before {format_day(start)}"
+                raise ConfigError(f"{early}; correct this machine's clock")
 
     def with_values(self, **changes: Any) -> Agreement:
         """Return a copy with other values of fields, checked like the original."""
@@ -290,10 +266,8 @@ def load_agreement(path: Path, *, dates: bool = True) -> Agreement:
     try:
         tree = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(
-            f"cannot read the agreement {file}: {reason}; pass the {FILE} from the coordinator, or its folder"
-        ) from None
+        remedy = f"pass the {FILE} from the coordinator, or its folder"
+        raise ConfigError(f"cannot read the agreement {file}: {error.strerror or error}; {remedy}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}; get it from the coordinator again") from None
     try:
@@ -312,9 +286,82 @@ def save_agreement(path: Path, agreement: Agreement) -> None:
     try:
         write_bytes(path, (_HEADER + tomli_w.dumps(tree, multiline_strings=True)).encode())
     except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror or error}; free some space or choose another folder"
-        ) from None
+        remedy = "free some space or choose another folder"
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None
+
+
+# -- trainings ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One training of a federation: a complete exchange from Hello to Finished, with its own configuration and files."""
+
+    name: Literal["ratings", "lists"]
+    config: Config
+    first: bool = True
+    """Whether it is the first training, before which users are aligned."""
+    last: bool = True
+
+    def folder(self, run: Path) -> Path:
+        """Return the folder of this training in a run folder."""
+        return run if self.first else run / LISTS
+
+
+RATINGS_PER_USER = 100
+"""Ratings a user by which sizes are chosen if a federation says nothing else."""
+
+
+def list_stages(agreement: Agreement) -> list[Stage]:
+    """Return the trainings that the members agreed on, in their order."""
+    config = agreement.config.for_parties(len(agreement.parties)).for_data(1, RATINGS_PER_USER)
+    if not config.trains_lists:
+        return [Stage("lists" if config.ranks else "ratings", config)]
+    return [Stage("ratings", config, last=False), Stage("lists", config.for_lists(), first=False)]
+
+
+# -- summaries ---------------------------------------------------------------------------------------------------------------
+
+
+def summarise_agreement(agreement: Agreement) -> dict[str, Any]:
+    """Return the agreement and its members as JSON values."""
+    members = [
+        {
+            "name": member.name,
+            "certificate": member.fingerprint,
+            "key": certificates.certificate_key(member.certificate),
+            "expires": member.expires.isoformat(),
+        }
+        for member in (agreement.coordinator, *agreement.parties)
+    ]
+    return {
+        "name": agreement.name,
+        "address": agreement.address,
+        "alignment": agreement.alignment,
+        "quorum": agreement.quorum,
+        "configuration": agreement.config.fingerprint(),
+        "fingerprint": agreement.digest()[:16],
+        "digest": agreement.digest(),
+        "preset": agreement.config.base,
+        "settings": changed_settings(agreement.config),
+        "trainings": [stage.name for stage in list_stages(agreement)],
+        "two_parties": describe_two_parties(agreement),
+        "members": members,
+    }
+
+
+def describe_two_parties(agreement: Agreement) -> str | None:
+    """Return what two parties can and cannot hide from each other; None for any other number of parties."""
+    from verfedgnn.privacy import visibility  # loads torch, which a change of the roster does not need
+
+    return visibility.describe_two_parties(agreement.config) if len(agreement.parties) == 2 else None
+
+
+def changed_settings(config: Config) -> dict[str, Any]:
+    """Return the settings, by path, that differ from the preset of the configuration."""
+    base = build_config(preset=config.base) if config.base in presets() else Config(base=config.base)
+    before = base.values()
+    return {path: own for path, own in config.values().items() if path not in before or own != before[path]}
 
 
 def _majority(parties: int) -> int:

@@ -8,22 +8,19 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from contextlib import suppress
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import load_pem_private_key as load_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from verfedgnn.core.errors import ConfigError
@@ -38,6 +35,7 @@ COORDINATOR = "server"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _SKEW = timedelta(hours=1)
 """Time by which a certificate is backdated, for machines whose clocks are slow."""
+_REQUEST = "create it with `verfedgnn federation join-request`"
 
 
 class CertificateError(ConfigError):
@@ -54,9 +52,8 @@ class CertificateRequest(NamedTuple):
 def check_name(name: str) -> str:
     """Return `name` if it is safe in a certificate, a file name and a log line; raise `CertificateError` otherwise."""
     if not _NAME.fullmatch(name) or name == "unset":  # "unset" is how our TOML files spell null
-        raise CertificateError(
-            f"{name[:80]!a} cannot be a name; use 1 to 63 letters, digits, - and _, starting with a letter or digit"
-        )
+        rule = "use 1 to 63 letters, digits, - and _, starting with a letter or digit"
+        raise CertificateError(f"{name[:80]!a} cannot be a name; {rule}")
     return name
 
 
@@ -72,46 +69,37 @@ def key_pem(key: Key) -> bytes:
 
 def write_secret(path: Path, data: bytes) -> None:
     """Write a new file that at no time anybody but its owner can read."""
+    made = False
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise CertificateError(
-            f"{path} exists already and is not overwritten; move it or choose another folder"
-        ) from None
-    except OSError as error:
-        raise CertificateError(
-            f"cannot write {path}: {error.strerror or error}; choose another folder"
-        ) from None
-    try:
-        with open(handle, "wb") as file:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            made = True
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         sync_folder(path.parent)
+    except FileExistsError:
+        remedy = "move it or choose another folder"
+        raise CertificateError(f"{path} exists already and is not overwritten; {remedy}") from None
     except OSError as error:
-        with suppress(OSError):
-            path.unlink()
-        raise CertificateError(
-            f"cannot write {path}: {error.strerror or error}; free some space or choose another folder"
-        ) from None
+        if made:
+            path.unlink(missing_ok=True)
+        remedy = "free some space or choose another folder"
+        raise CertificateError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None
 
 
 def read_key(path: Path) -> Key:
     """Read a private key; raise `ConfigError` if other users can read its file."""
+    remedy = "pass the file that verfedgnn wrote"
     try:
-        data = read_private(path)
+        key = load_key(read_private(path), None)
     except OSError as error:
         raise CertificateError(f"cannot read the key {path}: {error.strerror or error}") from None
-    try:
-        key = load_pem_private_key(data, None)
+    except ConfigError:
+        raise
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise CertificateError(
-            f"{path} holds no unencrypted private key in PEM; pass the file that verfedgnn wrote"
-        ) from None
+        raise CertificateError(f"{path} holds no unencrypted private key in PEM; {remedy}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise CertificateError(
-            f"the key {path} is not an ECDSA P-256 key; pass the file that verfedgnn wrote"
-        )
+        raise CertificateError(f"the key {path} is not an ECDSA P-256 key; {remedy}")
     return key
 
 
@@ -122,9 +110,8 @@ def new_authority(name: str, days: int = 3650) -> tuple[Key, str]:
     organisation = x509.NameAttribute(NameOID.ORGANIZATION_NAME, "verfedgnn authority")
     subject = x509.Name([organisation, x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
     certificate = (
-        _builder(subject, subject, key.public_key(), _now() + timedelta(days=days))
+        _builder(subject, subject, key.public_key(), _now() + timedelta(days=days), authority=True)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(key, SHA256())
     )
     return key, _pem(certificate)
@@ -139,30 +126,22 @@ def make_request(key: Key, name: str) -> str:
 def read_request(csr_pem: str) -> CertificateRequest:
     """Return the name and public key of a request, after checking that its sender holds the private key."""
     if "PRIVATE KEY" in csr_pem:
-        raise CertificateError(
-            "this is a private key, which must never leave its machine; pass the request, the file ending in .csr"
-        )
+        secret = "this is a private key, which must never leave its machine"
+        raise CertificateError(f"{secret}; pass the request, the file ending in .csr")
     try:
         csr = x509.load_pem_x509_csr(csr_pem.encode())
         key = csr.public_key()
         names = _common_names(csr.subject)
         signed = csr.is_signature_valid
     except (ValueError, UnsupportedAlgorithm):
-        raise CertificateError(
-            "this is not a certificate request in PEM; the party creates one with `verfedgnn federation join-request`"
-        ) from None
+        raise CertificateError(f"this is not a certificate request in PEM; {_REQUEST}") from None
     if not signed:
-        raise CertificateError(
-            "the request is not signed with the key it is for; ask the party for a new one"
-        )
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise CertificateError(
-            "the request is not for an ECDSA P-256 key; create it with `verfedgnn federation join-request`"
-        )
+        raise CertificateError(f"the request is not signed with the key it is for; {_REQUEST}")
+    if not _is_p256(key):
+        raise CertificateError(f"the request is not for an ECDSA P-256 key; {_REQUEST}")
     if len(names) != 1:
-        raise CertificateError(
-            f"the request has {len(names)} names instead of one; create it with `verfedgnn federation join-request`"
-        )
+        raise CertificateError(f"the request has {len(names)} names instead of one; {_REQUEST}")
+    assert isinstance(key, ec.EllipticCurvePublicKey)
     return CertificateRequest(check_name(names[0]), key)
 
 
@@ -170,19 +149,15 @@ def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool
     """Sign the name and public key of a request and return the certificate; other content of the request is ignored."""
     authority = read_certificate(ca_cert, "the authority")
     if not same_key(ca_key, ca_cert):
-        raise CertificateError(
-            "the authority's key does not belong to its certificate; use the two files of one federation"
-        )
+        remedy = "use the two files of one federation"
+        raise CertificateError(f"the authority's key does not belong to its certificate; {remedy}")
     if authority.not_valid_after_utc <= _now():
         until = format_day(authority.not_valid_after_utc)
-        raise CertificateError(
-            f"the authority expired on {until}; create a new federation with `verfedgnn federation init`"
-        )
+        remedy = "create a new federation with `verfedgnn federation init`"
+        raise CertificateError(f"the authority expired on {until}; {remedy}")
     asked = read_request(csr_pem)
     if not server and asked.name.lower() == COORDINATOR:
-        raise CertificateError(
-            f"'{asked.name}' is reserved for the coordinator; the party must choose another name"
-        )
+        raise CertificateError(f"'{asked.name}' is reserved for the coordinator; choose another name")
     if server and asked.name != COORDINATOR:
         raise CertificateError(
             f"the coordinator's certificate is for '{COORDINATOR}', not for '{asked.name}'"
@@ -190,15 +165,13 @@ def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool
     end = min(_now() + timedelta(days=days), authority.not_valid_after_utc)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, asked.name)])
     role = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     certificate = (
-        _builder(subject, authority.subject, asked.key, end)
+        _builder(subject, authority.subject, asked.key, end, authority=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([role]), critical=False)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(asked.name)]), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
-        )
+        .add_extension(issuer, critical=False)
         .sign(ca_key, SHA256())
     )
     return _pem(certificate)
@@ -208,19 +181,13 @@ def read_certificate(pem: str, whose: str = "this member") -> x509.Certificate:
     """Return the only certificate in `pem`; `whose` names its owner in errors."""
     try:
         found = x509.load_pem_x509_certificates(pem.encode())
-        keys = [certificate.public_key() for certificate in found]
+        fits = [_is_p256(certificate.public_key()) for certificate in found] == [True]
     except (ValueError, UnsupportedAlgorithm):
-        raise CertificateError(
-            f"the certificate of {whose} cannot be read; get federation.toml from the coordinator again"
-        ) from None
-    if (
-        len(found) != 1
-        or not isinstance(keys[0], ec.EllipticCurvePublicKey)
-        or not isinstance(keys[0].curve, ec.SECP256R1)
-    ):
-        raise CertificateError(
-            f"the certificate of {whose} must be a single one with an ECDSA P-256 key; create it with verfedgnn"
-        )
+        remedy = "get federation.toml from the coordinator again"
+        raise CertificateError(f"the certificate of {whose} cannot be read; {remedy}") from None
+    if not fits:
+        rule = "must be a single one with an ECDSA P-256 key"
+        raise CertificateError(f"the certificate of {whose} {rule}; create it with verfedgnn")
     return found[0]
 
 
@@ -236,9 +203,8 @@ def certificate_name(pem: str, whose: str = "this member") -> str:
     with suppress(ValueError):
         names = _common_names(certificate.subject)
     if len(names) != 1:
-        raise CertificateError(
-            f"the certificate of {whose} must hold exactly one name; create it with verfedgnn"
-        )
+        rule = "must hold exactly one name; create it with verfedgnn"
+        raise CertificateError(f"the certificate of {whose} {rule}")
     return names[0]
 
 
@@ -253,7 +219,7 @@ def issued_by(pem: str, authority: str) -> bool:
 
 def same_key(key: Key, cert: str) -> bool:
     """Return whether the certificate belongs to this private key."""
-    return key_fingerprint(key) == key_fingerprint(_public_key(cert))
+    return key_fingerprint(key) == certificate_key(cert)
 
 
 def sign(key: Key, data: bytes) -> bytes:
@@ -273,6 +239,71 @@ def verify(cert_pem: str, signature: bytes, data: bytes) -> bool:
 def exchange_secret(key: Key, cert_pem: str) -> bytes:
     """Return the ECDH secret of a private key and the key in a certificate."""
     return key.exchange(ec.ECDH(), _public_key(cert_pem))
+
+
+def tls_context(*, server: bool, authority: str, certificate: str, key: bytes) -> ssl.SSLContext:
+    """Return a context for mutual TLS 1.3 with a certificate and its private key, both in PEM.
+
+    Host names are not checked, because the peer's certificate is pinned.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=authority)
+    with _as_file(certificate.encode()) as certificate_file, _as_file(key) as key_file:
+        context.load_cert_chain(certificate_file, key_file)
+    return context
+
+
+@contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """Yield a name under which `data` can be read once: the ssl module takes names only, and a key stays off the disk."""
+    reader, writer = os.pipe()
+    try:
+        with open(writer, "wb") as file:
+            file.write(data)
+        yield f"/dev/fd/{reader}"
+    finally:
+        os.close(reader)
+
+
+def pinned_tls(roster: Mapping[str, str], refused: Callable[[str], None]) -> type[ssl.SSLObject]:
+    """Return a class of TLS connections whose handshake fails unless the peer's certificate is in the roster."""
+
+    class PinnedTls(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLError as error:
+                refused(f"TLS handshake failed ({error_reason(error)})")
+                raise
+            if peer_fingerprint(self) not in roster:
+                reason = f"the certificate of {_common_name(self)} is not in the roster"
+                refused(reason)
+                raise ssl.SSLCertVerificationError(reason)
+
+    return PinnedTls
+
+
+def peer_fingerprint(tls: ssl.SSLObject) -> str:
+    """Return the SHA-256 of the certificate of the other end."""
+    return hashlib.sha256(tls.getpeercert(binary_form=True) or b"").hexdigest()
+
+
+def _common_name(tls: ssl.SSLObject) -> str:
+    """Return the name in the peer's certificate, which the authority signed."""
+    parts: Any = (tls.getpeercert() or {}).get("subject", ())
+    return next((value for part in parts for key, value in part if key == "commonName"), "an unnamed peer")
+
+
+def error_reason(error: OSError) -> str:
+    """Return the reason of an error without any text from the peer."""
+    if error.errno is not None and error.errno > 0 and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)  # asyncio's own text repeats the address
+    return getattr(error, "reason", None) or error.strerror or str(error) or type(error).__name__
 
 
 def fingerprint(cert: str) -> str:
@@ -302,8 +333,16 @@ def format_day(moment: datetime) -> str:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: PublicKey, until: datetime
+    subject: x509.Name, issuer: x509.Name, key: PublicKey, until: datetime, *, authority: bool
 ) -> x509.CertificateBuilder:
+    never = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "encipher_only", "decipher_only"),
+        False,
+    )
+    usage = x509.KeyUsage(
+        digital_signature=not authority, key_agreement=not authority,
+        key_cert_sign=authority, crl_sign=authority, **never,
+    )  # fmt: skip
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -313,21 +352,12 @@ def _builder(
         .not_valid_before(_now() - _SKEW)
         .not_valid_after(until)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(usage, critical=True)
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=not signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _is_p256(key: object) -> bool:
+    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
 
 
 def _public_key(cert: str) -> PublicKey:

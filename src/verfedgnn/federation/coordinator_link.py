@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from verfedgnn.core.errors import Interrupted, ProtocolError, VerFedGNNError
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_event, log_warning
-from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.frames import Transport
+from verfedgnn.federation.roster import MemberIdentity
+from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
-from verfedgnn.federation.transport.interface import Transport
+from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.party.common_statements import common_statements
-from verfedgnn.protocol.round.message_sizes import largest_alignment
-from verfedgnn.protocol.round.user_blocks import UserBlocks
+from verfedgnn.protocol.round.aggregation import largest_alignment
 from verfedgnn.protocol.wire.framing import Buffer, kind_of
-from verfedgnn.protocol.wire.messages import (
-    Message,
-    Refused,
-    RoundStart,
-    Waiting,
-    decode,
-    encode_parts,
-)
+from verfedgnn.protocol.wire.messages import Message, Refused, RoundStart, Waiting, decode, encode_parts
 from verfedgnn.runs.ledger import Ledger
 
+SILENT_SECONDS = 8.0
+"""Number of seconds without a message from a coordinator that otherwise sends signs of life every few seconds."""
 _TICK = 0.25
 
 
@@ -37,27 +34,34 @@ class CoordinatorLink:
         transport: Transport,
         stop: Callable[[], bool],
         transcript: Transcript,
+        publisher: StatusPublisher,
     ) -> None:
         self.agreement = identity.agreement
         self.transport = transport
         self.transcript = transcript
+        self.publisher = publisher
         self.stop = stop
         self.name = identity.name
         self.ledger = Ledger()
         self.connected = False
-        self._largest_array: int | None = None
-        """Bytes of the largest packed array that a RoundStart may hold; None until the model is known."""
         self.stage = ALIGNMENT
         """Name of the present training, or "alignment"."""
-        self.blocks: UserBlocks | None = None
-        """Blocks of users of the present training; None before it."""
+        self.model: Model | None = None
+        """Model of the present training; None before it."""
         self.heard: float | None = None
         """Unix time of the last message from the coordinator; None before the first."""
+        self.waits_for = [COORDINATOR]
+        """Members for whom the training waits."""
+        self.waits_since: float | None = time.time()
+        self._largest_array: int | None = None
+        """Bytes of the largest packed array that a RoundStart may hold; None until the model is known."""
         self._last_heard = 0.0
         self._last_hello = 0.0
+        self._silent = False
         aligns = self.agreement.alignment != "none"
         self._largest_alignment = largest_alignment(self.agreement.max_users if aligns else 0)
         transport.largest = self._largest_alignment
+        publisher.update(self.status, now=True)
 
     def expect(self, largest_message: int, largest_array: int) -> None:
         """Accept messages of a training, up to that many bytes, with arrays in a RoundStart up to that many bytes."""
@@ -78,12 +82,12 @@ class CoordinatorLink:
         self,
         hello: Callable[[], Message],
         joining: Callable[[], bool],
-        idle: Callable[[], None] = lambda: None,
+        status: Callable[[], dict[str, Any]] | None = None,
     ) -> Message:
         """Return the next message; raise `Interrupted` when a stop was requested.
 
-        Until one arrives, send `hello()` on every new connection, repeatedly while `joining()`, and after long silence. `idle` is
-        called several times a second meanwhile.
+        Until one arrives, send `hello()` on every new connection, repeatedly while `joining()`, and after long silence, and
+        publish `status()`.
         """
         self._last_heard = time.monotonic()  # only silence while listening counts
         while True:
@@ -92,23 +96,23 @@ class CoordinatorLink:
             self._repeat_hello(hello, joining)
             event = self.transport.next(_TICK)
             if event is None:
-                idle()
+                self._notice_silence()
+                self.publisher.update(status or self.status)
                 continue
+            self._last_heard = time.monotonic()
             if event.kind == "joined":
                 log_event("connected to the coordinator")
                 self.connected = True
+                self._wait_for([])
                 self._last_hello = time.monotonic()
-                self._last_heard = self._last_hello
                 self.send(hello())
             elif event.kind == "left":
                 log_warning("lost the coordinator, reconnecting")
                 self.connected = False
-            elif event.kind == "part":
-                self._last_heard = time.monotonic()
+                self._wait_for([COORDINATOR])
             elif event.kind == "broken":
                 raise ProtocolError(f"the coordinator sent {event.reason}")
-            else:
-                self._last_heard = time.monotonic()
+            elif event.kind != "part":
                 self.heard = time.time()
                 return self._read(event.data)
 
@@ -116,13 +120,26 @@ class CoordinatorLink:
         """Make the next `receive` say hello, even though the connection is not new."""
         self._last_hello = 0.0
 
-    def close(self) -> None:
-        """End the connection, once queued messages are delivered."""
-        self.transport.close()
-
     def refuse(self, error: VerFedGNNError) -> None:
         """Tell the coordinator why this party leaves."""
         self.send(Refused(reason=str(error)[:500]))
+
+    def _wait_for(self, names: list[str]) -> None:
+        if names != self.waits_for:
+            self.waits_for = names
+            self.waits_since = time.time() if names else None
+            if names and names != [COORDINATOR]:
+                log_event("waiting for others", missing=names)
+
+    def _notice_silence(self) -> None:
+        """Log once that the coordinator, which is connected, has sent nothing for long."""
+        since = time.monotonic() - self._last_heard
+        if self.connected and not self._silent and since > SILENT_SECONDS:
+            self._silent = True
+            start = time.strftime("%H:%M:%S", time.localtime(time.time() - since))
+            then = f"this party joins again after {self.agreement.timeouts.idle:g} s of silence"
+            log_warning("no message from the coordinator", since=start, next=then)
+            self._wait_for([COORDINATOR])
 
     def _repeat_hello(self, hello: Callable[[], Message], joining: Callable[[], bool]) -> None:
         timeouts = self.agreement.timeouts
@@ -138,18 +155,37 @@ class CoordinatorLink:
     def _read(self, data: Buffer) -> Message:
         # Outside of rounds, arrays are packed with at least one bit per value, which bounds their size.
         known = self._largest_array if kind_of(data) is RoundStart else None
+        mark = mark_message((data,))
         try:
             message = decode(data, min(64 * len(data), self.transport.largest) if known is None else known)
         except ProtocolError:
-            self.transcript.record_unreadable(COORDINATOR, data, self.stage)
+            self.transcript.record("in", COORDINATOR, None, mark, self.stage)
             raise
-        common = common_statements(message, self.blocks)
-        self.transcript.record("in", COORDINATOR, message, mark_message((data,)), self.stage, common)
+        common = common_statements(message, self.model)
+        self.transcript.record("in", COORDINATOR, message, mark, self.stage, common)
         self.ledger.record(type(message).__name__, "down", self.name, len(data))
+        self._silent = False
+        self._wait_for(message.missing if isinstance(message, Waiting) else [])
         if isinstance(message, Refused):
             raise ProtocolError(f"the coordinator refused: {message.reason}")
-        if isinstance(message, Waiting) and message.missing:
-            log_event("waiting for others", missing=message.missing)
         if isinstance(message, Waiting) and message.second:
             log_warning("another process wanted to join under this party's name and was refused: stop it")
         return message
+
+    def status(self) -> dict[str, Any]:
+        """Return the status of the connection, which is all there is to say before a training."""
+        sizes = {way: self.ledger.total(way) for way in ("up", "down")}
+        coordinator = {"here": self.connected, "connected": self.connected, "heard": self.heard}
+        return {
+            "role": f"party {self.name}",
+            "federation": self.agreement.name,
+            "stage": self.stage,
+            "state": "gathering" if self.waits_for else "aligning",
+            "waits_for": self.waits_for,
+            "waits_since": self.waits_since,
+            "bytes": sizes,
+            "parties": {
+                self.name: {"here": False, "joined": self.connected, **sizes},
+                COORDINATOR: {**coordinator, "up": 0, "down": 0},
+            },
+        }

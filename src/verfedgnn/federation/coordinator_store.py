@@ -1,4 +1,7 @@
-"""A coordinator's run folder: checkpoint, history, figures and public parameters. It never holds ratings or ids."""
+"""A coordinator's run folder: checkpoint, history, figures and public parameters. It never holds ratings or ids.
+
+An operator reaches a running coordinator through files: a request to finish here, and revoked certificates in federation.toml.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from verfedgnn.config import Config
-from verfedgnn.core.errors import RunError
+from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.files import make_folder, write_bytes, writing
-from verfedgnn.federation.coordinator_checkpoints import CoordinatorCheckpoints
+from verfedgnn.federation.agreement import FILE, load_agreement
+from verfedgnn.federation.certificates import certificate_key
+from verfedgnn.federation.event_log import log_warning
+from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
+from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import summarise_cost
 from verfedgnn.runs.run import read_history, write_history, write_json, write_public
-from verfedgnn.runs.start_from import recorded_ancestor, write_public_state
+
+_KEPT = ("seconds", "repeats", "abandoned", "ended")
+"""Fields of a record that a checkpoint holds as they are."""
 
 
 @dataclass
@@ -40,70 +49,47 @@ class TrainingRecord:
 class CoordinatorStore:
     """The state of one training that survives a restart of the coordinator."""
 
-    def __init__(
-        self, folder: Path, agreement: str, config: Config, checkpoints: CoordinatorCheckpoints
-    ) -> None:
+    def __init__(self, folder: Path, agreement: str, config: Config) -> None:
+        """Create the folder for the agreement with that digest; raise `RunError` if it belongs to another one."""
         self.folder = folder
-        self.agreement = agreement
-        """Fingerprint of the federation file."""
         self.config = config
-        self._checkpoints = checkpoints
-
-    def claim(self) -> None:
-        """Create the folder for this agreement; raise `RunError` if it belongs to another one."""
-        config_file = self.folder / "config.toml"
-        mark = self.folder / "federation.txt"
-        with writing(self.folder):
-            make_folder(self.folder)
-            marked = mark.exists() and mark.read_text("utf-8").strip() == self.agreement
-            if config_file.exists() and not marked:
-                raise RunError(
-                    f"{self.folder} belongs to another agreement than federation.toml; choose another --out"
-                )
-            write_bytes(config_file, self.config.to_toml().encode())
-            write_bytes(mark, f"{self.agreement}\n".encode())
+        self._metrics = folder / "metrics.json"
+        self._checkpoints = CheckpointSlots(folder / "checkpoint")
+        mark = folder / "federation.txt"
+        with writing(folder):
+            make_folder(folder)
+            marked = mark.exists() and mark.read_text("utf-8").strip() == agreement
+            if (folder / "config.toml").exists() and not marked:
+                remedy = "choose another --out"
+                raise RunError(f"{folder} belongs to another agreement than federation.toml; {remedy}")
+            write_bytes(folder / "config.toml", config.to_toml().encode())
+            write_bytes(mark, f"{agreement}\n".encode())
 
     def restore(self, coordinator: Coordinator) -> TrainingRecord | None:
-        """Load the last checkpoint into `coordinator` and return its record; None without a checkpoint."""
-        found = self._checkpoints.read()
-        if found is None:
-            return self._read_cancelled()
-        coordinator.restore(found.state)
-        self._checkpoints.restore_others(found.round)
-        values = found.values
-        record = TrainingRecord(
-            ledger=Ledger.from_dict(values["ledger"]),
-            seconds=values["seconds"],
-            repeats=values["repeats"],
-            abandoned=values["abandoned"],
-            ended=values["ended"],
-        )
-        if (self.folder / "history.jsonl").is_file():
-            record.history = [e for e in read_history(self.folder) if e["round"] <= coordinator.round]
-        metrics_file = self.folder / "metrics.json"
-        if metrics_file.is_file():
-            parties = json.loads(metrics_file.read_text("utf-8"))["parties"]
-            record.finished = {party["name"] for party in parties if party["has_result"]}
-        return record
+        """Load the last checkpoint into `coordinator` and return its record; None if there is nothing to resume.
 
-    def _read_cancelled(self) -> TrainingRecord | None:
-        """Return the record of a training that was cancelled before it started; None without one."""
-        metrics_file = self.folder / "metrics.json"
-        if not metrics_file.is_file():
+        A training that was cancelled before it started has figures and no checkpoint.
+        """
+        found = self._checkpoints.read()
+        metrics = json.loads(self._metrics.read_text("utf-8")) if self._metrics.is_file() else None
+        if found is None and metrics is None:
             return None
-        metrics = json.loads(metrics_file.read_text("utf-8"))
-        finished = {party["name"] for party in metrics["parties"] if party["has_result"]}
-        return TrainingRecord(finished=finished, ended=metrics["ended"])
+        record = TrainingRecord()
+        if metrics is not None:
+            record.finished = {party["name"] for party in metrics["parties"] if party["has_result"]}
+            record.ended = metrics.get("ended")
+        if found is not None:
+            coordinator.restore(found.state)
+            record.ledger = Ledger.from_dict(found.values["ledger"])
+            for name in _KEPT:
+                setattr(record, name, found.values[name])
+            if (self.folder / "history.jsonl").is_file():
+                record.history = [e for e in read_history(self.folder) if e["round"] <= coordinator.round]
+        return record
 
     def write_checkpoint(self, coordinator: Coordinator, record: TrainingRecord) -> None:
         """Write the state of the protocol and the record."""
-        values = {
-            "ledger": record.ledger.to_dict(),
-            "seconds": record.seconds,
-            "repeats": record.repeats,
-            "abandoned": record.abandoned,
-            "ended": record.ended,
-        }
+        values = {"ledger": record.ledger.to_dict(), **{name: getattr(record, name) for name in _KEPT}}
         self._checkpoints.write(coordinator.round, coordinator.checkpoint(), values)
 
     def write_history(self, record: TrainingRecord) -> None:
@@ -113,10 +99,9 @@ class CoordinatorStore:
 
     def write_result(self, coordinator: Coordinator, record: TrainingRecord, refused: dict[str, int]) -> None:
         """Write the public parameters of the best round, the ledger and the figures."""
-        config = self.config
         best = coordinator.best
         metrics = {
-            "valid": config.training.judged(best.error) if best.round else None,
+            "valid": self.config.judged(best.error) if best.round else None,
             **summarise_cost(record.ledger, coordinator.round, len(coordinator.names), record.seconds),
             "best_round": best.round,
             "public": coordinator.public_digest,
@@ -124,30 +109,51 @@ class CoordinatorStore:
             "repeats": record.repeats,
             "abandoned": record.abandoned,
             "refused": refused,
-            "config": config.fingerprint(),
-            "seed": config.seed,
+            "config": self.config.fingerprint(),
+            "seed": self.config.seed,
         }
         if record.ended is not None:
             metrics["ended"] = record.ended
-        ancestor = recorded_ancestor(self.folder)
-        if ancestor is not None:
-            metrics["from"] = ancestor
-            if coordinator.forgotten:
-                metrics["from"]["forgotten"] = coordinator.forgotten
         with writing(self.folder):
             write_public(self.folder, coordinator.public)
             write_json(self.folder / "ledger.json", record.ledger.to_dict())
-            write_json(self.folder / "metrics.json", metrics)
-
-    def write_start(self, coordinator: Coordinator) -> None:
-        """Keep what a training that starts from this one needs, where every worker's checkpoint holds a part of it."""
-        if self._checkpoints.workers is not None and coordinator.began:
-            accumulator = coordinator.rows.full_copy()["accumulator"]
-            write_public_state(self.folder, coordinator.round, coordinator.public, accumulator)
+            write_json(self._metrics, metrics)
 
     def add_lists(self, lists: CoordinatorStore) -> None:
         """Report the training of lists, which `lists` keeps, in the figures of this one."""
-        metrics = json.loads((self.folder / "metrics.json").read_text("utf-8"))
-        metrics["lists"] = json.loads((lists.folder / "metrics.json").read_text("utf-8"))
+        figures, added = (json.loads(each._metrics.read_text("utf-8")) for each in (self, lists))
         with writing(self.folder):
-            write_json(self.folder / "metrics.json", metrics)
+            write_json(self._metrics, figures | {"lists": added})
+
+
+# -- what an operator asks for -----------------------------------------------------------------------------------------------
+
+
+class RevocationWatch:
+    """The coordinator's federation.toml, read again whenever it was replaced while a training runs."""
+
+    def __init__(self, identity: MemberIdentity) -> None:
+        self.parties = identity.agreement.parties
+        self._file = identity.key_file.parent / FILE
+        self._seen = self._version()
+
+    def find(self) -> list[str]:
+        """Return parties of the running agreement whose keys a new file no longer has; [] if the file is the same."""
+        version = self._version()
+        if version is None or version == self._seen:
+            return []
+        self._seen = version
+        try:
+            present = load_agreement(self._file, dates=False).parties
+        except ConfigError as error:
+            log_warning("federation.toml was replaced and cannot be read", reason=str(error))
+            return []
+        keys = {certificate_key(party.certificate) for party in present}
+        return [party.name for party in self.parties if certificate_key(party.certificate) not in keys]
+
+    def _version(self) -> tuple[int, int] | None:
+        try:
+            about = self._file.stat()
+        except OSError:
+            return None
+        return about.st_mtime_ns, about.st_ino

@@ -27,10 +27,11 @@ from verfedgnn.core.errors import VerFedGNNError
 from verfedgnn.core.version import installed_version
 from verfedgnn.data import PartyData, Ratings
 from verfedgnn.data.ratings import format_count
-from verfedgnn.federation.certificates import fingerprint, format_day
-from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.agreement import list_stages
+from verfedgnn.federation.certificates import fingerprint, format_day, tls_context
+from verfedgnn.federation.frames import ABOUT
 from verfedgnn.federation.overlap_sketch import estimate_overlap
-from verfedgnn.federation.stages import list_stages
+from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.forget_record import gather_forgotten
 from verfedgnn.runs.ledger import Direction
@@ -75,17 +76,12 @@ def examine(
     read_ratings: Callable[[], Ratings] | None,
     sketches: Sequence[Path] = (),
 ) -> list[Finding]:
-    """Return the findings of all checks.
+    """Return the findings of all checks of a party with that run folder.
 
-    Args:
-        identity: The party.
-        folder: Its run folder.
-        read_ratings: Reads its ratings; without it, data are not checked.
-        sketches: Files of other parties, to estimate how many users both have.
+    Data are checked if `read_ratings` reads its ratings. From `sketches` of other parties follows how many users both have.
     """
-    users = 0
-    ratings = 0
     findings = [*_check_certificates(identity), *_check_connection(identity), _check_software(identity)]
+    table: Ratings | None = None
     if read_ratings is not None:
         try:
             table = read_ratings()
@@ -95,21 +91,16 @@ def examine(
                 text = f"`party` leaves out {count}; remove them from your own data, too"
                 findings.append(Finding("data", "warning", text))
                 table = table.select_users(~gone)
-            users = table.n_users
-            ratings = len(table)
-            findings.append(
-                Finding("data", "ok", f"{ratings:,} ratings by {users:,} users on {table.n_items:,} items")
-            )
-            if users < identity.agreement.min_users:
-                findings.append(
-                    Finding(
-                        "overlap", "warning", f"fewer users than min_users = {identity.agreement.min_users:,}"
-                    )
-                )
+            text = f"{len(table):,} ratings by {table.n_users:,} users on {table.n_items:,} items"
+            findings.append(Finding("data", "ok", text))
+            least = identity.agreement.min_users
+            if table.n_users < least:
+                findings.append(Finding("overlap", "warning", f"fewer users than min_users = {least:,}"))
             findings += [_estimate_overlap(identity, path, table) for path in sketches]
             findings.append(_estimate_training(identity, table))
         except VerFedGNNError as error:
             findings.append(Finding("data", "failed", str(error)))
+    users, ratings = (0, 0) if table is None else (table.n_users, len(table))
     return [*findings, *_check_resources(identity, folder, users, ratings)]
 
 
@@ -126,22 +117,15 @@ def _check_certificates(identity: MemberIdentity) -> Iterator[Finding]:
     yield Finding("agreement", "ok", f"{len(agreement.parties)} parties, a round needs {agreement.quorum}")
     now = datetime.now(UTC)
     for member in (agreement.coordinator, *agreement.parties):
-        days = (member.expires - now).days
-        if days < EXPIRY_DAYS:
-            yield Finding(
-                "certificates", "warning", f"that of {member.name} expires on {format_day(member.expires)}"
-            )
+        if (member.expires - now).days < EXPIRY_DAYS:
+            text = f"that of {member.name} expires on {format_day(member.expires)}"
+            yield Finding("certificates", "warning", text)
     yield Finding("certificates", "ok", f"yours expires on {format_day(identity.member.expires)}")
 
 
 def _check_connection(identity: MemberIdentity) -> Iterator[Finding]:
     """Connect to the coordinator, compare its certificate, and compare the clocks."""
     agreement = identity.agreement
-    try:
-        from verfedgnn.federation.transport.websocket_transport import ABOUT, tls_context
-    except ModuleNotFoundError:
-        yield Finding("connection", "failed", "websockets is missing: pip install 'verfedgnn[federation]'")
-        return
     context = tls_context(
         server=False,
         authority=agreement.authority,
@@ -153,59 +137,51 @@ def _check_connection(identity: MemberIdentity) -> Iterator[Finding]:
     with closing(connection):
         try:
             connection.connect()
+            seconds = time.monotonic() - began
+            assert isinstance(connection.sock, ssl.SSLSocket)
+            pem = ssl.DER_cert_to_PEM_cert(connection.sock.getpeercert(binary_form=True) or b"")
         except OSError as error:
-            reason = f"{agreement.address} ({error.strerror or error})"
-            yield Finding(
-                "connection", "failed", f"cannot reach {reason}; ask whether the coordinator is running"
-            )
+            text = f"cannot reach {agreement.address} ({error.strerror or error})"
+            yield Finding("connection", "failed", f"{text}; ask whether the coordinator is running")
             return
-        seconds = time.monotonic() - began
-        assert isinstance(connection.sock, ssl.SSLSocket)
-        pem = ssl.DER_cert_to_PEM_cert(connection.sock.getpeercert(binary_form=True) or b"")
         if fingerprint(pem) != agreement.coordinator.fingerprint:
-            yield Finding(
-                "connection",
-                "failed",
-                "another certificate than the agreed one; get the current federation.toml",
-            )
+            text = "another certificate than the agreed one; get the current federation.toml"
+            yield Finding("connection", "failed", text)
             return
         sent = time.time()
         try:
             connection.request("GET", ABOUT)
             response = connection.getresponse()
             received = time.time()
-            text = response.read(_MOST_TEXT).decode("utf-8", "replace")
+            answer = response.read(_MOST_TEXT).decode("utf-8", "replace")
         except (OSError, HTTPException):
-            yield Finding(
-                "connection",
-                "failed",
-                "the coordinator closed the connection: it does not know this party's certificate",
-            )
+            text = "the coordinator closed the connection: it does not know this party's certificate"
+            yield Finding("connection", "failed", text)
             return
     yield Finding("connection", "ok", f"{agreement.address} answers after {1000 * seconds:,.0f} ms")
     if response.status != HTTPStatus.OK:
-        yield Finding("connection", "failed", text)
+        yield Finding("connection", "failed", answer)
         return
-    about = json.loads(text)
+    about = json.loads(answer)
     skew = float(about["time"]) - (sent + received) / 2
-    outcome: Outcome = "warning" if abs(skew) > MOST_SKEW else "ok"
-    yield Finding(
-        "clock", outcome, f"{abs(skew):,.1f} s {'behind' if skew > 0 else 'ahead of'} the coordinator's"
-    )
-    there = about["version"]
-    outcome = "ok" if there == installed_version() else "warning"
-    yield Finding("versions", outcome, f"verfedgnn {installed_version()} here, {there} there")
+    text = f"{abs(skew):,.1f} s {'behind' if skew > 0 else 'ahead of'} the coordinator's"
+    yield Finding("clock", "warning" if abs(skew) > MOST_SKEW else "ok", text)
+    here, there = installed_version(), about["version"]
+    text = f"verfedgnn {here} here, {there} there"
+    yield Finding("versions", "ok" if there == here else "warning", text)
 
 
 def _check_software(identity: MemberIdentity) -> Finding:
-    versions = {name: importlib.metadata.version(name) for name in ("verfedgnn", "torch", "websockets")}
-    text = ", ".join(f"{name} {version}" for name, version in versions.items())
+    needed = {"verfedgnn": "", "torch": "", "websockets": "verfedgnn[federation]"}
     if identity.agreement.alignment == "ecdh":
+        needed["openmined-psi"] = "verfedgnn[psi]"
+    found = []
+    for name, extra in needed.items():
         try:
-            importlib.metadata.version("openmined-psi")
+            found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            return Finding("software", "failed", f"{text}; ecdh needs pip install 'verfedgnn[psi]'")
-    return Finding("software", "ok", text)
+            return Finding("software", "failed", f"{name} is missing: pip install '{extra}'")
+    return Finding("software", "ok", ", ".join(found))
 
 
 def _estimate_overlap(identity: MemberIdentity, path: Path, table: Ratings) -> Finding:
@@ -217,10 +193,8 @@ def _estimate_overlap(identity: MemberIdentity, path: Path, table: Ratings) -> F
     shares = (found.share, found.low, found.high)
     theirs = "{:.1%} ({:.1%} to {:.1%})".format(*shares)
     ours = "{:.1%} ({:.1%} to {:.1%})".format(*map(found.own_share, shares))
-    text = (
-        f"you have {theirs} of {found.sender}'s {found.users:,} users, by {found.sampled:,} of them; "
-        f"that is {ours} of yours"
-    )
+    of_theirs = f"you have {theirs} of {found.sender}'s {found.users:,} users, by {found.sampled:,} of them"
+    text = f"{of_theirs}; that is {ours} of yours"
     least = identity.agreement.min_overlap
     if found.own_share(found.high) < least:
         remedy = "compare how both spell the ids of users, and which users are exported"
@@ -236,7 +210,7 @@ def _estimate_training(identity: MemberIdentity, table: Ratings) -> Finding:
     for stage in list_stages(agreement):
         (prepared,) = prepare([PartyData(identity.name, table)], stage.config, torch.device("cpu"))
         copies = [replace(prepared.input, name=party.name) for party in agreement.parties]
-        runtime = local_federation(copies, stage.config, stack=False)
+        runtime = local_federation(copies, stage.config)
         runtime.round()  # the first one hands out full copies
         before = {way: runtime.ledger.total(way) for way in sizes}
         began = time.perf_counter()
@@ -246,32 +220,26 @@ def _estimate_training(identity: MemberIdentity, table: Ratings) -> Finding:
         seconds += each * (time.perf_counter() - began)
         for way in sizes:
             sizes[way] += each * (runtime.ledger.total(way) - before[way])
-    return Finding(
-        "training",
-        "ok",
-        f"about {seconds:,.0f} s of your own arithmetic, {sizes['up'] / 1e6:,.0f} MB up and {sizes['down'] / 1e6:,.0f} MB down, "
-        "if the others are like you and nobody stops early; waiting for the others comes on top",
-    )
+    megabytes = f"{sizes['up'] / 1e6:,.0f} MB up and {sizes['down'] / 1e6:,.0f} MB down"
+    guess = "if the others are like you and nobody stops early; waiting for the others comes on top"
+    return Finding("training", "ok", f"about {seconds:,.0f} s of your own arithmetic, {megabytes}, {guess}")
 
 
 def _check_resources(identity: MemberIdentity, folder: Path, users: int, ratings: int) -> Iterator[Finding]:
     """Compare the disk and the memory with what this many users need."""
-    config = identity.agreement.training_config
+    config = identity.agreement.config
     place = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
     values = Model(config.model, max(1, users)).size
     needed = 160 * values + 100 * ratings  # two checkpoints beside each other, models, and the stored data
     free = shutil.disk_usage(place).free
-    outcome: Outcome = "failed" if free < needed else "ok"
-    yield Finding("disk", outcome, f"{free / 1e9:,.1f} GB free, at least {needed / 1e9:,.2f} GB needed")
+    text = f"{free / 1e9:,.1f} GB free, at least {needed / 1e9:,.2f} GB needed"
+    yield Finding("disk", "failed" if free < needed else "ok", text)
     second = users * (3 * config.model.raters + 1) if config.model.raters else 0
     rating = _RATER_RATING_BYTES if second else _RATING_BYTES
     memory = _BASE_BYTES + _VALUE_BYTES * (values - second) + _RATER_VALUE_BYTES * second + rating * ratings
     memory += _KEPT_BYTES * values
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    outcome = "warning" if memory > here else "ok"
-    yield Finding(
-        "memory",
-        outcome,
-        f"about {memory / 1e9:,.1f} GB needed if all users are yours, {here / 1e9:,.1f} GB in this machine"
-        + ("; divide your users among workers on several machines (docs/scale.md)" if memory > here else ""),
-    )
+    large = memory > here
+    text = f"about {memory / 1e9:,.1f} GB needed if all users are yours, {here / 1e9:,.1f} GB in this machine"
+    text += "; use a machine with more memory (docs/scale.md)" if large else ""
+    yield Finding("memory", "warning" if large else "ok", text)

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verfedgnn.core.errors import ConfigError, DataError
 from verfedgnn.data.ids import StrArray
-from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.privacy.id_matching import make_pseudonyms
 from verfedgnn.privacy.identifiers import select_unambiguous
 
@@ -80,9 +80,8 @@ def make_sketch(identity: MemberIdentity, receiver: str, ids: StrArray) -> bytes
     forms, _ = select_unambiguous(ids)
     sampled = min(MOST_SAMPLED, len(forms) // USERS_PER_SAMPLED)
     if not sampled:
-        raise DataError(
-            f"a sketch needs {USERS_PER_SAMPLED} users or more, and {len(forms)} have an unambiguous id"
-        )
+        few = f"{len(forms)} have an unambiguous id"
+        raise DataError(f"a sketch needs {USERS_PER_SAMPLED} users or more, and {few}")
     key, code_key = _derive_keys(identity, receiver)
     sketch = OverlapSketch(
         sender=identity.name,
@@ -133,13 +132,11 @@ def _read_sketch(identity: MemberIdentity, path: Path) -> OverlapSketch:
     except ValidationError:
         raise ConfigError(f"{path} is not a sketch that `doctor --sketch-for` wrote") from None
     if sketch.receiver != identity.name:
-        raise ConfigError(
-            f"{path} is not for {identity.name}; ask for one made with --sketch-for {identity.name}"
-        )
+        remedy = f"ask for one made with --sketch-for {identity.name}"
+        raise ConfigError(f"{path} is not for {identity.name}; {remedy}")
     if sketch.agreement != identity.agreement.digest():
-        raise ConfigError(
-            f"{path} was made under another agreement; compare federation.toml with the sender's"
-        )
+        remedy = "compare federation.toml with the sender's"
+        raise ConfigError(f"{path} was made under another agreement; {remedy}")
     return sketch
 
 

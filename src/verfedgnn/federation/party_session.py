@@ -1,33 +1,44 @@
-"""One party's way through a federation: align users, run one training after the other, and choose the gates."""
+"""One party's way through a federation: align users, run one training after the other, choose the gates, and complete the run.
+
+Nobody waits for the gates: the party has left by then. After an interruption it starts again from the stored results.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from verfedgnn.core.errors import DataError, ProtocolError
 from verfedgnn.core.files import lock_folder
-from verfedgnn.core.worker_group import WorkerGroup
-from verfedgnn.data import Ratings
-from verfedgnn.data.ids import StrArray
+from verfedgnn.data import PartyData, Ratings
+from verfedgnn.data.ids import find_positions, sort_ids
+from verfedgnn.data.parties import note_dropped, place_users
 from verfedgnn.data.ratings import format_count
-from verfedgnn.federation.agreement import Agreement
-from verfedgnn.federation.agreement_summary import describe_two_parties
+from verfedgnn.federation.agreement import Stage, describe_two_parties
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event, log_warning
-from verfedgnn.federation.party_alignment import align
-from verfedgnn.federation.party_run import complete_run
 from verfedgnn.federation.party_service import PartyService, Realign
-from verfedgnn.federation.party_store import PartyStore
-from verfedgnn.federation.status_server import StatusPublisher
+from verfedgnn.federation.party_store import PartyStore, StageResult
+from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.transcript import ALIGNMENT
 from verfedgnn.privacy.id_matching import Each
+from verfedgnn.protocol.user_alignment.party_side import PartyAlignment, check_user_count
+from verfedgnn.protocol.user_alignment.reveals import describe_reveals
+from verfedgnn.protocol.wire.alignment_messages import AlignStart, Sealed, UserRows
+from verfedgnn.protocol.wire.messages import Message
 from verfedgnn.runs.forget_record import ForgottenUsers, gather_forgotten
-from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.runs.run import Run
+from verfedgnn.runs.metrics_file import build_metrics
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.prepared_data import Prepared, prepare
+from verfedgnn.runs.run import Run, read_history
+from verfedgnn.runs.run_before import find_before, read_before, recorded_before, suspect_files, write_before
 from verfedgnn.runs.run_layout import FORGOTTEN
-from verfedgnn.runs.start_from import claim_ancestor
+from verfedgnn.training.party_gate import gate_parties
 
 
 def align_party(
@@ -36,25 +47,24 @@ def align_party(
     ratings: Ratings,
     each: Each = map,
     *,
-    known: StrArray | None = None,
     pad_to: int = 0,
-    start_from: Path | None = None,
+    after: Path | None = None,
 ) -> int:
     """Align the users of `ratings` with the other parties, store the result and return the number of users in the federation.
 
-    Users of an earlier alignment, `known` by row, keep their rows. `pad_to` is the number of users to announce at least. Users whom
-    the party has forgotten, in `start_from` or another of its runs, are left out.
+    `pad_to` is the number of users to announce at least. Users whom the party has forgotten, in the run `after` or another of its
+    runs, are left out.
     """
     identity = store.identity
-    earlier = [] if start_from is None else [start_from]
+    earlier = [] if after is None else [after]
     forgotten = gather_forgotten(identity.key_file, *earlier, store.folder)
     gone = forgotten.find(ratings.user_ids, federated=True)
     if gone.any():
         count = format_count(int(gone.sum()), "forgotten user")
         log_warning(f"left out {count}; remove them from your own data, too")
         ratings = ratings.select_users(~gone)
-    data, alignment = align(ratings, identity, link, each, known=known, pad_to=pad_to)
-    (prepared,) = prepare([data], identity.agreement.training_config, torch.device("cpu"))
+    data, alignment = _align(ratings, identity, link, each, pad_to)
+    (prepared,) = prepare([data], identity.agreement.config, torch.device("cpu"))
     store.save_alignment(prepared, alignment)
     if forgotten.hashes:
         ForgottenUsers(forgotten.hashes).write(store.folder / FORGOTTEN)
@@ -63,48 +73,100 @@ def align_party(
     return data.ratings.n_users
 
 
+def _align(
+    ratings: Ratings, identity: MemberIdentity, link: CoordinatorLink, each: Each, pad_to: int
+) -> tuple[PartyData, str]:
+    """Return the party's data over the rows of the federation, and the name of the alignment.
+
+    Rows of users whom this party does not know have the id "".
+    """
+    agreement = identity.agreement
+    if agreement.alignment == "none":
+        check_user_count(ratings.n_users, agreement.min_users)
+        return _align_equal_lists(ratings, identity.name)
+    party = PartyAlignment(
+        identity.name,
+        ratings.user_ids,
+        agreement.alignment,
+        agreement.digest(),
+        identity,
+        each,
+        pad_to=pad_to,
+        most_users=agreement.max_users,
+        fewest_users=agreement.min_users,
+        rule=agreement.config.users,
+    )
+    about = {"users": ratings.n_users - party.ambiguous, "ambiguous": party.ambiguous or None}
+    log_event("aligning users", method=agreement.alignment, rule=agreement.config.users, **about)
+    log_event(describe_reveals(agreement.alignment, agreement.config.users))
+    _exchange(party, link)
+    assert party.rows is not None
+    taking_part = int((party.rows >= 0).sum())
+    log_event("users aligned", rows=party.users, own=taking_part, left_out=ratings.n_users - taking_part)
+    ids = np.full(party.users, "", ratings.user_ids.dtype)
+    ids[party.rows[party.rows >= 0]] = ratings.user_ids[party.rows >= 0]
+    placed = place_users(ratings, party.rows, ids)
+    notes = note_dropped(ratings, placed, party.rows, agreement.config.users)
+    return PartyData(identity.name, replace(placed.with_notes(*notes), name=identity.name)), party.alignment
+
+
+def _exchange(party: PartyAlignment, link: CoordinatorLink) -> None:
+    """Send and receive messages until the party has its rows."""
+    greeted = False
+
+    def hello() -> Message:
+        nonlocal greeted
+        greeted = True
+        return party.hello()
+
+    link.greet()
+    while party.rows is None:
+        message = link.receive(hello, lambda: not greeted)
+        if isinstance(message, AlignStart | Sealed | UserRows):
+            try:
+                answers = party.handle(message)
+            except (DataError, ProtocolError) as error:
+                link.refuse(error)
+                raise
+            for answer in answers:
+                link.send(answer)
+
+
+def _align_equal_lists(ratings: Ratings, name: str) -> tuple[PartyData, str]:
+    """Sort the users by id; the name of the alignment is a hash of the list, which has to be the same everywhere."""
+    users = sort_ids(ratings.user_ids)
+    digest = hashlib.sha256("\n".join(users.tolist()).encode()).hexdigest()
+    placed = place_users(ratings, find_positions(ratings.user_ids, users), users)
+    return PartyData(name, replace(placed, name=name)), digest
+
+
 def run_party(
     store: PartyStore,
     link: CoordinatorLink,
-    publisher: StatusPublisher,
     read_ratings: Callable[[], Ratings],
     *,
     each: Each = map,
-    known: StrArray | None = None,
     pad_to: int = 0,
     checkpoint_every: int = 1,
     device: str = "cpu",
-    start_from: Path | None = None,
-    workers: Callable[[], WorkerGroup | None] = lambda: None,
+    after: Path | None = None,
     on_start: Callable[[PartyService], None] = lambda service: None,
 ) -> Run:
     """Align unless `store` holds aligned users, train to the end, and return the finished run.
 
-    `read_ratings` is called only when users are aligned; `known` and `pad_to` are those of `align_party`. `on_start` receives
-    the service of each training that is started. `workers` returns the processes that share the party's users; it is called after
-    the alignment. `start_from` is the folder of an earlier run of this party: users keep their
-    rows, and users and items their parameters.
+    `read_ratings` is called only when users are aligned; `pad_to` is that of `align_party`. `on_start` receives the service of each
+    training that is started. `after` is the folder of the party's run before this one. Other members need not know it.
     """
     if store.is_trained:
         return load_finished(store, device)
-    claim_ancestor(store.folder, start_from, store.identity.agreement.training_config)
-    if start_from is not None:
-        known = PartyStore.read_rows(start_from)
+    _compare_with_before(store, after, read_ratings)
     while (stage := store.next_stage) is not None:
         if not store.is_aligned:
-            align_party(store, link, read_ratings(), each, known=known, pad_to=pad_to, start_from=start_from)
-        if stage.first:
-            _log_limits(store.identity.agreement)
-        service = PartyService(
-            store,
-            stage,
-            link,
-            publisher,
-            checkpoint_every=checkpoint_every,
-            device=device,
-            start_from=start_from,
-            workers=workers(),
-        )
+            align_party(store, link, read_ratings(), each, pad_to=pad_to, after=after)
+        limits = describe_two_parties(store.identity.agreement)
+        if stage.first and limits is not None:
+            log_event(limits)
+        service = PartyService(store, stage, link, checkpoint_every=checkpoint_every, device=device)
         on_start(service)
         try:
             service.run()
@@ -112,14 +174,30 @@ def run_party(
             log_warning("another party has no aligned users, aligning again")
             store.clear()
             link.stage = ALIGNMENT
-            link.blocks = None
+            link.model = None
     link.transcript.finish()
-    link.close()  # the coordinator is not needed to choose the gate
+    link.transport.close()  # the coordinator is not needed to choose the gate
+    publisher = link.publisher
     publisher.update(lambda: publisher.status | {"state": "choosing the gate"}, now=True)
     run = complete_run(store, device)
     _warn_of_forgotten(store, run)
     publisher.update(lambda: publisher.status | {"state": "finished"}, now=True)
     return run
+
+
+def _compare_with_before(store: PartyStore, after: Path | None, read_ratings: Callable[[], Ratings]) -> None:
+    """Record the run before this one and warn if the ratings are not of its kind; say how to name it if it is not named."""
+    name = store.identity.name
+    if after is None:
+        earlier = find_before(store.folder, name)
+        if earlier is not None and recorded_before(store.folder) is None:
+            log_warning(f"the ratings are not compared with the run before; name it with --after {earlier}")
+        return
+    party = store.load(torch.device("cpu"))[0].party if store.is_aligned else PartyData(name, read_ratings())
+    before = read_before(after, [party])
+    for suspicion in suspect_files(after, before):
+        log_warning(suspicion)
+    write_before(store.folder, before)
 
 
 def load_finished(store: PartyStore, device: str = "cpu") -> Run:
@@ -140,7 +218,76 @@ def _warn_of_forgotten(store: PartyStore, run: Run) -> None:
         log_warning(f"this run has {count} forgotten since the alignment; forget them in {store.folder}, too")
 
 
-def _log_limits(agreement: Agreement) -> None:
-    limits = describe_two_parties(agreement)
-    if limits is not None:
-        log_event(limits)
+# -- the run folder ---------------------------------------------------------------------------------------------------------
+
+
+def complete_run(store: PartyStore, device: str = "cpu") -> Run:
+    """Choose the gate of every training, write the run folder and return the run."""
+    chosen = torch.device(device)
+    prepared, _ = store.load(chosen)
+    run: Run | None = None
+    for stage in store.stages:
+        result = store.read_result(stage)
+        assert result is not None, "all trainings have finished"
+        if not result.rounds:
+            continue
+        made = _make_run(store, stage, result, prepared, chosen)
+        if run is None:
+            run = made
+        else:
+            run.add_lists(made)
+    assert run is not None
+    before = recorded_before(store.folder)
+    if before is not None:
+        run.metrics["after"] = before
+    run.complete_folder(store.folder)
+    store.remove_results()
+    return run
+
+
+def _make_run(
+    store: PartyStore, stage: Stage, result: StageResult, prepared: Prepared, device: torch.device
+) -> Run:
+    """Return the run of one training, with the party's mixture if the configuration has a gate."""
+    arrays = {key: value.to(device) for key, value in result.arrays.items()}
+    public = arrays.pop("public")
+    model = PartyModel.from_arrays(arrays)
+    figures = result.figures
+    history = read_history(stage.folder(store.folder))
+    gates = None
+    alone = None
+    federated = None
+    if stage.config.training.gate:
+        log_event("training alone to choose the gate", stage=stage.name)
+        (gated,) = gate_parties([prepared], [model], public, stage.config)
+        log_event("gate chosen", stage=stage.name, weights=str(gated.served.known))
+        federated = [model]
+        model = gated.served.model
+        alone = [gated.alone.model]
+        gates = [gated.weights]
+    metrics = build_metrics(
+        [prepared],
+        [model],
+        stage.config,
+        result.ledger,
+        rounds=result.rounds,
+        best_round=figures["best_round"],
+        seconds=figures["seconds"],
+        privacy=figures["privacy"],
+        digest=figures["digest"],
+        gates=gates,
+        federated=federated,
+    )
+    metrics["all_ratings"] = figures["ratings"]
+    return Run(
+        stage.config,
+        [prepared.party],
+        [prepared.parts],
+        [model],
+        metrics,
+        history,
+        result.ledger,
+        public,
+        device,
+        alone=alone,
+    )

@@ -1,35 +1,44 @@
-"""A party's run folder: aligned data, a secret, checkpoints and finally its model. Nothing in it leaves the party."""
+"""A party's run folder: aligned data, a secret, what it has released, checkpoints and finally its model. Nothing in it leaves the party."""
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from verfedgnn.config import Config
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import make_folder, write_bytes, writing
+from verfedgnn.core.files import make_folder, sync_folder, write_all, write_bytes, writing
 from verfedgnn.core.key_stream import KEY_BYTES, derive_key
 from verfedgnn.core.random_streams import simulated_secret
-from verfedgnn.data.ids import StrArray
+from verfedgnn.federation.agreement import Stage, list_stages
 from verfedgnn.federation.certificates import write_secret
-from verfedgnn.federation.identity import MemberIdentity
-from verfedgnn.federation.stages import Stage, list_stages
+from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.protocol.checkpoint_state import CheckpointState
+from verfedgnn.protocol.party.party_masks import ListCommitments, Trip
+from verfedgnn.protocol.party.party_progress import PartyProgress
+from verfedgnn.protocol.party.release_ledger import ReleaseEntry, ReleaseLedger, Values
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
+from verfedgnn.runs.checkpoint_slots import CheckpointSlots, SlotCheckpoint
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import begin_folder, write_history
 from verfedgnn.runs.run_layout import LAST_RELEASE, LISTS, RESULT
-from verfedgnn.runs.start_from import recorded_ancestor
 
-FIRST_ROUNDS = "first_rounds"
-"""Prefix of the arrays of the model of the first rounds in a stored result."""
+LEDGER = "releases.jsonl"
+_RELEASES = "releases"
+"""Name of the number of releases that were on disk when a file was written."""
 _MARK = "federation.txt"
 """File that names the agreement and the alignment of the folder; written last."""
 
@@ -41,16 +50,10 @@ class StageResult:
     rounds: int
     """Number of rounds; 0 if the training was skipped, because a party had nothing to train it on."""
     arrays: dict[str, Tensor]
-    """The model (`PartyModel.arrays`), the public parameters `public`, `others_means` where users' means were shared, and the model
-    of the first rounds where users were withheld."""
+    """The model (`PartyModel.arrays`), and the public parameters `public`."""
     ledger: Ledger
     figures: dict[str, Any]
     """best_round, seconds, privacy, digest, and ratings: the training ratings of all parties."""
-
-    @property
-    def is_skipped(self) -> bool:
-        """Whether no rounds took place."""
-        return not self.rounds
 
 
 class PartyStore:
@@ -89,7 +92,7 @@ class PartyStore:
         with writing(self.folder):
             make_folder(self.folder)
             self.folder.chmod(0o700)  # where somebody else created it
-        begin_folder(self.folder, agreement.training_config, [prepared.party], [prepared.parts])
+        begin_folder(self.folder, agreement.config, [prepared.party], [prepared.parts])
         write_secret(self.folder / "secret", secrets.token_bytes(KEY_BYTES))
         with writing(self.folder):
             write_bytes(self.folder / _MARK, f"{agreement.digest()}\n{alignment}\n".encode())
@@ -97,33 +100,19 @@ class PartyStore:
     def clear(self) -> None:
         """Remove the alignment and everything that depends on it."""
         with writing(self.folder):
-            for name in (_MARK, "secret", "status.json"):
+            for name in (_MARK, "secret"):
                 (self.folder / name).unlink(missing_ok=True)
             for name in ("parties", "checkpoint", LISTS):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-
-    @staticmethod
-    def read_rows(folder: Path) -> StrArray:
-        """Return the users of a party's run folder by row, "" for users of other parties."""
-        parties, _ = read_party_tables(folder / "parties")
-        if len(parties) != 1:
-            raise RunError(
-                f"{folder} is not the run folder of one party; give the folder that `party` or `align` wrote"
-            )
-        return parties[0].ratings.user_ids
 
     def load(self, device: torch.device) -> tuple[Prepared, str]:
         """Return the stored data and the name of its alignment; raise `RunError` if the agreement has changed."""
         agreement, alignment = (self.folder / _MARK).read_text("utf-8").split()
         if agreement != self.identity.agreement.digest():
-            raise RunError(
-                f"{self.folder} belongs to another agreement than the given federation.toml; choose another --out"
-            )
+            other = f"{self.folder} belongs to another agreement than the given federation.toml"
+            raise RunError(f"{other}; choose another --out")
         parties, parts = read_party_tables(self.folder / "parties")
-        continues = recorded_ancestor(self.folder) is not None
-        (prepared,) = prepare(
-            parties, self.identity.agreement.training_config, device, parts, continues=continues
-        )
+        (prepared,) = prepare(parties, self.identity.agreement.config, device, parts)
         return prepared, alignment
 
     def read_secret(self, stage: Stage) -> bytes:
@@ -131,9 +120,7 @@ class PartyStore:
         if "noise" in stage.config.unprotected:
             return simulated_secret(stage.config.seed, self.identity.index)
         secret = (self.folder / "secret").read_bytes()
-        if not stage.first:  # no two trainings share their noise
-            secret = derive_key(secret, stage.name)
-        return secret
+        return secret if stage.first else derive_key(secret, stage.name)  # no two trainings share noise
 
     def begin_stage(self, stage: Stage) -> Path:
         """Create the folder of a training and return it."""
@@ -145,10 +132,6 @@ class PartyStore:
             if not (folder / "history.jsonl").is_file():
                 write_history(folder, [])
         return folder
-
-    def worker_folder(self, stage: Stage, rank: int) -> Path:
-        """Return the folder of a worker other than the first in a training."""
-        return stage.folder(self.folder) / "checkpoint" / f"worker-{rank}"
 
     # -- results of single trainings, until the run is complete ------------------------------------------
 
@@ -181,8 +164,157 @@ class PartyStore:
         for stage in self.stages:
             result = self.read_result(stage)
             shutil.rmtree(self._result_folder(stage), ignore_errors=True)
-            if result is not None and result.is_skipped:
+            if result is not None and not result.rounds:
                 shutil.rmtree(stage.folder(self.folder), ignore_errors=True)
 
     def _result_folder(self, stage: Stage) -> Path:
         return stage.folder(self.folder) / "checkpoint" / RESULT
+
+
+class PartyCheckpoints:
+    """The progress after each round, and the evaluated models after each validation, in `folder`."""
+
+    def __init__(self, folder: Path, progress: PartyProgress, ledger: ReleaseLedger) -> None:
+        self.progress = progress
+        self.ledger = ledger
+        self._rounds = CheckpointSlots(folder / "party")
+        self._models = CheckpointSlots(folder / "models")
+        self._saved_models: int | None = None
+        """Round of the models in the last checkpoint."""
+
+    def write(self, round: int, values: Mapping[str, Any]) -> None:
+        """Write the progress after a round, with `values` beside it."""
+        newest = self.progress.evaluated[0] if self.progress.evaluated is not None else 0
+        if newest != self._saved_models:
+            self._models.write(newest, self.progress.models(), {})
+            self._saved_models = newest
+        releases = max(0, len(self.ledger.entries) - 1)  # the last one may still be on its way to the disk
+        self._rounds.write(round, self.progress.checkpoint(), {**values, _RELEASES: releases})
+
+    def restore(self) -> SlotCheckpoint | None:
+        """Restore the progress of the newest checkpoint; return None if there is none.
+
+        Raise `RunError` if the ledger of releases is older.
+        """
+        found = self._rounds.read()
+        models = self._models.read()
+        if found is None or models is None:
+            return None
+        self.ledger.check_age(found.values[_RELEASES], str(self._rounds.folder))
+        self.progress.restore(found.state, models.state)
+        self._saved_models = models.round
+        return found
+
+
+# -- releases and commitments, on disk before they leave the party -----------------------------------------------------------
+
+
+def open_ledger(folder: Path, config: Config) -> ReleaseLedger:
+    """Return the ledger that `folder` holds, or a new one."""
+    file = ReleaseFile(folder)
+    ledger = ReleaseLedger(config, file.read(), store=file.append, flush=file.flush)
+    file.read_last(ledger)
+    return ledger
+
+
+class ReleaseFile:
+    """A ledger on disk: a line a release, flushed before the release leaves the party.
+
+    The values of the last round are kept beside it, before masks, so that a repeated trip gets the same release also after a restart.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / LEDGER
+        # Not durable: after a power cut the values may be lost, and the coordinator then abandons the round.
+        self._last = CheckpointSlots(folder / LAST_RELEASE, durable=False)
+        self._flusher = ThreadPoolExecutor(1, "flush")
+        """The thread that flushes the ledger while the checkpoint is written."""
+        self._flushing: Future[None] | None = None
+
+    def read(self) -> list[ReleaseEntry]:
+        """Return all entries. A line that a crash cut off is removed: its release never left the party."""
+        if not self.path.is_file():
+            return []
+        data = self.path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            with writing(self.folder):
+                write_bytes(self.path, whole)
+        try:
+            lines = [json.loads(line) for line in whole.splitlines()]
+            return [ReleaseEntry(**{k: v for k, v in line.items() if k != "time"}) for line in lines]
+        except (ValueError, TypeError, AttributeError) as error:
+            raise RunError(
+                f"{self.path} cannot be read ({error}), so this party does not know what it has released; "
+                "start a new training with another --out (an older copy of the file would not know all releases)"
+            ) from None
+
+    def read_last(self, ledger: ReleaseLedger) -> None:
+        """Load the values of the last round into `ledger`, unless they are lost; raise `RunError` if the ledger is older than they are."""
+        try:
+            found = self._last.read()
+        except RunError:
+            return
+        if found is not None:
+            ledger.check_age(found.values[_RELEASES], str(self._last.folder))
+            ledger.last = dict(found.state.arrays)
+            ledger.last_round = found.round
+
+    def append(self, entry: ReleaseEntry, values: Values, before: int) -> None:
+        """Write a release after `before` others, and begin to flush it to disk; it may leave the party once `flush` returns."""
+        self.flush()
+        self._last.write(entry.round, CheckpointState(dict(values)), {_RELEASES: before})
+        line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(entry)}
+        with writing(self.folder):
+            is_new = not self.path.exists()
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                write_all(handle, json.dumps(line).encode() + b"\n")
+                if is_new:
+                    sync_folder(self.folder)
+            except BaseException:
+                os.close(handle)
+                raise
+        self._flushing = self._flusher.submit(_flush_and_close, handle)
+
+    def flush(self) -> None:
+        """Wait until the last release is on disk."""
+        if self._flushing is not None:
+            with writing(self.folder):
+                self._flushing.result()
+            self._flushing = None
+
+
+def _flush_and_close(handle: int) -> None:
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class SurvivorLog(ListCommitments):
+    """The survivor lists that a party committed to, in an append-only file that is flushed before any share leaves the party."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        data = path.read_bytes() if path.is_file() else b""
+        self._size = data.rfind(b"\n") + 1
+        """Bytes of complete lines. A line that a kill cut short was never followed by a share, so it is overwritten."""
+        for line in data[: self._size].splitlines():
+            training, round, trip, survivors = json.loads(line)
+            self._lists[training, round, trip] = survivors
+
+    def write(self, trip: Trip, survivors: Sequence[int]) -> None:
+        """Append a commitment and flush it to disk."""
+        line = json.dumps([*trip, list(survivors)], separators=(",", ":")).encode() + b"\n"
+        with writing(self.path):
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.ftruncate(handle, self._size)
+                os.pwrite(handle, line, self._size)
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        self._size += len(line)

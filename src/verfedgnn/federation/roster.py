@@ -1,4 +1,4 @@
-"""Create a federation, admit and remove its parties, renew the coordinator's certificate, and prepare nights."""
+"""The members of a federation: create it, admit and remove parties, and recognise a member by its private key."""
 
 from __future__ import annotations
 
@@ -7,35 +7,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from verfedgnn import plugins
 from verfedgnn.config import Config, build_config, read_preset
 from verfedgnn.config.party_counts import fewest_parties_in_sum
-from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.files import make_folder, write_bytes
+from verfedgnn.core.errors import ConfigError, ProtocolError, RunError
+from verfedgnn.core.files import make_folder, write_bytes, writing
+from verfedgnn.federation import AUTHORITY, AUTHORITY_KEY, COORDINATOR_KEY, PARTY_KEY
+from verfedgnn.federation import certificates as c
 from verfedgnn.federation.agreement import (
     FILE,
+    RATINGS_PER_USER,
     Agreement,
     Member,
     build_agreement,
     load_agreement,
     save_agreement,
 )
-from verfedgnn.federation.certificates import (
-    COORDINATOR,
-    CertificateError,
-    Key,
-    issue,
-    key_fingerprint,
-    key_pem,
-    make_request,
-    new_authority,
-    new_key,
-    read_key,
-    read_request,
-    short_fingerprint,
-    write_secret,
-)
-from verfedgnn.federation.key_files import AUTHORITY, AUTHORITY_KEY, COORDINATOR_KEY, PARTY_KEY
-from verfedgnn.plugins import GNNS, REMEDY
+from verfedgnn.federation.certificates import COORDINATOR, CertificateError
+from verfedgnn.plugins import origin
+from verfedgnn.runs.run_layout import LISTS
+
+# -- changes of the roster, at the coordinator -------------------------------------------------------------------------------
 
 
 class NewFederation(NamedTuple):
@@ -53,29 +45,30 @@ def create_federation(
     model: str | None,
     config_file: Path | None,
     overrides: dict[str, Any],
+    ratings_per_user: int = RATINGS_PER_USER,
     **rules: Any,
 ) -> NewFederation:
     """Create the authority, the coordinator's key and the agreement in a new folder.
 
-    `rules` are the remaining fields of the agreement: name, address, alignment, min_parties.
+    The sizes of a solved model follow from `ratings_per_user`, which members expect of all parties together. `rules` are the remaining fields of the agreement: name, address, alignment, min_parties.
     """
     built = build_config(preset=preset, model=model, file=config_file, overrides=overrides)
-    config, unmasked = _mask_by_default(built.with_code(), preset, config_file, overrides)
-    if config.model.gnn not in GNNS and config.model.code is None:
-        raise ConfigError(
-            f"GNN '{config.model.gnn}' is not defined in a file, so members cannot compare its code; {REMEDY}"
-        )
+    config, unmasked = _mask_by_default(
+        built.with_code().for_data(1, ratings_per_user), preset, config_file, overrides
+    )
+    if config.model.gnn not in plugins.GNNS and config.model.code is None:
+        unknown = f"GNN '{config.model.gnn}' is not defined in a file, so members cannot compare its code"
+        raise ConfigError(f"{unknown}; {plugins.REMEDY}")
     try:
-        authority_key, authority = new_authority(rules["name"])
+        authority_key, authority = c.new_authority(rules["name"])
     except CertificateError as error:
         raise ConfigError(f"{error}; set the name of the federation with --name") from None
     key, coordinator = _new_coordinator(authority_key, authority)
-    agreement = build_agreement(
-        {**rules, "config": config, "authority": authority, "coordinator": coordinator}
-    )
+    fields = {**rules, "config": config, "authority": authority, "coordinator": coordinator}
+    agreement = build_agreement(fields)
     _new_folder(folder)
-    write_secret(folder / AUTHORITY_KEY, key_pem(authority_key))
-    write_secret(folder / COORDINATOR_KEY, key_pem(key))
+    c.write_secret(folder / AUTHORITY_KEY, c.key_pem(authority_key))
+    c.write_secret(folder / COORDINATOR_KEY, c.key_pem(key))
     _write(folder / AUTHORITY, authority)
     save_agreement(folder / FILE, agreement)
     return NewFederation(agreement, unmasked)
@@ -93,14 +86,13 @@ def request_membership(name: str, folder: Path) -> JoinRequest:
     """Create a party's key and certificate request in a new folder."""
     if name.lower() == COORDINATOR:
         raise ConfigError(f"'{name}' is reserved for the coordinator; choose another name")
-    key = new_key()
-    csr = make_request(key, name)
+    key = c.new_key()
+    csr = c.make_request(key, name)
     _new_folder(folder)
-    key_file = folder / PARTY_KEY
-    request_file = folder / f"{name}.csr"
-    write_secret(key_file, key_pem(key))
-    _write(request_file, csr)
-    return JoinRequest(key_file, request_file, short_fingerprint(key_fingerprint(key)))
+    files = (folder / PARTY_KEY, folder / f"{name}.csr")
+    c.write_secret(files[0], c.key_pem(key))
+    _write(files[1], csr)
+    return JoinRequest(*files, c.short_fingerprint(c.key_fingerprint(key)))
 
 
 def admit_parties(
@@ -111,31 +103,31 @@ def admit_parties(
     `confirm` receives the fingerprint of each party's public key and raises an error if they are not accepted.
     """
     agreement = load_agreement(folder, dates=False)
-    authority_key = read_key(folder / AUTHORITY_KEY)
+    authority_key = c.read_key(folder / AUTHORITY_KEY)
     members = {party.name: party for party in agreement.parties}
     signed: dict[str, Member] = {}
     fingerprints: dict[str, str] = {}
     for path in requests:
-        csr = _read(path)
         try:
-            asked = read_request(csr)
-            member = Member(name=asked.name, certificate=issue(authority_key, agreement.authority, csr))
+            csr = path.read_bytes().decode("utf-8", "replace")
+            asked = c.read_request(csr)
+            certificate = c.issue(authority_key, agreement.authority, csr)
+        except OSError as error:
+            raise ConfigError(f"cannot read the request {path}: {error.strerror or error}") from None
         except CertificateError as error:
             raise ConfigError(f"{path}: {error}") from None
         name = asked.name
         if name in signed:
-            raise ConfigError(
-                f"{path}: there is another request for {name}; pass only the one whose fingerprint you compared"
-            )
+            remedy = "pass only the one whose fingerprint you compared"
+            raise ConfigError(f"{path}: there is another request for {name}; {remedy}")
         if replace and name not in members:
             raise ConfigError(f"{path}: {name} has no certificate to replace; omit --replace")
         if name in members and not replace:
             raise ConfigError(f"{path}: {name} is already a member; pass --replace to renew its certificate")
-        signed[name] = member
-        fingerprints[name] = short_fingerprint(key_fingerprint(asked.key))
-    parties = list((members | signed).values())
-    changed = agreement.with_values(parties=parties)
-    needed = min(len(parties), fewest_parties_in_sum(changed.training_config, len(parties)))
+        signed[name] = Member(name=name, certificate=certificate)
+        fingerprints[name] = c.short_fingerprint(c.key_fingerprint(asked.key))
+    changed = agreement.with_values(parties=list((members | signed).values()))
+    needed = fewest_parties_in_sum(changed.config, len(changed.parties))
     if 0 < changed.min_parties < needed:
         changed = changed.with_values(min_parties=needed)
     confirm(fingerprints)
@@ -143,25 +135,17 @@ def admit_parties(
     return changed
 
 
-def _check_coordinates(folder: Path) -> None:
-    """Raise `ConfigError` if a folder has an agreement but not the coordinator's key: only the coordinator changes an agreement."""
-    if (folder / FILE).is_file() and not (folder / COORDINATOR_KEY).is_file():
-        raise ConfigError(
-            f"{folder} is not the coordinator's folder; only the coordinator changes the agreement and sends it to all members"
-        )
-
-
 def remove_party(folder: Path, name: str) -> Agreement:
-    """Remove a party from the roster."""
-    _check_coordinates(folder)
+    """Remove a party from the roster; only the coordinator can, since its copy of the agreement is the one that counts."""
+    if (folder / FILE).is_file() and not (folder / COORDINATOR_KEY).is_file():
+        rule = "only the coordinator changes the agreement and sends it to all members"
+        raise ConfigError(f"{folder} is not the coordinator's folder; {rule}")
     agreement = load_agreement(folder, dates=False)
     if agreement.member(name) is agreement.coordinator:
-        raise ConfigError(
-            f"'{COORDINATOR}' is the coordinator; renew its key with `verfedgnn federation renew {folder}`"
-        )
+        remedy = f"renew its key with `verfedgnn federation renew {folder}`"
+        raise ConfigError(f"'{COORDINATOR}' is the coordinator; {remedy}")
     parties = [party for party in agreement.parties if party.name != name]
-    required = min(agreement.min_parties, len(parties))
-    changed = agreement.with_values(parties=parties, min_parties=required)
+    changed = agreement.with_values(parties=parties, min_parties=min(agreement.min_parties, len(parties)))
     save_agreement(folder / FILE, changed)
     return changed
 
@@ -169,37 +153,9 @@ def remove_party(folder: Path, name: str) -> Agreement:
 def renew_coordinator(folder: Path) -> Agreement:
     """Create a new key and certificate for the coordinator."""
     agreement = load_agreement(folder, dates=False)
-    key, coordinator = _new_coordinator(read_key(folder / AUTHORITY_KEY), agreement.authority)
+    key, coordinator = _new_coordinator(c.read_key(folder / AUTHORITY_KEY), agreement.authority)
     changed = agreement.with_values(coordinator=coordinator)
-    part = folder / f".{COORDINATOR_KEY}.part"
-    try:
-        part.unlink(missing_ok=True)
-        write_secret(part, key_pem(key))
-        part.replace(folder / COORDINATOR_KEY)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot replace {folder / COORDINATOR_KEY}: {error.strerror or error}; fix this and run the command again"
-        ) from None
-    save_agreement(folder / FILE, changed)
-    return changed
-
-
-def prepare_nights(folder: Path, overrides: dict[str, Any], *, undo: bool = False) -> Agreement:
-    """Change the settings to those of trainings that continue the last one (`Config.for_night`), with `overrides`.
-
-    With `undo`, change them back to those of trainings from nothing (`Config.for_full_training`).
-    """
-    _check_coordinates(folder)
-    agreement = load_agreement(folder, dates=False)
-    before = agreement.config
-    config = (before.for_full_training() if undo else before.for_night()).with_values(overrides)
-    if config == before:
-        kind = "trainings from nothing" if undo else "nights"
-        raise ConfigError(
-            f"{folder / FILE} has the settings of {kind} already, with {before.training.epochs} epochs; "
-            "pass --set epochs=N to change that"
-        )
-    changed = agreement.with_values(config=config)
+    _write(folder / COORDINATOR_KEY, c.key_pem(key).decode())
     save_agreement(folder / FILE, changed)
     return changed
 
@@ -211,20 +167,18 @@ def _mask_by_default(
     chosen = set(read_preset(preset)) | set(overrides)
     if file is not None:
         chosen |= set(tomllib.loads(file.read_text("utf-8")))
+    mechanism = config.gradients.mechanism
     if "masking" in chosen:
         return config, None
-    mechanism = config.gradients.mechanism
     if mechanism not in ("ternary", "skellam", "rounded"):
         return config, f"it needs ternary or Skellam gradients, and these are {mechanism}"
     return config.with_values({"masking": True}), None
 
 
-def _new_coordinator(authority_key: Key, authority: str) -> tuple[Key, Member]:
-    key = new_key()
-    return key, Member(
-        name=COORDINATOR,
-        certificate=issue(authority_key, authority, make_request(key, COORDINATOR), server=True),
-    )
+def _new_coordinator(authority_key: c.Key, authority: str) -> tuple[c.Key, Member]:
+    key = c.new_key()
+    pem = c.issue(authority_key, authority, c.make_request(key, COORDINATOR), server=True)
+    return key, Member(name=COORDINATOR, certificate=pem)
 
 
 def _new_folder(folder: Path) -> None:
@@ -235,22 +189,160 @@ def _new_folder(folder: Path) -> None:
             raise ConfigError(f"{folder} already exists and is not empty; choose another folder")
         folder.chmod(0o700)
     except OSError as error:
-        raise ConfigError(
-            f"cannot create {folder}: {error.strerror or error}; choose another folder"
-        ) from None
+        reason = error.strerror or error
+        raise ConfigError(f"cannot create {folder}: {reason}; choose another folder") from None
 
 
 def _write(path: Path, text: str) -> None:
     try:
         write_bytes(path, text.encode())
     except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror or error}; free some space or choose another folder"
-        ) from None
+        remedy = "free some space or choose another folder"
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None
 
 
-def _read(path: Path) -> str:
+# -- a member, recognised by its key -----------------------------------------------------------------------------------------
+
+
+class MemberIdentity:
+    """A party or the coordinator, recognised by its private key: what it signs, and what it checks."""
+
+    def __init__(self, agreement: Agreement, key_file: Path) -> None:
+        self.agreement = agreement
+        self.key_file = key_file
+        self._key = c.read_key(key_file)
+        members = (agreement.coordinator, *agreement.parties)
+        found = [member for member in members if c.same_key(self._key, member.certificate)]
+        if not found:
+            remedy = f"ask the coordinator to approve its request, then use the new {FILE}"
+            raise ConfigError(
+                f"the key {key_file} belongs to nobody in federation {agreement.name}; {remedy}"
+            )
+        self.member = found[0]
+        self.name = self.member.name
+        self.is_coordinator = self.name == COORDINATOR
+        self._digest = agreement.digest()
+        _check_code(agreement, "the coordinator" if self.is_coordinator else self.name)
+
+    @property
+    def index(self) -> int:
+        """Position of the party in the roster."""
+        return [party.name for party in self.agreement.parties].index(self.name)
+
+    def key_pem(self) -> bytes:
+        """Return the private key in PEM, from memory: the file may have been exchanged since it was checked."""
+        return c.key_pem(self._key)
+
+    def sign(self, purpose: str, key: str) -> str:
+        """Return this member's signature, in hex, of a public key for one purpose in this federation."""
+        return c.sign(self._key, _statement(self._digest, purpose, self.name, key)).hex()
+
+    def check(self, purpose: str, party: int, key: str, signature: str) -> None:
+        """Raise `ProtocolError` unless the party at that position signed `key` for that purpose."""
+        if not party < len(self.agreement.parties):
+            raise ProtocolError("a key of a party that is not in the roster")
+        member = self.agreement.parties[party]
+        if not is_signed(self._digest, member, purpose, key, signature):
+            unsigned = f"but {member.name} did not sign it for this federation and alignment"
+            raise ProtocolError(f"the coordinator presents a key as {member.name}'s, {unsigned}")
+
+    def shared_secret(self, peer: str) -> bytes:
+        """Return the ECDH secret of this member's key and another party's, which only these two can compute."""
+        for party in self.agreement.parties:
+            if party.name == peer != self.name:
+                return c.exchange_secret(self._key, party.certificate)
+        raise ConfigError(f"'{peer}' is no other party of federation {self.agreement.name}")
+
+
+def load_party(federation: Path, key_file: Path | None = None) -> MemberIdentity:
+    """Return the party whose key is `key_file`, by default the key beside the federation file."""
+    folder = federation if federation.is_dir() else federation.parent
+    identity = MemberIdentity(load_agreement(federation), key_file or folder / PARTY_KEY)
+    if identity.is_coordinator:
+        remedy = "create a party's key with `verfedgnn federation join-request`"
+        raise ConfigError(f"this is the coordinator's key; {remedy}")
+    if identity.agreement.problem is not None:
+        raise ConfigError(identity.agreement.problem)
+    return identity
+
+
+def load_coordinator(folder: Path) -> MemberIdentity:
+    """Return the coordinator whose agreement and key are in `folder`; the roster must have two parties or more."""
+    agreement = load_agreement(folder / FILE)
+    key_file = folder / COORDINATOR_KEY
+    if not key_file.is_file():
+        remedy = "pass the folder that `verfedgnn federation init` created"
+        raise ConfigError(f"{folder} holds no {COORDINATOR_KEY}; {remedy}")
+    identity = MemberIdentity(agreement, key_file)
+    if not identity.is_coordinator:
+        remedy = "create a new one with `verfedgnn federation renew`"
+        raise ConfigError(f"{key_file} is not the coordinator's key in {FILE}; {remedy}")
+    if len(agreement.parties) < 2:
+        remedy = "approve their requests with `verfedgnn federation approve`"
+        raise ConfigError(f"the roster has fewer than two parties; {remedy}")
+    if agreement.problem is not None:
+        raise ConfigError(agreement.problem)
+    return identity
+
+
+def is_signed(agreement: str, member: Member, purpose: str, text: str, signature: str) -> bool:
+    """Return whether a member signed `text` for one purpose, under the agreement with that SHA-256."""
+    statement = _statement(agreement, purpose, member.name, text)
     try:
-        return path.read_bytes().decode("utf-8", "replace")
-    except OSError as error:
-        raise ConfigError(f"cannot read the request {path}: {error.strerror or error}") from None
+        return c.verify(member.certificate, bytes.fromhex(signature), statement)
+    except ValueError:
+        return False
+
+
+def _check_code(agreement: Agreement, name: str) -> None:
+    """Raise `ConfigError` unless the GNN's code is the agreed one: weights of equal shape would add up to nonsense."""
+    model = agreement.config.model
+    if model.gnn in plugins.GNNS:
+        return
+    here = plugins.identify_gnn(model.gnn)
+    if here is None:
+        unknown = f"{name}: GNN '{model.gnn}' is not defined in a file, so its code cannot be compared"
+        raise ConfigError(f"{unknown}; {plugins.REMEDY}")
+    if model.code is None:
+        raise ConfigError(
+            f"federation {agreement.name} did not agree on the code of GNN '{model.gnn}'; "
+            f"create it again with `verfedgnn federation init`; {name} has {origin.format_code(here)}"
+        )
+    if origin.extract_digest(here) != origin.extract_digest(model.code):
+        raise ConfigError(
+            f"{name} has other code of GNN '{model.gnn}' than federation {agreement.name} agreed on: "
+            f"{origin.format_code(here)} here, {origin.format_code(model.code)} agreed; get the agreed version from the others, "
+            "install it or pass it with --plugin, or create a federation with yours"
+        )
+
+
+def _statement(agreement: str, purpose: str, name: str, key: str) -> bytes:
+    return "\n".join(("verfedgnn 1", purpose, agreement, name, key)).encode()
+
+
+# -- what an operator asks a coordinator for ---------------------------------------------------------------------------------
+
+_REQUEST = "finish.request"
+"""File in the coordinator's run folder that asks it to finish."""
+
+
+def request_finish(run: Path) -> None:
+    """Ask the coordinator of a run folder to finish; raise `RunError` if there is no training to finish."""
+    stages = [folder for folder in (run, run / LISTS) if (folder / "config.toml").is_file()]
+    if not stages:
+        raise RunError(f"{run} is not the run folder of a coordinator; pass the folder with --out")
+    if all((folder / "metrics.json").is_file() for folder in stages):
+        raise RunError(f"the training in {run} has already finished")
+    if not (run / "history.jsonl").is_file():
+        remedy = "stop the coordinator if you want to give the training up"
+        raise RunError(f"{run} has no validated model to finish with; {remedy}")
+    with writing(run):
+        write_bytes(run / _REQUEST, b"")
+
+
+def take_finish_request(run: Path, end: Callable[[], None]) -> None:
+    """Call `end` if an operator asked to finish, and then remove the request."""
+    if (run / _REQUEST).exists():
+        end()
+        with writing(run):
+            (run / _REQUEST).unlink(missing_ok=True)

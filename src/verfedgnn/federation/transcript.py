@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import make_folder, write_all, writing
 from verfedgnn.federation.event_log import log_warning
-from verfedgnn.federation.identity import MemberIdentity
-from verfedgnn.protocol.wire.framing import Buffer, EncodedMessage
+from verfedgnn.federation.roster import MemberIdentity
+from verfedgnn.protocol.wire.framing import EncodedMessage
 from verfedgnn.protocol.wire.messages import Message, RoundReply
 
 TRANSCRIPT = "transcript.jsonl"
@@ -122,28 +122,16 @@ class Transcript:
         self,
         way: Literal["in", "out"],
         peer: str,
-        message: Message,
+        message: Message | None,
         mark: MessageMark,
         stage: str,
         common: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Append a message that is sent or was received, and whose encoded form has that mark."""
+        """Append a message that is sent or was received, and whose encoded form has that mark; None if it is unreadable."""
         place = {name: getattr(message, name, None) for name in ("round", "trip", "attempt")}
-        self._append(
-            way=way,
-            kind=type(message).__name__,
-            stage=stage,
-            peer=peer,
-            **place,
-            bytes=mark.size,
-            sha256=mark.sha256,
-            common=common or None,
-        )
-
-    def record_unreadable(self, peer: str, data: Buffer, stage: str) -> None:
-        """Append a received message that could not be decoded."""
-        mark = mark_message((data,))
-        self._append(way="in", kind="unreadable", stage=stage, peer=peer, bytes=mark.size, sha256=mark.sha256)
+        kind = "unreadable" if message is None else type(message).__name__
+        about: dict[str, Any] = {"way": way, "kind": kind, "stage": stage, "peer": peer, **place}
+        self._append(**about, bytes=mark.size, sha256=mark.sha256, common=common or None)
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from verfedgnn.core.errors import DivergedError
 from verfedgnn.core.graph import Graph
 from verfedgnn.gnn.item_grams import item_grams
 
@@ -52,7 +53,12 @@ class UserBasis:
     @classmethod
     def of(cls, gram: Tensor, prior: Tensor) -> UserBasis:
         """Diagonalise G and Lambda (K, K) together."""
-        root = torch.linalg.inv(torch.linalg.cholesky(prior.double()))
+        try:
+            root = torch.linalg.inv(torch.linalg.cholesky(prior.double()))
+        except RuntimeError:
+            raise DivergedError(
+                "training diverged: users' vectors grew without bound; check the ratings for extreme values"
+            ) from None
         values, vectors = torch.linalg.eigh(root @ gram.double() @ root.T)
         return cls((root.T @ vectors).to(gram), values.clamp(min=0).to(gram))
 
@@ -145,9 +151,9 @@ def solve_factors(graph: Graph, targets: Tensor, public: PublicFactors, home: It
     ones = torch.ones_like(biases).unsqueeze(1)
     inputs = torch.cat([public.users[:, :last], ones], 1)
     basis = public.basis
-    uncertain = graph.sum_users(basis.spread(public.counts))[0]
+    uncertain = graph.sum_users(basis.spread(public.counts))
     edge_users = graph.edge_users.long()
-    moments = graph.sum_users(inputs, targets - biases[edge_users])[0]
+    moments = graph.sum_users(inputs, targets - biases[edge_users])
     degree = graph.by_item[0].diff().to(inputs)
     first = torch.full((columns,), ITEM_PRIOR).to(inputs)
     first[last] = BIAS_PRIOR
@@ -178,9 +184,9 @@ def solve_factors(graph: Graph, targets: Tensor, public: PublicFactors, home: It
     errors = targets - predict_edges(graph, public.users, items)
     ratings = max(1, len(targets))
     noise = max(float(errors.square().sum()) + variance, 1e-3 * ratings) / ratings
-    gradient = graph.sum_items(torch.cat([items[:, :last], torch.ones_like(items[:, :1])], 1), errors)[0]
+    gradient = graph.sum_items(torch.cat([items[:, :last], torch.ones_like(items[:, :1])], 1), errors)
     pull = (public.users[:, :last] @ shrinkage[:last, :last] + shrinkage[:last, last]) / ratings
-    gradient[:, :last] -= graph.user_degree[0] * pull
+    gradient[:, :last] -= graph.user_degree * pull
     if home.rounds + 1 > ROUNDS_BEFORE_PRIOR:
         prior = (degree > 0).sum() / squares.clamp(min=1e-9)
     kept = replace(home, items=items, noise=noise, prior=prior, rounds=home.rounds + 1)

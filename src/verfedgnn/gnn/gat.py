@@ -49,24 +49,24 @@ class GAT(Operator):
         others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Compute layer k as in the equations of the class."""
-        w = weights["w"][:, k].mT
-        attention = weights["attention"][:, k].mT
-        of_users = torch.bmm(torch.bmm(users, w), attention).view(-1, 2)
-        of_items = torch.bmm(torch.bmm(items, w), attention).view(-1, 2)
+        w = weights["w"][k].T
+        attention = weights["attention"][k].T
+        of_users = users @ w @ attention
+        of_items = items @ w @ attention
         edge_user, edge_item = graph.edge_users, graph.by_user[1]
 
         to_user = _relative(of_users, of_items, edge_user, edge_item)
-        sums = graph.sum_items(torch.cat([items, torch.ones_like(items[..., :1])], -1), to_user)
+        sums = graph.sum_items(torch.cat([items, torch.ones_like(items[:, :1])], -1), to_user)
         neighbourhood = self.gather(
-            sums[..., :-1], sums[..., -1:], others, graph, lambda s: 1 / (1 + s.clamp(min=0))
+            sums[:, :-1], sums[:, -1:], others, graph, lambda s: 1 / (1 + s.clamp(min=0))
         )
 
         to_item = _relative(of_items, of_users, edge_item, edge_user)
-        from_users = graph.sum_users(torch.cat([users, torch.ones_like(users[..., :1])], -1), to_item)
-        item_share = 1 / (1 + from_users[..., -1:])
+        from_users = graph.sum_users(torch.cat([users, torch.ones_like(users[:, :1])], -1), to_item)
+        item_share = 1 / (1 + from_users[:, -1:])
 
-        next_users = self.activation(torch.bmm(neighbourhood.scale * users + neighbourhood.total, w))
-        next_items = self.activation(torch.bmm(item_share * (items + from_users[..., :-1]), w))
+        next_users = self.activation((neighbourhood.scale * users + neighbourhood.total) @ w)
+        next_items = self.activation((item_share * (items + from_users[:, :-1])) @ w)
         return neighbourhood, next_users, next_items
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from verfedgnn.core.graph import Graph
@@ -40,11 +39,11 @@ class GCN(Operator):
         others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Compute layer k as in the equations of the class."""
-        w = weights["w"][:, k].mT
+        w = weights["w"][k].T
         by_item = graph.item_degree.rsqrt()
         own = graph.sum_items(items * by_item)
         neighbourhood = self.gather(own, graph.user_degree, others, graph, inverse_sqrt)
         from_users = graph.sum_users(users * neighbourhood.scale) * by_item
-        next_users = self.activation(torch.bmm(users + neighbourhood.total, w))
-        next_items = self.activation(torch.bmm(items + from_users, w))
+        next_users = self.activation((users + neighbourhood.total) @ w)
+        next_items = self.activation((items + from_users) @ w)
         return neighbourhood, next_users, next_items

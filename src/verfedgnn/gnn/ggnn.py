@@ -56,14 +56,12 @@ class GGNN(Operator):
 
 
 def gru(weights: Mapping[str, Tensor], state: Tensor, message: Tensor) -> Tensor:
-    """Return GRU(state, message), both (S, R, D)."""
+    """Return GRU(state, message), both (R, D)."""
     d = state.shape[-1]
-    bias = weights["gru_bias"].unsqueeze(1)
-    from_message = torch.baddbmm(bias[..., : 3 * d], message, weights["gru_in"].mT)
-    from_state = torch.bmm(state, weights["gru_state"].mT)
-    gates = torch.sigmoid(from_message[..., : 2 * d] + from_state[..., : 2 * d])
-    reset, keep = gates[..., :d], gates[..., d:]
-    proposal = torch.tanh(
-        from_message[..., 2 * d :] + reset * (from_state[..., 2 * d :] + bias[..., 3 * d :])
-    )
+    bias = weights["gru_bias"]
+    from_message = torch.addmm(bias[: 3 * d], message, weights["gru_in"].T)
+    from_state = state @ weights["gru_state"].T
+    gates = torch.sigmoid(from_message[:, : 2 * d] + from_state[:, : 2 * d])
+    reset, keep = gates[:, :d], gates[:, d:]
+    proposal = torch.tanh(from_message[:, 2 * d :] + reset * (from_state[:, 2 * d :] + bias[3 * d :]))
     return proposal + keep * (state - proposal)

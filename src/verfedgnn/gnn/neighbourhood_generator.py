@@ -42,7 +42,7 @@ class NeighbourhoodGenerator:
         others: Tensor | Callable[[Tensor], Tensor] | None,
         penalties: list[Tensor],
     ) -> Callable[[Tensor], Tensor]:
-        """Return the generator of layer k, a function of the own X^k (S, N, D); if `others` is known, it adds L to `penalties`."""
+        """Return the generator of layer k, a function of the own X^k (N, D); if `others` is known, it adds L to `penalties`."""
 
         def generate(own: Tensor) -> Tensor:
             if isinstance(others, Tensor):
@@ -57,6 +57,6 @@ class NeighbourhoodGenerator:
     def _imagined(
         self, k: int, weights: Mapping[str, Tensor], users: Tensor, own: Tensor, graph: Graph
     ) -> Tensor:
-        hidden = torch.tanh(torch.bmm(torch.cat([users, own], -1), weights["imagine_in"][:, k]))
-        share = torch.bmm(hidden, weights["imagine_out"][:, k]) + weights["imagine_bias"][:, k].unsqueeze(1)
+        hidden = torch.tanh(torch.cat([users, own], -1) @ weights["imagine_in"][k])
+        share = hidden @ weights["imagine_out"][k] + weights["imagine_bias"][k]
         return (graph.ratio - 1) * share

@@ -35,21 +35,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """A party's view of one layer's aggregation.
-
-    Shapes: S parties, N users, C columns (D, and one more without estimators).
-    """
+    """A party's view of one layer's aggregation, for N users and C columns (D, and one more without estimators)."""
 
     own: Tensor
-    """X_p^k, which the party exchanges (S, N, C)."""
+    """X_p^k, which the party exchanges (N, C)."""
     total: Tensor
-    """n_u^k, own and others together (S, N, D)."""
+    """n_u^k, own and others together (N, D)."""
     scale: Tensor
-    """f(w_u) of the estimated or exact sum of edge weights (S, N, 1)."""
+    """f(w_u) of the estimated or exact sum of edge weights (N, 1)."""
 
 
 Others = Tensor | Callable[[Tensor], Tensor] | None
-"""The others' X^k (S, N, C), through which no gradient flows; or a function that generates it from the own X^k; or None."""
+"""The others' X^k (N, C), through which no gradient flows; or a function that generates it from the own X^k; or None."""
 
 
 class Operator(GnnPlugin, ABC):
@@ -57,23 +54,13 @@ class Operator(GnnPlugin, ABC):
 
     name: ClassVar[str]
     """Name of the GNN in a configuration."""
-    form: ClassVar[str] = "propagation"
-    """The `model.form` it is written for: propagation, where `layer` makes the next embeddings of users and items (preset paper);
-    or messages, where `items` are messages and the users it returns are h_u (presets best and ranking, docs/model.md)."""
 
     def __init__(
-        self,
-        *,
-        dim: int,
-        layers: int,
-        activation: str = "sigmoid",
-        estimators: bool = True,
-        hears_itself: bool = True,
+        self, *, dim: int, layers: int, activation: str = "sigmoid", estimators: bool = True
     ) -> None:
         self.dim = dim
         self.layers = layers
         self.estimators = estimators
-        self.hears_itself = hears_itself
         self.activation = ACTIVATIONS[activation]
 
     @property
@@ -102,29 +89,27 @@ class Operator(GnnPlugin, ABC):
         graph: Graph,
         others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
-        """Compute layer k from users (S, N, D) and items (S, M, D); return the neighbourhood, the next users and the next items.
+        """Compute layer k from users (N, D) and items (M, D); return the neighbourhood, the next users and the next items.
 
-        `weights` have a leading dimension S. `others` is the sum of the other parties' X^k.
+        `others` is the sum of the other parties' X^k.
         """
 
     def gather(
         self, own: Tensor, weight: Tensor, others: Others, graph: Graph, normalise: Callable[[Tensor], Tensor]
     ) -> Neighbourhood:
-        """Return the neighbourhood from the own sum (S, N, D) and own weight (S, N, 1), with estimators or exactly."""
+        """Return the neighbourhood from the own sum (N, D) and own weight (N, 1), with estimators or exactly."""
         if self.estimators:
             scale = (
                 graph.estimated(normalise) if weight is graph.user_degree else normalise(graph.ratio * weight)
             )
             x = own * scale
             others = others(x) if callable(others) else others
-            if not self.hears_itself:
-                return Neighbourhood(x, torch.zeros_like(x) if others is None else others, scale)
             return Neighbourhood(x, x if others is None else x + others, scale)
         assert not callable(others), "neighbourhoods are generated with estimators only"
         exchanged = torch.cat([own, weight], -1)
         whole = exchanged if others is None else exchanged + others
-        scale = normalise(whole[..., -1:])
-        return Neighbourhood(exchanged, whole[..., :-1] * scale, scale)
+        scale = normalise(whole[:, -1:])
+        return Neighbourhood(exchanged, whole[:, :-1] * scale, scale)
 
 
 def inverse(degree: Tensor) -> Tensor:

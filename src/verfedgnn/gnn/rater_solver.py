@@ -23,8 +23,6 @@ from torch import Tensor
 from verfedgnn.core.graph import Graph
 from verfedgnn.gnn.factor_model import UserBasis
 
-HIDDEN = 32
-"""H, the size of an item's vector."""
 STRENGTH_USERS = 40.0
 """lambda_w, the strength that pulls w_u towards 0."""
 STRENGTH_BIAS = 3.0
@@ -121,11 +119,9 @@ def read_items(graph: Graph, public: PublicRaters, read: Tensor | None = None) -
     """Return h_v (M_p, H); `read` holds 1 for the ratings that are read, in the order of the edges by user (E,), by default all."""
     assert graph.values is not None, "the graph of this model has the values of its edges"
     _, values, marks = public.split()
-    counted = graph.sum_users(torch.ones_like(values[:, :1]), read)[0].clamp(min=1)
+    counted = graph.sum_users(torch.ones_like(values[:, :1]), read).clamp(min=1)
     weighted = graph.values if read is None else graph.values * read
-    return torch.tanh(
-        (graph.sum_users(values, weighted)[0] + graph.sum_users(marks, read)[0]) * counted.rsqrt()
-    )
+    return torch.tanh((graph.sum_users(values, weighted) + graph.sum_users(marks, read)) * counted.rsqrt())
 
 
 def solve_raters(graph: Graph, targets: Tensor, public: PublicRaters, reads: Tensor) -> RaterStep:
@@ -136,17 +132,17 @@ def solve_raters(graph: Graph, targets: Tensor, public: PublicRaters, reads: Ten
     vectors = read_items(graph, public)
     ones = torch.ones_like(vectors[:, :1])
     left = targets - graph.products(predict, torch.cat([vectors, ones], 1))
-    bias = graph.sum_users(torch.ones_like(predict[:, :1]), left)[0] / (degree + BIAS_DAMPING)
+    bias = graph.sum_users(torch.ones_like(predict[:, :1]), left) / (degree + BIAS_DAMPING)
     items = torch.cat([vectors, bias], 1)
     constant = torch.ones_like(predict[:, :1])
     total = torch.zeros_like(public.tables)
     for read in reads:
-        counted = graph.sum_users(constant, read)[0].clamp(min=1)
+        counted = graph.sum_users(constant, read).clamp(min=1)
         seen = torch.cat([read_items(graph, public, read), ones], 1)
         errors = targets - graph.products(torch.cat([predict, constant], 1), torch.cat([seen, bias], 1))
         errors = errors * (1 - read)
-        back = graph.sum_users(predict[:, :-1], errors)[0] * (1 - seen[:, :-1].square()) * counted.rsqrt()
-        parts = [graph.sum_items(seen, errors)[0], graph.sum_items(back, graph.values * read)[0]]
-        total += torch.cat([*parts, graph.sum_items(back, read)[0]], 1)
+        back = graph.sum_users(predict[:, :-1], errors) * (1 - seen[:, :-1].square()) * counted.rsqrt()
+        parts = [graph.sum_items(seen, errors), graph.sum_items(back, graph.values * read)]
+        total += torch.cat([*parts, graph.sum_items(back, read)], 1)
     regressors = torch.cat([vectors, ones], 1)
     return RaterStep(items, total / (len(reads) * (1 - READ)), (regressors * degree).T @ regressors)

@@ -16,15 +16,18 @@ from verfedgnn.gnn.list_model import PublicLists
 from verfedgnn.gnn.rater_solver import PublicRaters
 
 LIMBS = 4
-"""Integers of 8 bits that a shared sum travels in."""
+"""Small integers that a shared sum travels in (`protocol/round/solved_round.py`)."""
+BYTES = 4
+"""Integers of 8 bits that a shared value travels back in."""
 
 
 @dataclass(frozen=True)
 class SolvedLayout:
     """Shapes of one configuration for N users.
 
-    Public, with a row per user: `users` (e_u, b_u), or x_u for lists; `raters` (w_u, b_u, z_u, y_u) of the second model; `counts` n_u.
-    Shared: `sums`, which holds G, Lambda and the unit of each column that is released.
+    Public, with a row per user: `users` (e_u, b_u), or x_u for lists; `raters` (w_u, b_u, z_u, y_u) of the second model; `totals`, the
+    number n_u of its ratings and the sum of what item means leave of them. Shared: `sums`, which holds G, Lambda and the unit of each
+    column that is released.
     """
 
     number: int
@@ -55,7 +58,7 @@ class SolvedLayout:
     def per_user(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the tables with a row per user."""
         raters = {"raters": (self.number, self.rater_columns)} if self.rater_columns else {}
-        return {"users": (self.number, self.columns), **raters, "counts": (self.number, 1)}
+        return {"users": (self.number, self.columns), **raters, "totals": (self.number, 2)}
 
     @property
     def sum_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -70,8 +73,9 @@ class SolvedLayout:
 
     @property
     def slots(self) -> int:
-        """Length of `sums`: room for all small sums in limbs."""
-        return LIMBS * sum(int(np.prod(shape)) for shape in self.sum_shapes.values())
+        """Length of `sums`: room for all small sums on their way to the coordinator, and for the shared values on their way back."""
+        up = LIMBS * sum(int(np.prod(shape)) for shape in self.sum_shapes.values())
+        return max(up, BYTES * self.shared_size + self.released)
 
     def shared(self, sums: Tensor) -> dict[str, Tensor]:
         """Return G, Lambda and the units of columns as views of `sums`."""
@@ -104,15 +108,16 @@ class SolvedLayout:
     def factors(self, views: Mapping[str, Tensor], velocity: Mapping[str, Tensor]) -> PublicFactors:
         """Return the users of the first model."""
         shared = self.shared(views["sums"])
-        counts = views["counts"][:, 0]
+        counts = views["totals"][:, 0]
         return PublicFactors(views["users"], velocity["users"], counts, shared["gram"], shared["prior"])
 
     def raters(self, views: Mapping[str, Tensor], velocity: Mapping[str, Tensor]) -> PublicRaters:
         """Return the users of the second model."""
-        return PublicRaters(views["raters"], velocity["raters"], views["counts"][:, 0])
+        return PublicRaters(views["raters"], velocity["raters"], views["totals"][:, 0])
 
     def public_lists(
-        self, views: Mapping[str, Tensor], velocity: Mapping[str, Tensor], items: int
+        self, views: Mapping[str, Tensor], velocity: Mapping[str, Tensor], ratings: int, items: int
     ) -> PublicLists:
-        """Return the users of a model of lists over `items` items of all parties."""
-        return PublicLists(views["users"], velocity["users"], views["counts"][:, 0], items)
+        """Return the users of a model of lists; `ratings` and `items` count those of all parties."""
+        strengths = list_model.choose_strengths(ratings, items)
+        return PublicLists(views["users"], velocity["users"], views["totals"][:, 0], items, strengths)

@@ -3,7 +3,6 @@
 from verfedgnn.plugins.registry import (
     FILES,
     GNNS,
-    METHOD_NAMES,
     REMEDY,
     check_gnn,
     hash_code,
@@ -19,7 +18,6 @@ from verfedgnn.plugins.registry import (
 __all__ = [
     "FILES",
     "GNNS",
-    "METHOD_NAMES",
     "REMEDY",
     "check_gnn",
     "hash_code",

@@ -1,6 +1,6 @@
-"""Base classes of plug-ins: a name and, for a GNN, the model form that it is written for.
+"""Base classes of plug-ins, which have a name.
 
-`gnn.operator.Operator` and `research.baselines.Method` derive from these classes, so the registry depends on
+`gnn.operator.Operator` and `verfedgnn_research.baselines.Method` derive from these classes, so the registry depends on
 neither.
 """
 
@@ -14,8 +14,6 @@ class GnnPlugin:
 
     name: ClassVar[str]
     """Name of the GNN in a configuration."""
-    form: ClassVar[str] = "propagation"
-    """The `model.form` that the GNN is written for."""
 
 
 class MethodPlugin:
@@ -23,3 +21,5 @@ class MethodPlugin:
 
     name: ClassVar[str]
     """Name of the method on the command line."""
+    built_in: ClassVar[tuple[str, ...]] = ()
+    """Names that no plug-in may take."""

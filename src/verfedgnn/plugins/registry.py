@@ -1,7 +1,7 @@
 """The registry of GNN and method plug-ins, which come from Python code, from a file, or from an installed
 package.
 
-    @verfedgnn.register                    registers a subclass of gnn.operator.Operator or baselines.method.Method
+    @verfedgnn.register                    registers a subclass of verfedgnn's Operator or verfedgnn_research's Method
     verfedgnn --plugin FILE.py COMMAND     runs FILE.py, which registers its plug-ins, before the command
     [project.entry-points."verfedgnn.gnns"]  name = "module" (or "module:Class"); likewise "verfedgnn.methods"
 
@@ -31,27 +31,12 @@ from verfedgnn.plugins.contract import GnnPlugin, MethodPlugin
 
 GNNS = ("gcn", "gat", "ggnn")
 """Names of the built-in GNNs."""
-METHOD_NAMES = (
-    "bias",
-    "mf",
-    "biased-mf",
-    "central",
-    "alone",
-    "fedpergnn",
-    "fedsage",
-    "fedsage+",
-    "verfedgnn",
-    "best",
-    "private",
-)
-"""Names of the built-in methods, which are defined in `research.baselines`."""
 FILES = "VERFEDGNN_PLUGINS"
 """Environment variable with plug-in files, separated as in PATH. Child processes of a command inherit it."""
 REMEDY = "for a plug-in, install its package, import its file, or run `verfedgnn --plugin FILE.py ...`"
 """What to do about an unknown name."""
 
-_gnns: dict[str, dict[str, type[GnnPlugin]]] = {}
-"""Registered operators, by name and form."""
+_gnns: dict[str, type[GnnPlugin]] = {}
 _methods: dict[str, MethodPlugin] = {}
 _codes: dict[type, str | None] = {}
 """Identity of the code of each registered class at registration; its file may change later."""
@@ -77,13 +62,11 @@ def register(plugin: Plugin) -> Plugin:
             f"{plugin.__name__} has the name {name!r}; use lower-case letters, digits and +._-, for example 'sage'"
         )
     if issubclass(plugin, GnnPlugin):
-        forms = _gnns.setdefault(name, {})
-        _refuse_taken(name, plugin, "a GNN", GNNS, forms.get(plugin.form))
-        forms[plugin.form] = plugin
+        _refuse_taken(name, plugin, "a GNN", GNNS, _gnns.get(name))
+        _gnns[name] = plugin
     else:
-        _refuse_taken(
-            name, plugin, "a method", METHOD_NAMES, type(_methods[name]) if name in _methods else None
-        )
+        before = type(_methods[name]) if name in _methods else None
+        _refuse_taken(name, plugin, "a method", plugin.built_in, before)
         _methods[name] = plugin()
     _codes[plugin] = origin.identify(plugin)
     return plugin
@@ -119,23 +102,12 @@ def check_gnn(name: str, code: str | None = None) -> str:
     raise ConfigError(f"unknown GNN '{name[:40]}'; available: {', '.join(list_gnns())}; {REMEDY}{wanted}")
 
 
-def load_gnn(name: str, form: str) -> type[GnnPlugin]:
-    """Return the operator of a plug-in for a model form.
-
-    The form "factors" calls no operator, so any of them will do.
-    """
+def load_gnn(name: str) -> type[GnnPlugin]:
+    """Return the operator of a plug-in."""
     check_gnn(name)
     if name not in _gnns:
         _load(name, "verfedgnn.gnns", _gnns)
-    found = _gnns[name]
-    if form == "factors":
-        return next(iter(found.values()))
-    if form not in found:
-        raise ConfigError(
-            f"GNN '{name}' supports model.form = {' and '.join(found)}, not {form}; "
-            f"start from preset {'paper' if form == 'messages' else 'best'}, or register an operator with form = '{form}'"
-        )
-    return found[form]
+    return _gnns[name]
 
 
 def load_methods() -> dict[str, MethodPlugin]:
@@ -147,11 +119,11 @@ def load_methods() -> dict[str, MethodPlugin]:
     return dict(sorted(_methods.items()))
 
 
-def identify_gnn(name: str, form: str) -> str | None:
+def identify_gnn(name: str) -> str | None:
     """Return the identity of a GNN's code (see `origin`); None for built-in GNNs and for classes without a
     file.
     """
-    return None if name in GNNS else _codes[load_gnn(name, form)]
+    return None if name in GNNS else _codes[load_gnn(name)]
 
 
 def hash_code(plugin: type) -> str:

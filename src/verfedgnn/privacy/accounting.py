@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verfedgnn.config import Config
-from verfedgnn.config.sections import FRACTION_BITS
 from verfedgnn.core.pairs import PartyInput
-from verfedgnn.core.rating_means import LARGEST_MEAN, USER_MEAN_COLUMNS
 from verfedgnn.privacy import release_events as events
 from verfedgnn.privacy.disclosures import list_disclosures
 from verfedgnn.privacy.person_dp import person_report
@@ -22,7 +19,6 @@ from verfedgnn.privacy.rating_dp import (
     validation_releases,
 )
 from verfedgnn.privacy.release_events import Release
-from verfedgnn.privacy.skellam_noise import dropped_bits, noised_sum_event
 
 SIMULATED = (
     "simulated: on one machine the noise derives from the run's seed; anyone who knows the seed can remove it"
@@ -65,12 +61,12 @@ def privacy_report(
     """
     sent = (
         _gradient_releases(config, releases),
-        _sum_releases(config, exchanges),
+        [Release("neighbourhoods", exchanges)] if config.exchange.mode != "off" else [],
         _validation_releases(config, validations),
     )
     report = {
         "gradients": _gradients(config, sent[0], releases, validations),
-        "neighbourhoods": _neighbourhoods(config, sent[1], users, rows, protected, exchanges),
+        "neighbourhoods": _neighbourhoods(config, users, rows, protected, exchanges),
         "validation": _validation(config, validations),
         "masking": "the coordinator sees sums over the active parties only" if config.masking else "off",
         "randomness": randomness,
@@ -86,10 +82,10 @@ def privacy_report(
 
 def _without_noise(report: Mapping[str, Any], sent: Iterable[list[Release]]) -> dict[str, Any]:
     """Return the parts of a report that promise something because of noise, without the promise."""
-    noisy = ("ternary", "laplace", "skellam", "noised")
+    noisy = ("ternary", "laplace", "skellam")
     parts = {
         name: {key: report[name][key] for key in ("mechanism", "releases")} | {"guarantee": PUBLIC_NOISE}
-        for name in ("gradients", "neighbourhoods", "validation")
+        for name in ("gradients", "validation")
         if report[name]["mechanism"] in noisy
     }
     events = [Release(release.what, release.count).to_dict() for part in sent for release in part]
@@ -136,23 +132,6 @@ def _gradient_releases(config: Config, count: int) -> list[Release]:
     return [Release("gradients", count)]
 
 
-def _sum_releases(config: Config, count: int) -> list[Release]:
-    exchange = config.exchange
-    if exchange.mode == "off":
-        return []
-    if exchange.mode != "noised":
-        return [Release("neighbourhoods", count)]
-    columns = config.model.dim + (not config.model.estimators)
-    clip = exchange.row_clip
-    if config.shares_user_means:  # s_u is within LARGEST_MEAN and w_u within 1
-        columns += USER_MEAN_COLUMNS
-        clip = math.hypot(clip, LARGEST_MEAN, 1.0)
-    unit = 1 << FRACTION_BITS[exchange.bits]
-    unit >>= dropped_bits(exchange.noise, unit)
-    event = noised_sum_event(noise=exchange.noise, clip=clip, columns=columns, unit=unit)
-    return [Release("neighbourhoods", config.model.layers * count, event)]  # a row for every layer
-
-
 def _validation_releases(config: Config, count: int) -> list[Release]:
     return (
         validation_releases(config, count)
@@ -170,7 +149,12 @@ def _gradients(config: Config, sent: list[Release], releases: int, validations: 
         return report | {"guarantee": "none: the coordinator receives each party's exact gradients"}
     if settings.mechanism == "rounded":
         seen = "sums over all parties" if config.masking else "each party's gradients"
-        return report | {"guarantee": f"none: the coordinator sees {seen}, rounded to 8 bits"}
+        noise = settings.noise or 0.0
+        how = f", with noise of {noise:g} times their size" if noise else ""
+        return report | {
+            "noise": noise,
+            "guarantee": f"none: the coordinator sees {seen}, rounded to 8 bits{how}",
+        }
     report["neighbouring"] = (
         "two gradients of one party that differ by at most 1 in l1 after rescaling and clipping"
     )
@@ -234,60 +218,22 @@ def _validation(config: Config, validations: int) -> dict[str, Any]:
             "guarantee": "covered by the epsilon of gradients"
             + ("" if protects_users(config) else ": a rating is in one of the two parts")
         }
-    summed = "1 - NDCG@20 over its users" if config.training.ranks else "squared errors"
+    summed = "1 - NDCG@20 over its users" if config.ranks else "squared errors"
     guarantee = f"none: each party's exact sum of {summed} and its count"
     return {"mechanism": "none", "releases": validations, "guarantee": guarantee}
 
 
-def _neighbourhoods(
-    config: Config, sent: list[Release], users: int, rows: int, protected: bool, exchanges: int
-) -> dict[str, Any]:
+def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, exchanges: int) -> dict[str, Any]:
     exchange = config.exchange
     if exchange.mode == "off":
         return {"mechanism": "none sent", "guarantee": "neighbourhoods never leave a party"}
     report: dict[str, Any] = {"mechanism": exchange.mode, "releases": exchanges}
-    if exchange.mode == "projected":
-        return report | _projected(config, users, rows, protected)
     if exchange.mode == "exact":
-        return report | {
-            "guarantee": "none: the coordinator receives each party's neighbourhoods, the others receive their sum"
-        }
-    seen = (
-        "the coordinator sees the sum over all active parties, and a party sees the sum over the others "
-        "(with two parties, the other's own)"
-    )
-    if exchange.mode == "masked":
-        seen = (
-            "the coordinator sees the sum over all active parties, a party sees the sum over the others, "
-            "and nobody sees a single party's matrix"
-        )
-        if "sums" in config.unprotected:
-            seen = "none: sums over changing sets of parties can be solved for a single party's matrix"
-        return report | {"guarantee": f"{seen}; these sums are exact: no differential privacy"}
-    delta = config.gradients.delta
-    one = events.compose_epsilon(
-        [Release("one", config.model.layers, release.event) for release in sent], delta
-    )
-    whole = events.compose_epsilon(sent, delta)
-    return report | {
-        "noise": exchange.noise,
-        "row_clip": exchange.row_clip,
-        "neighbouring": "two matrices of one party that differ in one user's row of neighbourhoods (at most row_clip in l2) and means",
-        "per_round": {"epsilon": one, "delta": delta},
-        "composed": {"epsilon": whole, "delta": delta},
-        "guarantee": f"{seen}; for a user's row, epsilon {one:.3g} at delta {delta:g} per release and {_name_epsilon(whole)} over "
-        f"{exchanges:,} releases",
-    }
-
-
-def _projected(config: Config, users: int, rows: int, protected: bool) -> dict[str, Any]:
-    if not config.model.estimators:
-        protected = False
-    condition = "2q <= N + 1 holds in every block" if protected else "2q <= N + 1 does not hold"
-    text = (
-        f"{condition}: no single value can be solved for exactly (Theorem 1); this is obfuscation, not differential privacy"
-        if protected
-        else "none: "
-        + (condition if config.model.estimators else "exact degrees travel beside the neighbourhoods")
-    )
-    return {"users": users, "rows": rows, "protected": protected, "guarantee": text}
+        seen = "the sum over all active parties" if config.masking else "each party's neighbourhoods"
+        return report | {"guarantee": f"none: the coordinator receives {seen}, the others receive their sum"}
+    estimated = config.model.form == "propagation" and config.model.estimators
+    holds = "2q <= N + 1 holds in every block" if protected else "2q <= N + 1 does not hold"
+    text = f"{holds}: no single value can be solved for exactly (Theorem 1); this is obfuscation, not differential privacy"
+    if not (protected and estimated):
+        text = "none: " + (holds if estimated else "exact degrees travel beside the neighbourhoods")
+    return report | {"users": users, "rows": rows, "protected": protected and estimated, "guarantee": text}

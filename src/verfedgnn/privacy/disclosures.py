@@ -36,8 +36,6 @@ SENT_BY_PARTIES: dict[str, dict[str, str]] = {
         "lost": PUBLIC,
         "mask_key": RANDOM,
         "mask_signature": RANDOM,
-        "forgotten": USERS,
-        "start": PUBLIC,
     },
     "RoundReply": {
         "round": PUBLIC,
@@ -70,7 +68,7 @@ SENT_BY_PARTIES: dict[str, dict[str, str]] = {
         "seal_signature": RANDOM,
     },
     "Sealed": {"session": RANDOM, "peer": PUBLIC, "data": USERS},
-    "Pseudonyms": {"session": RANDOM, "values": USERS, "rows": USERS, "before": USERS},
+    "Pseudonyms": {"session": RANDOM, "values": USERS},
     "Aligned": {"session": RANDOM, "users": USERS},
 }
 """Protection of each field, by message."""

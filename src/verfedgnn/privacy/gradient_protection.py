@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from verfedgnn.config import Config
 from verfedgnn.config.gradient_mechanisms import GradientConfig
 from verfedgnn.core.key_stream import KeyStream, NoiseKey
 
@@ -54,46 +50,12 @@ def add_laplace(x: Tensor, epsilon: float, stream: KeyStream) -> Tensor:
     return x + torch.from_numpy(noise).to(x.device, x.dtype)
 
 
-@dataclass(frozen=True)
-class Rescale:
-    """Public factors on a gradient before clipping, for user parameters and for shared weights.
-
-    The recipient divides by them again (`invert_rescale`).
-    """
-
-    users: float
-    weights: float
-
-    @classmethod
-    def of(cls, config: Config, users: float, parties: int, ratings: float) -> Rescale:
-        """Return the configured factors.
-
-        With `rescale_by_ratings` they are divided by the root of the number of ratings that a coordinate sums
-        over.
-        """
-        gradients = config.gradients
-        batch = config.training.batch
-        if not gradients.rescale_by_ratings:
-            return cls(gradients.rescale_users, gradients.rescale_weights)
-        users = users / config.training.user_blocks  # of one round
-        ratings = ratings / config.training.user_blocks
-        summed = max(1, min(batch, ratings) if batch else ratings) / parties
-        return cls(
-            gradients.rescale_users / math.sqrt(summed / users), gradients.rescale_weights / math.sqrt(summed)
-        )
-
-
-def protect(
-    gradient: Tensor, config: GradientConfig, rescale: Rescale, user_size: int, key: NoiseKey
-) -> Tensor:
+def protect(gradient: Tensor, config: GradientConfig, key: NoiseKey) -> Tensor:
     """Rescale and clip a flat public gradient, then quantize it (int8) or add noise (float32).
 
-    The result is what the party sends. The first `user_size` coordinates belong to users.
+    The result is what the party sends.
     """
-    scaled = gradient.clone()
-    scaled[:user_size] *= rescale.users
-    scaled[user_size:] *= rescale.weights
-    scaled = clip(scaled, config.clip)
+    scaled = clip(gradient * config.rescale, config.clip)
     if config.mechanism == "ternary":
         return quantize_ternary(scaled, config.r, key.stream("ternary", config.r))
     if config.mechanism == "laplace":
@@ -101,10 +63,10 @@ def protect(
     return scaled
 
 
-def invert_rescale(config: GradientConfig, rescale: Rescale, scale: float) -> Rescale:
-    """Return the factors that turn a sum of protected gradients into an estimate of the summed gradient.
+def invert_rescale(config: GradientConfig, scale: float) -> float:
+    """Return the factor that turns a sum of protected gradients into an estimate of the summed gradient.
 
-    They include the participation factor `scale`.
+    It includes the participation factor `scale`.
     """
     unit = config.r if config.mechanism == "ternary" else 1.0
-    return Rescale(unit * scale / rescale.users, unit * scale / rescale.weights)
+    return unit * scale / config.rescale

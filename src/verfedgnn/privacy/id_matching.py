@@ -102,18 +102,14 @@ def _number_users(every: NDArray[np.uint8]) -> NDArray[np.int64]:
 def match_users(
     sets: Sequence[NDArray[np.uint8]],
     fewest: int,
-    known: Sequence[NDArray[np.int64]] | None = None,
-    before: int = 0,
     *,
     probes: int = 0,
 ) -> tuple[list[NDArray[np.int64]], int]:
-    """Assign a row to every user who is at `fewest` parties or more.
+    """Assign a row, in random order, to every user who is at `fewest` parties or more.
 
     Args:
         sets: Each party's pseudonyms (n_p, 16), sorted and distinct.
-        fewest: Number of parties a new user has to be at.
-        known: Rows from an earlier alignment (n_p,), -1 for none. Users keep them.
-        before: Number of rows of that alignment. New rows follow in random order.
+        fewest: Number of parties a user has to be at.
         probes: Number of invented users that all sets contain.
 
     Returns:
@@ -121,33 +117,15 @@ def match_users(
         share no user at all.
     """
     every = np.concatenate(list(sets))
-    given = np.full(len(every), -1) if known is None else np.concatenate(list(known))
     ends = np.cumsum([len(one) for one in sets])[:-1]
     user = _number_users(every)
     parties = np.bincount(user)
     if len(sets) > 1 and (parties > 1).sum() <= probes:
         return [np.full(len(one), -1) for one in sets], 0
-    rows = _known_rows(user, given, before, len(parties))
-    new = np.flatnonzero((rows < 0) & (parties >= fewest))
-    rows[new] = before + _random_permutation(len(new))
-    return np.split(rows[user], ends), before + len(new)
-
-
-def _known_rows(
-    user: NDArray[np.int64], given: NDArray[np.int64], before: int, users: int
-) -> NDArray[np.int64]:
-    """Return each user's row of the earlier alignment, on which the parties have to agree."""
-    rows = np.full(users, -1)
-    has = np.flatnonzero(given >= 0)
-    rows[user[has]] = given[has]
-    taken = rows[rows >= 0]
-    if (
-        (rows[user[has]] != given[has]).any()
-        or len(np.unique(taken)) != len(taken)
-        or (taken >= before).any()
-    ):
-        raise ProtocolError("the parties disagree about rows of the earlier alignment: align from scratch")
-    return rows
+    rows = np.full(len(parties), -1)
+    placed = np.flatnonzero(parties >= fewest)
+    rows[placed] = _random_permutation(len(placed))
+    return np.split(rows[user], ends), len(placed)
 
 
 def _random_permutation(count: int) -> NDArray[np.int64]:

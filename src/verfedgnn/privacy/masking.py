@@ -93,40 +93,23 @@ class MaskStream:
         return np.frombuffer(stream, f"<u{width}", offset=skipped)
 
 
-def add_masks(
-    values: NDArray[Integer],
-    streams: Sequence[MaskStream],
-    use: int,
-    places: Sequence[slice] | None = None,
-) -> NDArray[Integer]:
-    """Return `values` plus the masks of `streams`, modulo 2^bits of their type.
-
-    `places` says where successive pieces of the values are in the array that is masked; None for all of it. Somebody who holds only
-    a part of an array so masks it as if it held everything.
-    """
+def add_masks(values: NDArray[Integer], streams: Sequence[MaskStream], use: int) -> NDArray[Integer]:
+    """Return `values` plus the masks of `streams`, modulo 2^bits of their type."""
     flat = np.ascontiguousarray(values).reshape(-1)
     width = flat.dtype.itemsize
     total = flat.view(f"u{width}").copy()
-    start = 0
-    for place in [slice(0, flat.size)] if places is None else places:
-        for first in range(place.start, place.stop, _DRAWN):
-            part = slice(first, min(first + _DRAWN, place.stop))
-            piece = total[start : start + part.stop - part.start]
-            for stream in streams:
-                (np.add if stream.adds else np.subtract)(piece, stream.draw(use, part, width), out=piece)
-            start += len(piece)
+    for first in range(0, flat.size, _DRAWN):
+        part = slice(first, min(first + _DRAWN, flat.size))
+        piece = total[part]
+        for stream in streams:
+            (np.add if stream.adds else np.subtract)(piece, stream.draw(use, part, width), out=piece)
     masked: NDArray[Integer] = total.view(flat.dtype).reshape(values.shape)
     return masked
 
 
-def remove_masks(
-    values: NDArray[Integer],
-    streams: Sequence[MaskStream],
-    use: int,
-    places: Sequence[slice] | None = None,
-) -> NDArray[Integer]:
+def remove_masks(values: NDArray[Integer], streams: Sequence[MaskStream], use: int) -> NDArray[Integer]:
     """Return `values` without the masks of `streams`, as `add_masks` added them."""
-    return add_masks(values, [MaskStream(each.key, not each.adds) for each in streams], use, places)
+    return add_masks(values, [MaskStream(each.key, not each.adds) for each in streams], use)
 
 
 class MaskKey:

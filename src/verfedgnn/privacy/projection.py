@@ -10,18 +10,18 @@ paper's Phi.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.option_names import setting
 
 TILE_VALUES = 1 << 22
 """Number of values of Phi that are drawn at a time (16 MiB)."""
@@ -64,7 +64,6 @@ class Projection:
         ratio: float,
         block: int = 0,
         seed: int = 0,
-        reconstruction: Literal["adjoint", "scaled"] = "adjoint",
         device: torch.device | str = "cpu",
         cache_values: int = CACHE_VALUES,
     ) -> None:
@@ -91,74 +90,20 @@ class Projection:
                 "draw in every round; set exchange.block = 256, which protects each block equally well"
             )
         self._cache: list[Piece] | None = [] if values <= cache_values else None
-        self._scale = self._scales(bounds, ratio) if reconstruction == "scaled" else None
-        self._members: Tensor | None = None
-
-    def part(self, users: slice, rows: slice) -> Projection:
-        """Return the part of Phi for a range of `users` that consists of whole blocks."""
-        part = copy.copy(self)
-        part.users = users.stop - users.start
-        part.rows = rows.stop - rows.start
-        part.tiles = [
-            Tile(_moved(tile.rows, rows.start), _moved(tile.columns, users.start), tile.index)
-            for tile in self.tiles
-            if users.start <= tile.columns.start < users.stop
-        ]
-        part._cache = None if self._cache is None else []
-        part._scale = None if self._scale is None else self._scale[users]
-        return part
-
-    def among(self, members: Tensor) -> Projection:
-        """Return the same Phi for an X with rows of `members` only (in order); the other rows are 0.
-
-        Both share one cache.
-        """
-        among = copy.copy(self)
-        among._members = members
-        among._scale = None if self._scale is None else self._scale[members]
-        return among
-
-    def _scales(self, bounds: list[tuple[int, int]], ratio: float) -> Tensor:
-        """Return 1 / (1 + (m+1)/q) for each user's block (N, 1), the multiple of Phi^T Y with the least
-        expected error.
-        """
-        scale = np.empty((self.users, 1), np.float32)
-        for start, stop in bounds:
-            m = stop - start
-            scale[start:stop] = 1 / (1 + (m + 1) / block_rows(m, ratio))
-        return torch.from_numpy(scale).to(self.device)
 
     def project(self, x: Tensor) -> Tensor:
         """Compute Y = Phi X: (N, C) -> (q, C) (eq. 13)."""
         y = x.new_zeros(self.rows, x.shape[1])
         for rows, columns, phi in self._pieces():
-            place, inside = self._inside(columns)
-            piece = x[place]
-            if inside is not None:
-                piece = x.new_zeros(columns.stop - columns.start, x.shape[1]).index_copy_(0, inside, piece)
-            _blocks_of(y[rows], phi).baddbmm_(phi, _blocks_of(piece, phi))
+            _blocks_of(y[rows], phi).baddbmm_(phi, _blocks_of(x[columns], phi))
         return y
 
     def reconstruct(self, y: Tensor) -> Tensor:
-        """Compute X^ = Phi^T Y, scaled if configured: (q, C) -> (N, C) (eq. 14)."""
-        x = y.new_empty(self.users if self._members is None else len(self._members), y.shape[1])
+        """Compute X^ = Phi^T Y: (q, C) -> (N, C) (eq. 14)."""
+        x = y.new_empty(self.users, y.shape[1])
         for rows, columns, phi in self._pieces():
-            place, inside = self._inside(columns)
-            if place.start < place.stop:
-                piece = torch.bmm(phi.mT, _blocks_of(y[rows], phi)).flatten(0, 1)
-                x[place] = piece if inside is None else piece.index_select(0, inside)
-        return x if self._scale is None else x.mul_(self._scale)
-
-    def _inside(self, columns: slice) -> tuple[slice, Tensor | None]:
-        """Return the rows of X that belong to `columns`, and the position of each among them; None if all are
-        there.
-        """
-        if self._members is None:
-            return columns, None
-        first, last = torch.searchsorted(
-            self._members, self._members.new_tensor([columns.start, columns.stop])
-        ).tolist()
-        return slice(first, last), self._members[first:last] - columns.start
+            x[columns] = torch.bmm(phi.mT, _blocks_of(y[rows], phi)).flatten(0, 1)
+        return x
 
     def _pieces(self) -> Iterator[Piece]:
         if self._cache is None:
@@ -201,29 +146,36 @@ class IdentityProjection:
 
     protected = False
 
-    def __init__(self, users: int, members: Tensor | None = None) -> None:
+    def __init__(self, users: int) -> None:
         self.users = self.rows = users
-        self._members = members
-
-    def part(self, users: slice, rows: slice) -> IdentityProjection:
-        """Return the identity for a range of users."""
-        return IdentityProjection(users.stop - users.start)
-
-    def among(self, members: Tensor) -> IdentityProjection:
-        """Return the identity for an X with rows of `members` only; the other rows are 0."""
-        return IdentityProjection(self.users, members)
 
     def project(self, x: Tensor) -> Tensor:
-        """Return X, with rows of zeros for users who are not members."""
-        return (
-            x
-            if self._members is None
-            else x.new_zeros(self.users, x.shape[1]).index_copy_(0, self._members, x)
-        )
+        """Return X."""
+        return x
 
     def reconstruct(self, y: Tensor) -> Tensor:
-        """Return the rows of Y that belong to members."""
-        return y if self._members is None else y.index_select(0, self._members)
+        """Return Y."""
+        return y
+
+
+def make_projection(
+    config: Config, users: int, device: torch.device | str
+) -> Projection | IdentityProjection | None:
+    """Return the projection of the exchange, or None without an exchange; raise `ConfigError` if it would hide nothing."""
+    exchange = config.exchange
+    if exchange.mode == "off":
+        return None
+    if exchange.mode == "exact":
+        return IdentityProjection(users)
+    projection = Projection(
+        users, ratio=exchange.ratio, block=exchange.block, seed=config.seed, device=device
+    )
+    if not projection.protected and "projection" not in config.unprotected:
+        raise ConfigError(
+            f"a projection of {users:,} common user(s) with exchange.ratio = {exchange.ratio:g} hides nothing; "
+            f"use more users, or allow it with {setting('unprotected', 'projection')}"
+        )
+    return projection
 
 
 def _joined(pieces: list[Piece]) -> Piece:
@@ -239,10 +191,6 @@ def _joined(pieces: list[Piece]) -> Piece:
 def _blocks_of(x: Tensor, phi: Tensor) -> Tensor:
     """View rows (B w, C) as (B, w, C), one matrix for each block of `phi`."""
     return x.view(len(phi), -1, x.shape[1])
-
-
-def _moved(place: slice, by: int) -> slice:
-    return slice(place.start - by, place.stop - by)
 
 
 def cut_blocks(users: int, block: int) -> list[tuple[int, int]]:

@@ -23,10 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.core.key_stream import NoiseKey
-from verfedgnn.privacy import release_events as events
 
-STEPS = 1024.0
-"""Least number of integers per standard deviation of the noise on neighbourhoods. Finer steps would only cost time."""
 LARGEST_DEVIATION = 1 << 17
 """Largest standard deviation of a table: about 3.5 million entries."""
 _GUARD_BITS = 128
@@ -143,21 +140,3 @@ class SkellamNoise:
 def total_variation(variance: float) -> float:
     """Return a bound on the distance of one draw from the true distribution."""
     return (2 * _farthest(variance) + 1) * 2.0**-128
-
-
-def dropped_bits(noise: float, unit: int) -> int:
-    """Return how many low bits of integers of 1/`unit` to drop before noise of deviation `noise` is added.
-
-    At least `STEPS` integers per standard deviation are left.
-    """
-    return max(0, math.floor(math.log2(noise * unit / STEPS)))
-
-
-def noised_sum_event(*, noise: float, clip: float, columns: int, unit: int) -> events.ReleaseEvent:
-    """Return the event of a noised sum, for matrices that differ in one user's row by at most `clip` in l2.
-
-    The unit is that of the integers that are sent, 1/`unit` each. Rounding may move every coordinate by half
-    an integer more.
-    """
-    l2 = clip * unit + math.sqrt(columns)
-    return events.skellam((noise * unit) ** 2, l2, math.sqrt(columns) * l2)

@@ -20,8 +20,8 @@ def who_sees_what(config: Config, parties: int | None = None) -> list[tuple[str,
     private = config.gradients.mechanism == "skellam"
     return [
         ("ratings, item ids, titles, item embeddings", NOBODY, NOBODY),
-        ("gradient of public parameters", *_gradient(config)),
-        ("sums over users' neighbourhoods", *_sums(config, others)),
+        ("gradient of public parameters", *_released(config)),
+        *_own_rows(config, others),
         ("validation error and its count", "yes, with noise" if private else "yes, exactly", NOBODY),
         (
             "number of training ratings",
@@ -37,10 +37,35 @@ def who_sees_what(config: Config, parties: int | None = None) -> list[tuple[str,
     ]
 
 
-def _gradient(config: Config) -> tuple[str, str]:
+def describe_two_parties(config: Config) -> str:
+    """Say what two parties can and cannot hide from each other."""
+    seen = {
+        "ternary": "ternary gradients",
+        "rounded": "rounded gradients",
+        "none": "exact gradients",
+        "laplace": "noised gradients",
+        "skellam": "noised gradients",
+    }[config.gradients.mechanism]
+    if config.exchange.mode != "off":
+        seen += f" and {config.exchange.mode} neighbourhoods"
+    noise = ", with noise" if _adds_noise(config) or _adds_noise(config.for_parties(2)) else ""
+    masks = "; masks hide these only from the coordinator" if config.masking else ""
+    return (
+        f"Either of two parties can subtract its own part from a sum and see the other's {seen}{noise}{masks}. "
+        "Ratings, item ids and item embeddings are never sent."
+    )
+
+
+def _adds_noise(config: Config) -> bool:
+    """Return whether parties add noise to what they round."""
+    return config.gradients.mechanism == "rounded" and bool(config.gradients.noise)
+
+
+def _released(config: Config) -> tuple[str, str]:
+    """Return who sees what is summed over the parties."""
     how = {
         "ternary": "quantized to -1, 0, 1",
-        "rounded": "rounded to 8 bits",
+        "rounded": "rounded to 8 bits" + (", with noise" if _adds_noise(config) else ""),
         "laplace": "with Laplace noise",
         "skellam": "with Skellam noise",
         "none": "exact",
@@ -49,17 +74,21 @@ def _gradient(config: Config) -> tuple[str, str]:
     return one, f"only the sum of all parties' ({how})"
 
 
+def _own_rows(config: Config, others: str) -> list[tuple[str, str, str]]:
+    """Return the rows that only some forms of the model have."""
+    if config.model.form == "propagation":
+        return [("sums over users' neighbourhoods", *_sums(config, others))]
+    if config.model.form == "solved":
+        released = _released(config)
+        counts = ("number of each user's ratings and the sum of what item means leave of them", *released)
+        return [counts, ("mean squares of the columns of item embeddings", *released)]
+    return []
+
+
 def _sums(config: Config, others: str) -> tuple[str, str]:
     exchange = config.exchange
     if exchange.mode == "off":
         return NOBODY, NOBODY
-    if exchange.mode == "exact":
-        return "each party's, exact", f"{others}, exact"
-    if exchange.mode == "masked":
-        return "only the sum of all parties', exact", f"{others}, exact"
-    if exchange.mode == "noised":
-        noise = f"with noise of {exchange.noise:g}"
-        return f"only the sum of all parties', {noise}", f"{others}, {noise}"
-    hidden = "projected to fewer rows"
+    hidden = "exact" if exchange.mode == "exact" else "projected to fewer rows"
     whose = "only the sum of all parties'" if config.masking else "each party's"
     return f"{whose}, {hidden}", f"{others}, {hidden}"

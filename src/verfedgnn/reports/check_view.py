@@ -13,10 +13,10 @@ from rich.table import Table
 from verfedgnn.core.option_names import option
 from verfedgnn.data.data_check import CheckedSource, UserOverlap
 from verfedgnn.data.forecast import Conclusion, foresee_training
-from verfedgnn.data.number_parsing import quote_value
+from verfedgnn.data.rating_checks import DataProblem
 from verfedgnn.data.rating_distribution import Bars
 from verfedgnn.data.ratings import format_count
-from verfedgnn.data.row_problems import DataProblem
+from verfedgnn.data.value_parsing import quote_value
 from verfedgnn.reports import document
 from verfedgnn.reports.document import Banner, Document, Points
 

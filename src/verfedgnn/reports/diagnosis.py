@@ -16,6 +16,7 @@ from verfedgnn.data import PartyData
 from verfedgnn.data.parties import count_kept
 from verfedgnn.evaluation.verdict import headline, verdict
 from verfedgnn.evaluation.verdict_words import LIKELY_BETTER, LIKELY_WORSE, MIXED, NO, NO_DIFFERENCE, YES
+from verfedgnn.privacy.visibility import describe_two_parties
 from verfedgnn.reports.phrases import warn_of_lists
 
 MEANS_WIN = 0.995
@@ -93,7 +94,7 @@ def diagnose(
         _lists(metrics),
         _means(metrics, config),
         _one_party_only(customers, len(metrics["parties"])),
-        _two_parties(metrics),
+        _two_parties(metrics, config),
         _lift(metrics),
     ]
     return [finding for finding in found if finding is not None]
@@ -147,8 +148,8 @@ def _means(metrics: Mapping[str, Any], config: Config) -> Finding | None:
     if found is None or means is None or found < MEANS_WIN * means:
         return None
     if not means:
-        text = "The ratings of each party are all equal, so there is nothing to predict; preset ranking learns lists from them."
-        return Finding("equal ratings", text, Step("train", ("--preset", "ranking")))
+        text = "The ratings of each party are all equal, so there is nothing to predict; lists are what this run is for."
+        return Finding("equal ratings", text)
     close = "hardly better than" if found < means else "no better than"
     compared = "worse than" if found > means / MEANS_WIN else close
     text = f"Predicted ratings are {compared} the parties' user and item means (RMSE {found:.4f}, means {means:.4f})."
@@ -183,20 +184,10 @@ def _one_party_only(customers: Customers | None, parties: int) -> Finding | None
     return Finding("few shared", text)
 
 
-def _two_parties(metrics: Mapping[str, Any]) -> Finding | None:
+def _two_parties(metrics: Mapping[str, Any], config: Config) -> Finding | None:
     if len(metrics["parties"]) != 2:
         return None
-    mechanism = metrics["privacy"]["neighbourhoods"]["mechanism"]
-    if mechanism == "none":
-        text = "The two parties exchange gradients only; either sees the other's protected gradients."
-    elif mechanism == "noised":
-        text = (
-            "The two parties exchange noised sums, because either can subtract its own part from a sum. A third party allows "
-            "exact, masked sums."
-        )
-    else:
-        text = f"The two parties exchange {mechanism} sums, and either can subtract its own part and see the other's."
-    return Finding("two parties", text)
+    return Finding("two parties", describe_two_parties(config))
 
 
 def _lift(metrics: Mapping[str, Any]) -> Finding:

@@ -63,5 +63,5 @@ def warn_of_lists(metrics: Mapping[str, Any]) -> str | None:
     text = f"Lists are {compared} than the most popular items ({name.upper()}: {named})."
     if metrics["test"]["rmse"] is not None and "lists" not in metrics:
         preset = option("preset", "best")
-        return f"{text} They are ordered by predicted stars; train with {preset} or ranking to order them by a model of lists."
+        return f"{text} They are ordered by predicted stars; train with {preset} to order them by a model of lists."
     return f"{text} Train with more data, or show these customers what is popular." if clearly else text

@@ -83,10 +83,9 @@ def describe_data(run: Run) -> str:
     parties = f"{len(run.parties)} parties ({names})" if len(run.parties) > 1 else f"Party {names}"
     users = run.parties[0].ratings.n_users
     ratings = sum(len(party.ratings) for party in run.parties)
-    return (
-        f"{parties} with {users:,} users and {ratings:,} ratings. Preset `{run.config.base}`, "
-        f"{run.config.model.gnn.upper()}, seed {run.config.seed}."
-    )
+    gnn = f", {run.config.model.gnn.upper()}" if run.config.model.form == "propagation" else ""
+    preset = f"Preset `{run.config.base}`{gnn}, seed {run.config.seed}."
+    return f"{parties} with {users:,} users and {ratings:,} ratings. {preset}"
 
 
 def accuracy_table(metrics: Mapping[str, Any]) -> Table:
@@ -271,7 +270,7 @@ def _add_traffic(document: Document, run: Run) -> None:
 
 
 def _add_largest_errors(document: Document, run: Run) -> None:
-    if run.config.training.ranks:
+    if run.config.ranks:
         return
     found: list[tuple[float, list[str]]] = []
     for prepared, model in zip(run.prepared(), run.models, strict=True):

@@ -37,7 +37,7 @@ def list_steps(parties: Sequence[str], config: Config, *, lift: bool, seeds: int
 
 
 def _list_steps_of_seed(parties: Sequence[str], config: Config, *, lift: bool) -> list[str]:
-    loops = ["lists"] if config.training.ranks else ["federation", "lists"][: 1 + config.trains_lists]
+    loops = ["lists"] if config.ranks else ["federation", "lists"][: 1 + config.trains_lists]
     alone = [f"{name} alone{', lists' * (loop == 'lists')}" for loop in loops for name in parties]
     gate = config.training.gate
     steps = [*loops, *(alone if gate else [])]

@@ -26,7 +26,7 @@ from verfedgnn.core.errors import DataError, RunError, RunWarning
 from verfedgnn.core.files import check_links, lock_folder, write_bytes, writing
 from verfedgnn.data import TRAIN, PartyData, Ratings
 from verfedgnn.data.ids import LONGEST_ID, LONGEST_TITLE, StrArray, find_positions
-from verfedgnn.data.time_parsing import LATEST_SECONDS
+from verfedgnn.data.value_parsing import LATEST_SECONDS
 from verfedgnn.runs.party_model import PartyModel
 
 ADDED = "added"

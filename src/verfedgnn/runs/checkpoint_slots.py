@@ -13,16 +13,14 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verfedgnn.core.array_files import ArrayFile, Arrays, Buffer, as_bytes, cut, write_parts
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import make_folder, replacing, sync_folder, write_all, writing
+from verfedgnn.core.files import make_folder, sync_folder, write_all, writing
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 
 _SLOTS = ("slot-0.safetensors", "slot-1.safetensors")
@@ -54,7 +52,7 @@ class CheckpointSlots:
     def write(self, round: int, state: CheckpointState, values: Mapping[str, Any]) -> None:
         """Write a checkpoint over the one before the last, and flush it to disk if it must be durable."""
         if self._next is None:
-            newest = next(self._valid(), None)
+            newest = self._newest()
             self._next = (0, 0) if newest is None else (newest.sequence + 1, 1 - newest.slot)
         sequence, slot = self._next
         plain = {"sequence": sequence, "round": round, "state": state.values, "values": dict(values)}
@@ -76,43 +74,21 @@ class CheckpointSlots:
                 sync_folder(self.folder)
         self._next = (sequence + 1, 1 - slot)
 
-    def read(self, round: int | None = None) -> SlotCheckpoint | None:
-        """Return the newest valid checkpoint, or that of `round`; None if there is none. Raise `RunError` if no file is valid.
+    def read(self) -> SlotCheckpoint | None:
+        """Return the newest valid checkpoint; None if there is none. Raise `RunError` if no file is valid.
 
         Its arrays are read from the file when they are asked for, so take them before the next `write`.
         """
-        some_valid = False
-        for each in self._valid():
-            some_valid = True
-            if round in (None, each.round):
-                return each
-        if not some_valid and any((self.folder / name).is_file() for name in _SLOTS):
+        newest = self._newest()
+        if newest is None and any((self.folder / name).is_file() for name in _SLOTS):
             raise RunError(f"the checkpoint in {self.folder} cannot be read; train the run again")
-        return None
+        return newest
 
-    def _valid(self) -> Iterator[SlotCheckpoint]:
-        """Yield the valid checkpoints, newest first."""
+    def _newest(self) -> SlotCheckpoint | None:
         paths = [(slot, self.folder / name) for slot, name in enumerate(_SLOTS)]
         found = [_open(path, slot) for slot, path in paths if path.is_file()]
         newest_first = sorted((each for each in found if each is not None), key=lambda each: -each.sequence)
-        return (each for each in newest_first if _is_valid(each.state.arrays))
-
-
-def read_or_remove(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a checkpoint's file; remove the file and return none if a kill cut it short."""
-    with suppress(ValueError):
-        arrays = ArrayFile(path)
-        if _TEXT not in arrays.about or _is_valid(arrays):
-            return dict(arrays)
-    path.unlink()
-    return {}
-
-
-def rewrite(path: Path, arrays: Arrays) -> None:
-    """Write other arrays to a checkpoint's file, atomically; a file without a checkpoint's text gets none."""
-    text = ArrayFile(path).about.get(_TEXT)
-    with replacing(path) as file:
-        write_parts(file.write, arrays, None if text is None else _describe(arrays, text))
+        return next((each for each in newest_first if _is_valid(each.state.arrays)), None)
 
 
 def _describe(arrays: Arrays, text: str) -> dict[str, str]:

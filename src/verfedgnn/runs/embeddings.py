@@ -26,7 +26,6 @@ from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.files import make_folder, replacing, write_bytes, writing
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData
-from verfedgnn.gnn.rater_solver import HIDDEN
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.run_folder import check_outside
@@ -77,7 +76,7 @@ def party_embeddings(
     """Return the vectors that a party serves, with ids and titles; `gate` holds the weights of its mixture."""
     table = party.ratings
     parts = _parts(config, model.users.shape[1], gate)
-    purpose = LISTS if config.training.ranks else RATINGS
+    purpose = LISTS if config.ranks else RATINGS
     meaning = PRODUCTS[purpose] + (ITEM_WEIGHTS if model.item_scores is not None else "")
     about = {
         "party": party.name,
@@ -98,37 +97,17 @@ def party_embeddings(
 
 
 def _parts(config: Config, width: int, gate: Mapping[str, Mapping[str, float]] | None) -> dict[str, slice]:
-    """Return the components by name, in the order in which the model, the rating targets and the gate append them."""
+    """Return the components by name, in the order in which the model and the rating targets append them."""
     model = config.model
-    centred = not config.training.ranks and config.model.form != "propagation"
-    trained = {"factors": model.dim} | ({"user bias": 1, "item bias": 1} if model.biases else {})
-    raters = {"raters": model.raters, "raters' user bias": 1, "raters' item bias": 1} if model.raters else {}
-    if gate is None:
-        trained |= raters
-    if centred and (model.form == "messages" or model.biases):
-        trained["mean"] = 1
-        raters |= {"raters' mean": 1} if raters else {}
-    sizes = dict(trained)
-    if gate is not None:  # a gate leaves out what has no weight for anybody
-        sizes = {}
-        for name in gate["known"]:
-            if gate["known"][name] != 0.0 or gate["newcomers"][name] != 0.0:
-                sizes |= _mixed_part(name, trained, raters)
-        if "alone" in sizes:  # its length follows from the party's data
-            sizes["alone"] = max(0, width - sum(sizes.values()))
-    if sum(sizes.values()) != width:
+    sizes = {"factors": model.dim} | ({"user bias": 1, "item bias": 1} if model.biases else {})
+    if model.raters:
+        sizes |= {"raters": model.raters, "raters' user bias": 1, "raters' item bias": 1}
+    if model.biases:
+        sizes["mean"] = 1
+    if gate is not None or sum(sizes.values()) != width:  # a mixture has the components of several models
         sizes = {"components": width}
     ends = np.cumsum(list(sizes.values())).tolist()
     return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
-
-
-def _mixed_part(name: str, trained: Mapping[str, int], raters: Mapping[str, int]) -> dict[str, int]:
-    """Return the components that one model of a mixture adds to the vectors."""
-    own = {"means": 2, "federated means": 2, "popularity": 1, "alone": 0, "alone raters": HIDDEN + 3}
-    if name in own:
-        return {name: own[name]}
-    of_model = raters if name.endswith("raters") else trained
-    return dict(of_model) if name.startswith("federated") else {}
 
 
 def _table(columns: Mapping[str, Any], vectors: Tensor, about: Mapping[str, Any]) -> pa.Table:

@@ -1,7 +1,7 @@
 r"""One order for the items of several parties.
 
-A model of lists orders the catalogue of one party. Its softmax says how likely an item is the user's next one *if* the next one is
-at this party. It says nothing about the party, so shares of a small catalogue are large. Items of several parties are therefore
+A model of lists orders the catalogue of one party. Its softmax gives shares of this catalogue alone and says
+nothing about the party, so shares of a small catalogue are large. Items of several parties are therefore
 ordered by
 
 .. math:: P(p, v \mid u) = P(p \mid u) \, P(v \mid p, u), \qquad P(p \mid u) = \frac{n_{up} + a \pi_p}{\sum_q (n_{uq} + a \pi_q)}
@@ -10,7 +10,6 @@ ordered by
 - P(v | p, u) is the softmax over the items of p that u has not rated.
 
 For one party P(p | u) is 1. Predicted ratings of parties are compared by their position in the party's scale.
-`results/merged-lists.md` compares this order with others.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def score_catalogues(run: Run, users: NDArray[np.int64], parties: Sequence[int])
     are ordered by predicted ratings.
     """
     ranker = run.ranker
-    ranks = ranker.config.training.ranks
+    ranks = ranker.config.ranks
     place = np.full(run.parties[0].ratings.n_users, -1, np.int64)
     place[users] = np.arange(len(users))
     likes = np.zeros((len(users), len(parties)))

@@ -35,7 +35,7 @@ def build_metrics(
     the models before mixing.
     """
     metrics = {
-        **evaluate(prepared, models, ranks=config.training.ranks),
+        **evaluate(prepared, models, ranks=config.ranks),
         "users": prepared[0].party.ratings.n_users,
         **summarise_cost(ledger, rounds, len(models), seconds),
         "best_round": best_round,
@@ -48,7 +48,7 @@ def build_metrics(
     }
     for row, gate in zip(metrics["parties"], gates or [], strict=False):
         row["gate"] = gate
-    if federated is not None and not config.training.ranks:
+    if federated is not None and not config.ranks:
         metrics["federated_model"] = {"rmse": rating_errors(prepared, federated).rmse}
     return metrics
 
@@ -69,7 +69,7 @@ def summarise_cost(ledger: Ledger, rounds: int, parties: int, seconds: float) ->
 
 def history_entry(round: int, error: float, config: Config, ledger: Ledger, seconds: float) -> dict[str, Any]:
     """Return one line of history.jsonl, the result of a validation."""
-    judged = {f"valid_{name}": value for name, value in config.training.judged(error).items()}
+    judged = {f"valid_{name}": value for name, value in config.judged(error).items()}
     return {"round": round, **judged, "bytes": ledger.total(), "seconds": round_seconds(seconds)}
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.config.sections import SplitConfig
@@ -23,7 +22,6 @@ from verfedgnn.data import (
     PartyData,
     Ratings,
     cap_ratings,
-    draw_newcomers,
     split_by_rating,
     split_by_time,
     split_newcomers,
@@ -42,8 +40,6 @@ class Prepared:
     train: Pairs
     valid: Pairs
     test: Pairs
-    withheld: Tensor | None = None
-    """Whether a training of lists withholds each user's ratings in its first rounds (N,); None if it withholds nothing."""
 
     @property
     def input(self) -> PartyInput:
@@ -57,7 +53,6 @@ class Prepared:
             self.train,
             self.valid,
             table.catalogue,
-            self.withheld,
         )
 
 
@@ -66,13 +61,8 @@ def prepare(
     config: Config,
     device: torch.device,
     parts: Sequence[NDArray[np.int8]] | None = None,
-    *,
-    continues: bool = False,
 ) -> list[Prepared]:
-    """Split each party's ratings as configured, or as given by `parts`, and move them to `device`.
-
-    A training that continues an earlier run withholds nobody, because that run has seen all users.
-    """
+    """Split each party's ratings as configured, or as given by `parts`, and move them to `device`."""
     for party in parties:
         check_declared(party.ratings, config)
         check_edges(len(party.ratings))
@@ -80,8 +70,7 @@ def prepare(
         parts = [split_ratings(party, config.split, config.seed) for party in parties]
     if [len(part) for part in parts] != [len(party.ratings) for party in parties]:
         raise DataError("parts must hold TRAIN, VALID or TEST for every rating of every party, in order")
-    found = [_prepare(party, part, config, device) for party, part in zip(parties, parts, strict=True)]
-    return [replace(each, withheld=None) for each in found] if continues else found
+    return [_prepare(party, part, config, device) for party, part in zip(parties, parts, strict=True)]
 
 
 def check_declared(ratings: Ratings, config: Config) -> None:
@@ -121,12 +110,7 @@ def _prepare(party: PartyData, parts: NDArray[np.int8], config: Config, device: 
                 f"none of the {format_count(len(party.ratings), 'rating')} of party '{party.name}' is in its {name} part; "
                 "add data or change split.fractions"
             )
-    withheld = None
-    if config.training.withheld_rounds or (
-        config.trains_lists and config.for_lists().training.withheld_rounds
-    ):
-        withheld = torch.from_numpy(draw_newcomers(party.ratings, party.name, seed=config.seed)).to(device)
-    return Prepared(party, parts, train, valid, test, withheld)
+    return Prepared(party, parts, train, valid, test)
 
 
 def _pairs(ratings: Ratings, chosen: NDArray[np.bool_], device: torch.device) -> Pairs:
@@ -135,3 +119,8 @@ def _pairs(ratings: Ratings, chosen: NDArray[np.bool_], device: torch.device) ->
         torch.from_numpy(ratings.item[chosen]).to(device),
         torch.from_numpy(ratings.rating[chosen]).to(device),
     )
+
+
+def count_data(parties: Sequence[PartyData]) -> tuple[int, int]:
+    """Return the number of users, and of ratings of all parties, by which a configuration chooses its sizes."""
+    return parties[0].ratings.n_users, sum(len(party.ratings) for party in parties)

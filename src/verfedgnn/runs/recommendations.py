@@ -19,7 +19,7 @@ class Recommendation:
     title: str
     party: str
     score: float
-    """The number that orders the list: how likely this is the user's next liked item, or the predicted rating without lists."""
+    """The number that orders the list, which adds up to 1 over all unrated items; the predicted rating without lists."""
     rating: float | None = None
     """The predicted rating, within the party's scale; None if the run predicts no ratings."""
 

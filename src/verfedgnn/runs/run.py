@@ -46,7 +46,6 @@ from verfedgnn.runs.run_folder import empty_run, holds_run
 from verfedgnn.runs.run_layout import LIFT_FORMAT, LISTS
 
 if TYPE_CHECKING:
-    from verfedgnn.serving.http.background_server import BackgroundServer
     from verfedgnn.serving.run_answers import RunAnswers
 
 
@@ -70,8 +69,6 @@ class Run:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     alone: list[PartyModel] | None = None
     """The model that each party would serve without the federation; None without a gate."""
-    others_means: list[Tensor | None] | None = None
-    """For each party, the sum of the other parties' user means (N, 2), which the gate uses; None if they were not exchanged."""
     lists: Run | None = None
     """The run of the model that orders lists; None if only one model was trained."""
     _opened: RunAnswers | None = field(default=None, init=False, repr=False, compare=False)
@@ -126,7 +123,7 @@ class Run:
 
     def __repr__(self) -> str:
         test = self.metrics.get("test", {})
-        name = "ndcg@20" if self.config.training.ranks else "rmse"
+        name = "ndcg@20" if self.config.ranks else "rmse"
         judged = "" if test.get(name) is None else f", test {name} {test[name]:.3f}"
         return f"<Run of {', '.join(party.name for party in self.parties)}: {self.metrics.get('rounds')} rounds{judged}>"
 
@@ -192,37 +189,13 @@ class Run:
         remedy = "for a newcomer, pass ratings={item: stars}"
         lists = []
         for each in ids:
-            if self.has_features_of(str(each)):
-                lists.append(self._answers().recommend(str(each), {}, k, party))
-                continue
             (row,) = self._user_rows(np.array([each]), remedy).tolist()
             found = self._recommend(row, k, party)
             lists.append(Recommendations(found, partial(self._explain, row, found)))
         return lists[0] if one else lists
 
-    def use_user_features(self, tables: Mapping[str, Any]) -> None:
-        """Let parties recommend to customers whom the run does not know, from features that they have of their customers.
-
-        `tables` has one table per party, `{"film": customers}`: a path or a data frame with a column of user ids, and features of
-        trained and of new customers (categories, numbers, text, lists of numbers). Tables are not saved with the run.
-        """
-        self._answers().set_features(tables)
-
-    def has_features_of(self, user: str) -> bool:
-        """Return whether a party has features of a customer whom the run does not know (`use_user_features`)."""
-        return self._opened is not None and self._opened.has_features_of(user)
-
     def _explain(self, row: int, items: Sequence[Recommendation]) -> list[str]:
         return self._answers().explain(row, items)
-
-    def serve(self, port: int = 8000, party: str | None = None) -> BackgroundServer:
-        """Serve the run to this machine, with the page and the API of `verfedgnn serve`, and return the server.
-
-        It runs in a thread until its `stop()` is called. `port=0` picks a free port. To serve other machines, save the run and use
-        `verfedgnn serve`, which needs an API key.
-        """
-        self._chosen(party)
-        return self._answers().serve(port, party)
 
     def similar(self, item: Any, k: int = 10, party: str | None = None) -> list[Recommendation]:
         """Return the k items of all parties that are most similar to `item`: users who like one like the other.
@@ -247,7 +220,7 @@ class Run:
     def _recommend(self, row: int, k: int, party: str | None) -> list[Recommendation]:
         """Return the k best items of a user by row."""
         chosen = self._chosen(party)
-        ranks = self.ranker.config.training.ranks
+        ranks = self.ranker.config.ranks
         candidates: list[tuple[float, Recommendation]] = []
         for p, scores in zip(chosen, score_catalogues(self, np.array([row]), chosen), strict=True):
             table = self.parties[p].ratings
@@ -266,7 +239,7 @@ class Run:
 
     def _rating(self, party: int, user: int, item: int) -> float | None:
         """Return the predicted rating of one pair of rows; None if the run predicts none."""
-        if self.config.training.ranks:
+        if self.config.ranks:
             return None
         model = self.models[party]
         low, high = self.parties[party].ratings.scale
@@ -294,7 +267,7 @@ class Run:
             if len(twice):
                 raise RunError(f"item '{item[twice[0]]}' is an id of several parties; name one with `party`")
             u, v = (torch.from_numpy(index[here]).to(model.users.device) for index in (row, place))
-            if self.config.training.ranks:
+            if self.config.ranks:
                 predicted[here] = [float(model.score(a.view(1))[0, b]) for a, b in zip(u, v, strict=True)]
             else:
                 predicted[here] = model.predict_rows(u, v).cpu().numpy().clip(*table.scale)
@@ -348,7 +321,7 @@ class Run:
 
     def evaluate(self, k: int = 20) -> dict[str, Any]:
         """Evaluate the served models again; other values in the parties' rows of the metrics are kept."""
-        ranks = self.config.training.ranks
+        ranks = self.config.ranks
         found = evaluate(self.prepared(), self.models, k, ranks=ranks, lists=self.ranker.models)
         before = {row["name"]: row for row in self.metrics.get("parties", [])}
         found["parties"] = [before.get(row["name"], {}) | row for row in found["parties"]]
@@ -397,7 +370,6 @@ class Run:
             if self.alone is not None:
                 _write_models(folder / "model" / "alone", self.parties, self.alone)
             _write_models(folder / "model", self.parties, self.models)
-            _write_means(folder / "model", self.parties, self.others_means)
             write_json(folder / "ledger.json", self.ledger.to_dict())
             write_json(folder / "metrics.json", self.metrics)
 
@@ -432,7 +404,6 @@ class Run:
             metrics = _leave_out_old_lift(json.loads((folder / "metrics.json").read_text("utf-8")))
             ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8")))
             history = read_history(folder)
-            others_means = _read_means(folder / "model", parties)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"the run {folder} cannot be read ({error}); restore the folder or train again"
@@ -447,7 +418,6 @@ class Run:
             ledger,
             torch.from_numpy(public),
             alone=alone,
-            others_means=others_means,
         )
 
 
@@ -485,7 +455,7 @@ def read_run_config(folder: Path) -> Config:
 def describe_code_change(config: Config) -> str | None:
     """Describe how the installed code of a GNN plug-in differs from the configured one; None if it does not, or is built in."""
     then = config.model.code
-    now = plugins.identify_gnn(config.model.gnn, config.model.form)
+    now = plugins.identify_gnn(config.model.gnn)
     if then is None or (now is not None and origin.extract_digest(then) == origin.extract_digest(now)):
         return None
     here = origin.format_code(now) if now is not None else "without a file"
@@ -510,22 +480,6 @@ def _read_models(folder: Path, parties: Sequence[PartyData]) -> list[PartyModel]
         arrays = read_arrays(folder / f"{name}.safetensors")
         models.append(PartyModel.from_arrays({key: torch.from_numpy(value) for key, value in arrays.items()}))
     return models
-
-
-def _write_means(folder: Path, parties: Sequence[PartyData], means: Sequence[Tensor | None] | None) -> None:
-    known = zip(safe_names(parties), means or [], strict=False)
-    arrays = {name: share.cpu().numpy() for name, share in known if share is not None}
-    if arrays:
-        write_arrays(folder / "_others_means.safetensors", arrays)
-
-
-def _read_means(folder: Path, parties: Sequence[PartyData]) -> list[Tensor | None] | None:
-    file = folder / "_others_means.safetensors"
-    if not file.is_file():
-        return None
-    arrays = read_arrays(file)
-    found = [arrays.get(name) for name in safe_names(parties)]
-    return [None if array is None else torch.from_numpy(array) for array in found]
 
 
 def begin_folder(

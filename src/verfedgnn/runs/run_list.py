@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from verfedgnn.core.errors import RunError
+from verfedgnn.runs.run_layout import AFTER
 
 DEPTH = 3
 """Levels of folders below the given one in which runs are looked for."""
@@ -41,8 +42,8 @@ class RunSummary:
     """Bytes that parties sent and received, with those of the training of lists."""
     epsilon: float | None = None
     """Epsilon that gradients have spent; None if the mechanism has none."""
-    ancestor: str | None = None
-    """Folder of the run that this one started from, or the hash of its public parameters if it is not in the list."""
+    after: str | None = None
+    """Folder of the run before this one, or the hash of its public parameters if it is not in the list."""
     public: str | None = None
     """Hash of the public parameters."""
     links: tuple[str, ...] = ()
@@ -68,8 +69,7 @@ def list_runs(folder: Path) -> list[RunSummary]:
     for run in found:
         by_public.setdefault(run.public, run.folder)
     return [
-        run if run.ancestor is None else replace(run, ancestor=by_public.get(run.ancestor, run.ancestor))
-        for run in found
+        run if run.after is None else replace(run, after=by_public.get(run.after, run.after)) for run in found
     ]
 
 
@@ -112,7 +112,7 @@ def _summarise(place: Path, folder: Path) -> RunSummary:
     try:
         config = tomllib.loads((place / "config.toml").read_text("utf-8"))
         metrics = _read_json(place / "metrics.json")
-        ancestor = _read_json(place / "from.json")
+        before = _read_json(place / AFTER)
     except (OSError, ValueError) as error:
         raise RunError(f"the run {place} cannot be read ({error}); restore or remove the folder") from None
     written = place / ("history.jsonl" if metrics is None else "metrics.json")
@@ -124,7 +124,7 @@ def _summarise(place: Path, folder: Path) -> RunSummary:
         data=[],
         preset=config.get("base"),
         parties=parties,
-        ancestor=None if ancestor is None else ancestor.get("public"),
+        after=None if before is None else before.get("public"),
     )
     return summary if metrics is None else _add_metrics(summary, metrics)
 

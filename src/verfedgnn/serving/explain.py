@@ -1,4 +1,4 @@
-"""Recommendations, their explanations and similar items, as plain dictionaries."""
+"""Why items are recommended: the parts of a score, reasons in words, and similar items."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.runs.merged_order import place_in_scale, weigh_parties
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
 from verfedgnn.serving.fold_in import UserRatings, fold_in_at
-from verfedgnn.serving.item_weights import Rows
-from verfedgnn.serving.ranker import RankedItems
-from verfedgnn.serving.user_profile import ScoredItem, UserProfile, predict_ratings
+from verfedgnn.serving.ranker import Rows
+from verfedgnn.serving.user_lists import ScoredItem, UserProfile
 
 MOST_REASONS = 2
 """Liked items that a reason names."""
@@ -22,53 +20,6 @@ CLEAR_LIKE = 0.02
 """Smallest contribution of a liked item that a reason names, to the score of a model of lists."""
 CLEAR_STARS = 0.05
 """Smallest contribution of a liked item that a reason names, in stars."""
-
-
-def merge_rankings(
-    catalogue: Catalogue, profile: UserProfile, ranked: Sequence[RankedItems], k: int
-) -> list[ScoredItem]:
-    """Return the k best items of the rankings of several parties, those of the profile (`runs/merged_order.py`)."""
-    parties = [catalogue.parties[p] for p in profile]
-    weights = [1.0] * len(parties)
-    if catalogue.ranks and len(parties) > 1:
-        likes = [own.likes for own in profile.values()]
-        weights = weigh_parties(likes, [party.total_likes for party in parties]).tolist()
-    pairs = [
-        (p, row, score * weight)
-        for p, weight, items in zip(profile, weights, ranked, strict=True)
-        for row, score in zip(items.rows, items.scores, strict=True)
-    ]
-    if catalogue.ranks:
-        return sorted(pairs, key=lambda entry: -entry[2])[:k]
-    return sorted(
-        pairs, key=lambda entry: -place_in_scale(entry[2], catalogue.parties[entry[0]].table.scale)
-    )[:k]
-
-
-def describe_recommendations(
-    catalogue: Catalogue,
-    model: str,
-    profile: UserProfile,
-    best: Sequence[ScoredItem],
-    why: Sequence[Mapping[str, Any]] = (),
-) -> list[dict[str, Any]]:
-    """Describe recommended items with scores and predicted ratings, and with their explanations if `why` has any.
-
-    The score is what orders the list: how likely an item is the user's next liked one, or the predicted rating without lists.
-    """
-    ratings = predict_ratings(catalogue, model, profile, best)
-    items = [
-        {
-            **catalogue.parties[p].describe(row),
-            "score": score if catalogue.ranks else rating,
-            "rating": rating,
-        }
-        for (p, row, score), rating in zip(best, ratings, strict=True)
-    ]
-    if why:
-        for item, explanation in zip(items, why, strict=True):
-            item["why"] = explanation
-    return items
 
 
 def explain_recommendations(
@@ -91,7 +42,8 @@ def explain_recommendations(
 
     `because` names the liked items that contribute most to `taste` and `items`. `average_rank` is the rank of the item for the
     average user, among the items that this user has not rated and that match `filters`. A recommendation far above that rank
-    is personal. `average`, `habit` and `taste` come from folding in (`fold_in.py`). For a model of lists the parts split the
+    is personal. `moved` is how far the user's ratings move the item up: `taste` and `items`, or `rest` for a user without ratings
+    here, who is known elsewhere. `average`, `habit` and `taste` come from folding in (`fold_in.py`). For a model of lists the parts split the
     score before the softmax.
     """
     priors = catalogue.priors[model]
@@ -118,13 +70,15 @@ def explain_recommendations(
             ]
         if catalogue.ranks:
             score = float(profile[p].vector @ ranker.model.items[row]) + items
+        rest = score - average - habit - taste - items
         explanations.append(
             {
                 "average": average,
                 "habit": habit,
                 "taste": taste,
                 "items": items,
-                "rest": score - average - habit - taste - items,
+                "rest": rest,
+                "moved": taste + items if mine else rest,
                 "average_rank": 1 + int((candidates[p] > average).sum()),
                 "because": _name_reasons(catalogue, adds, mine, max_reasons),
             }
@@ -135,10 +89,12 @@ def explain_recommendations(
 def describe_reason(why: Mapping[str, Any], *, shown: int, ranks: bool, known: bool) -> str:
     """Say in words why an item is in a list of `shown` items, as the page does; `why` is its explanation.
 
-    It names up to two liked items that add clearly to the score. Items that any new customer would see follow from the taste of
-    nobody who is new.
+    It names up to two liked items that add clearly to the score. An item that the user's ratings do not move up has no other reason
+    than that many like it. Items that any new customer would see follow from the taste of nobody who is new.
     """
     personal = why["average_rank"] > shown
+    if why["moved"] <= 0:
+        return "popular with many customers"
     clear = [each for each in why["because"] if each["adds"] >= (CLEAR_LIKE if ranks else CLEAR_STARS)]
     names = list(dict.fromkeys(each["title"] or each["item"] for each in clear))[:MOST_REASONS]
     if names and (known or personal):
@@ -159,10 +115,7 @@ def _score_for_average(
 
 
 def _name_reasons(
-    catalogue: Catalogue,
-    adds: Sequence[NDArray[np.float64]],
-    rated: Sequence[UserRatings],
-    max_reasons: int,
+    catalogue: Catalogue, adds: Sequence[NDArray[np.float64]], rated: Sequence[UserRatings], max_reasons: int
 ) -> list[dict[str, Any]]:
     """Describe the liked items with the largest positive contributions. A rating below the upper quarter is no reason."""
     largest = []

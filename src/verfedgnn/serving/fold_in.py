@@ -1,7 +1,22 @@
-r"""Folding in: estimate a user's position in taste space from their own ratings alone, with the contribution of each rating.
+r"""Folding in: a newcomer's position in taste space from their own ratings alone, with the contribution of each rating.
 
-For ratings, let :math:`b_i = L^\top h_i`, and let :math:`y_i` be the rating minus the average user's prediction
-(`user_prior.py`). Then
+Let :math:`x_u` be a user's vectors at all served parties, concatenated. Let :math:`h_v` be an item's vector, with zeros in the
+columns of the other parties, so that a prediction is :math:`x_u \cdot h_v`. The trained users have a mean and a covariance,
+which are the prior of a newcomer:
+
+.. math::
+    x = m + L z, \qquad L L^\top = \mathrm{Cov}(x_u), \qquad z \sim N(0, I)
+
+A rating is a prediction plus an error of variance :math:`\sigma_p^2`, the party's squared error on its validation part. There is
+no hyperparameter to choose:
+
+- Columns in which users do not differ (the 1 beside an item's bias, a party's mean rating) have no variance and keep their value.
+- The user's bias is a direction like any other, and the trained users determine the ridge weights.
+- Vectors that a gate built from several models are correlated, and so are one user's vectors at two parties. A rating at one
+  party therefore informs the predictions at another.
+- What the item weights of a model of lists add is no part of the vectors. It follows from the newcomer's items alone.
+
+For ratings, let :math:`b_i = L^\top h_i`, and let :math:`y_i` be the rating minus the average user's prediction. Then
 
 .. math::
     z = A^{-1} \sum_i b_i y_i / \sigma_i^2, \qquad A = I + \sum_i b_i b_i^\top / \sigma_i^2
@@ -13,20 +28,99 @@ For a model of lists, whose scores are softmax shares of the party's catalogue, 
 :math:`\sum_i \log \mathrm{softmax}_i - |z|^2 / 2` over the liked items, by Newton's method. At the maximum
 :math:`z = \sum_i (b_i - \bar b)`, where :math:`\bar b` is the mean of the catalogue weighted by the shares. This is again a sum
 over the user's own items. The item weights have no part in it: trained vectors were fitted without them, too.
+
+Two items are similar when users who like one also like the other. The similarity is the cosine of :math:`L^\top h_v`, without
+the columns in which items do not differ (how high a user rates in general).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from verfedgnn.serving.user_prior import PartyPrior
+from verfedgnn.core.rating_scale import upper_quarter
+from verfedgnn.data import Ratings
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.upkeep.item_prior import measure_variance
 
+Matrix = NDArray[np.float32]
 Vector = NDArray[np.float64]
 NEWTON_STEPS = 20
+SAMPLE = 100_000
+"""Maximum number of users from which mean and covariance are estimated."""
+
+
+@dataclass(frozen=True)
+class PartyPrior:
+    """One party's share of the user prior, in a common taste space of R directions."""
+
+    mean: Vector
+    """Vector of the average user, m_p (C,)."""
+    factor: Vector
+    """Factor of the covariance, L_p (C, R)."""
+    level: Matrix
+    """Predictions for the average user (M,)."""
+    items: Matrix
+    """Item directions L_p^T h_v (M, R), without the columns that all items share."""
+    common: Matrix
+    """L_p^T of the columns that all items share (R,)."""
+    variance: float
+    """Squared error of a predicted rating; 1 for a model of lists, which does not use it."""
+    liked_from: float
+    """Lowest rating that a model of lists counts as liked."""
+
+    def project_items(self, rows: NDArray[np.int64]) -> Vector:
+        """Return the directions L_p^T h_v of the items at `rows` (n, R)."""
+        return self.items[rows].astype(np.float64) + self.common
+
+    @cached_property
+    def typical(self) -> Vector:
+        """Direction of the average item (R,)."""
+        mean: Vector = self.items.mean(0, dtype=np.float64) + self.common
+        return mean
+
+    def make_vector(self, z: Vector) -> torch.Tensor:
+        """Return the vector at this party of the user at position `z`; it is served like a trained one."""
+        return torch.from_numpy((self.mean + self.factor @ z).astype(np.float32))
+
+
+def fit_user_prior(
+    models: Sequence[PartyModel], data: Sequence[tuple[Ratings, NDArray[np.int8]]], *, ranks: bool = False
+) -> list[PartyPrior]:
+    """Fit one common prior to the users of all `models`; `data` holds each party's ratings and their parts.
+
+    `ranks` tells models of lists from models of ratings.
+    """
+    known = data[0][0].known_users
+    sample = torch.from_numpy(known[:: max(1, -(-len(known) // SAMPLE))])
+    users = torch.cat([model.users[sample] for model in models], 1).double().numpy()
+    deviations = users - users.mean(0)
+    values, basis = np.linalg.eigh(deviations.T @ deviations / len(deviations))
+    # without directions in which users do not differ
+    kept = values > 1e-9 * max(values.max(initial=0.0), 1e-12)
+    factors = basis[:, kept] * np.sqrt(values[kept])
+    ends = np.cumsum([model.users.shape[1] for model in models])[:-1]
+    priors = []
+    parts = zip(models, np.split(users.mean(0), ends), np.split(factors, ends), data, strict=True)
+    for model, mean, factor, (table, part) in parts:
+        items = model.items.numpy()
+        shared = np.ptp(items, axis=0) == 0
+        prior = PartyPrior(
+            mean,
+            factor,
+            level=items @ mean.astype(np.float32),
+            items=np.where(shared, np.float32(0), items) @ factor.astype(np.float32),
+            common=(np.where(shared, items[0], 0) @ factor).astype(np.float32),
+            variance=1.0 if ranks else measure_variance(model, table, part),
+            liked_from=upper_quarter(table.scale),
+        )
+        priors.append(prior)
+    return priors
 
 
 @dataclass(frozen=True)
@@ -74,6 +168,15 @@ def fold_in_at(
         return dict.fromkeys(parties, fold_in(priors, rated, ranks=ranks))
     local = {p: [UserRatings(0, own.items, own.ratings) for own in rated if own.party == p] for p in parties}
     return {p: fold_in([priors[p]], own, ranks=ranks) for p, own in local.items()}
+
+
+def group_ratings(found: Mapping[tuple[int, int], float]) -> list[UserRatings]:
+    """Return ratings, given by party and row of the item, as one table for each party."""
+    tables = []
+    for party in sorted({p for p, _ in found}):
+        own = {row: rating for (p, row), rating in found.items() if p == party}
+        tables.append(UserRatings(party, np.array(list(own)), np.array(list(own.values()), np.float32)))
+    return tables
 
 
 def merge_ratings(older: Sequence[UserRatings], newer: Sequence[UserRatings]) -> list[UserRatings]:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from verfedgnn.core.item_item import ItemScores
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.serving.item_weights import ItemWeights, Rows
 
+Rows = NDArray[np.int64]
 BLOCK = 128
 """Items per block of the partial sort: the k best items lie in the k blocks with the highest maxima."""
 MAX_SCORES = 1 << 23
@@ -46,6 +48,48 @@ class RankedItems:
     scores: list[float]
 
 
+class ItemWeights:
+    """One party's weights between items: what each item that a user has adds to the score of every other item."""
+
+    def __init__(self, scores: ItemScores) -> None:
+        kept = scores.kept.numpy()
+        self._scores = scores
+        self._place: Rows = np.full(scores.items, -1)
+        self._place[kept] = np.arange(len(kept))
+        self._pointers = scores.pointers.numpy()
+        self._history: Rows = kept[scores.history.numpy()].astype(np.int64)
+
+    def find_owned(self, user: int) -> Rows:
+        """Return the rows of the items that a trained user has at the party."""
+        return self._history[self._pointers[user] : self._pointers[user + 1]]
+
+    def add_scores(self, scores: Tensor, owned: Sequence[Rows]) -> None:
+        """Add to `scores` (n, M or more) what the items `owned` by each of n users contribute."""
+        places = [self._place[rows] for rows in owned]
+        places = [place[place >= 0] for place in places]
+        counts = np.array([len(place) for place in places])
+        if not counts.any():
+            return
+        starts = torch.from_numpy(np.cumsum(counts) - counts)
+        sums = torch.nn.functional.embedding_bag(
+            torch.from_numpy(np.concatenate(places)), self._scores.weights, starts, mode="sum"
+        )
+        if len(self._scores.kept) == self._scores.items:
+            scores[:, : self._scores.items] += sums
+        else:
+            scores.index_add_(1, self._scores.kept, sums)
+
+    def split_score(self, item: int, owned: Rows) -> NDArray[np.float64]:
+        """Return what each of the items `owned` adds to the score of `item` (n,)."""
+        parts = np.zeros(len(owned))
+        place = self._place[owned]
+        inside = place >= 0
+        if self._place[item] >= 0:
+            column = self._scores.weights[:, self._place[item]]
+            parts[inside] = column[torch.from_numpy(place[inside])].numpy()
+        return parts
+
+
 class ItemRanker:
     """One party's item vectors, laid out for products with many user vectors, and its item weights, if any."""
 
@@ -60,16 +104,6 @@ class ItemRanker:
     def find_owned(self, user: int) -> Rows:
         """Return the rows of the items of a trained user that score others; none without item weights."""
         return NO_ITEMS if self.item_weights is None else self.item_weights.find_owned(user)
-
-    def score_item(self, query: RankingQuery, item: int) -> float:
-        """Return a user's score of one item as `rank` returns it, also of an excluded item."""
-        scores = (self.model.items @ query.vector).unsqueeze(0)
-        if self.item_weights is not None:
-            self.item_weights.add_scores(scores, [query.owned])
-        if not self.ranks:
-            return float(scores[0, item])
-        scores[0, query.exclude[query.exclude != item]] = -torch.inf
-        return float(scores.softmax(1)[0, item])
 
     def rank(self, queries: Sequence[RankingQuery]) -> list[RankedItems]:
         """Return the answers in the order of `queries`.

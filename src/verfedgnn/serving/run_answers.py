@@ -1,30 +1,54 @@
-"""What a run answers in Python with the help of rooms above it: newcomers, similar items, its report and its notebook cell."""
+"""What a run answers in Python and on the command line: lists and reasons, newcomers, similar items, tables and its report."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from verfedgnn.core.errors import ConfigError, DataError, RunError
+from verfedgnn.core.errors import DataError, RunError
+from verfedgnn.core.files import replacing
+from verfedgnn.core.option_names import worded
+from verfedgnn.data import Ratings
 from verfedgnn.data.ids import id_text
-from verfedgnn.data.item_table import ItemTable, as_item_table
 from verfedgnn.reports.run_report import run_document
 from verfedgnn.reports.run_summary import run_html
 from verfedgnn.runs.recommendations import Recommendation, Recommendations
 from verfedgnn.runs.run import Run
-from verfedgnn.serving.catalogue import Catalogue
-from verfedgnn.serving.explain import find_similar
-from verfedgnn.serving.fold_in import UserRatings
-from verfedgnn.serving.someone_new import explain_list, recommend_to
-from verfedgnn.serving.user_profile import ServedUser
+from verfedgnn.runs.run_folder import check_outside
+from verfedgnn.serving.catalogue import FEDERATED, Catalogue
+from verfedgnn.serving.explain import MOST_REASONS, describe_reason, explain_recommendations, find_similar
+from verfedgnn.serving.fold_in import UserRatings, group_ratings
+from verfedgnn.serving.user_lists import (
+    ServedUser,
+    all_ratings,
+    describe_recommendations,
+    make_queries,
+    merge_rankings,
+    profile_user,
+)
 
-if TYPE_CHECKING:
-    from verfedgnn.serving.http.background_server import BackgroundServer
+GROUP_USERS = 4096
+"""Users per row group of a table."""
+BATCH_USERS = 64
+"""Users scored at a time."""
+SCHEMA = pa.schema(
+    [
+        ("user", pa.string()),
+        ("place", pa.int32()),
+        ("item", pa.string()),
+        ("title", pa.string()),
+        ("party", pa.string()),
+        ("score", pa.float32()),
+        ("rating", pa.float32()),
+    ]
+)
 
 
 class RunAnswers:
@@ -33,29 +57,11 @@ class RunAnswers:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.names = [party.name for party in run.parties]
-        self.features: dict[str, ItemTable] = {}
-        """Tables of customers, by party."""
 
     @cached_property
     def catalogue(self) -> Catalogue:
         """The run, indexed for lookups."""
-        return Catalogue(self.run, "run", features=self.features)
-
-    def set_features(self, tables: Mapping[str, Any]) -> None:
-        """Use these tables of customers, by party, in place of earlier ones."""
-        unknown = [name for name in tables if name not in self.names]
-        if unknown:
-            raise RunError(
-                f"there is no party '{unknown[0]}' in this run; use one of: {self._list_parties()}"
-            )
-        self.features = {name: as_item_table(table, "user") for name, table in tables.items()}
-        self.__dict__.pop("catalogue", None)
-
-    def has_features_of(self, user: str) -> bool:
-        """Return whether a party has features of a customer whom the run does not know."""
-        if not self.features or self.catalogue.users.find(user) is not None:
-            return False
-        return bool(self.catalogue.find_user_features(user, range(len(self.names))))
+        return Catalogue(self.run, "run")
 
     def html(self) -> str:
         """Return the run as HTML for a notebook."""
@@ -73,26 +79,12 @@ class RunAnswers:
         """Return the k best items for a newcomer with these ratings, or for a user of the run who has rated more since."""
         parties = [p for p, name in enumerate(self.names) if party in (None, name)]
         row = None if user is None else self.catalogue.users.find(user)
-        features = {}
-        if row is None and user is not None:
-            features = self.catalogue.find_user_features(user, parties)
-        served = ServedUser(row, self._read_ratings(ratings), features)
-        return recommend_to(self.catalogue, served, parties, k)
+        return recommend_to(self.catalogue, ServedUser(row, self._read_ratings(ratings)), parties, k)
 
     def explain(self, row: int, items: Sequence[Recommendation]) -> list[str]:
         """Return why each of these recommended items is in the list of the user at `row`."""
         parties = sorted({self.names.index(item.party) for item in items})
-        return explain_list(self.catalogue, ServedUser(row), parties, items)
-
-    def serve(self, port: int, party: str | None) -> BackgroundServer:
-        """Serve the run, or one party's items of it, in a thread of this process."""
-        try:
-            from verfedgnn.serving.http.background_server import BackgroundServer
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"serving needs {error.name}, which is not installed. Run: pip install 'verfedgnn[serve]'"
-            ) from None
-        return BackgroundServer(Catalogue(self.run, "run", party, features=self.features), port)
+        return _explain_list(self.catalogue, ServedUser(row), parties, items)
 
     def similar(self, item: Any, k: int, party: str | None) -> list[Recommendation]:
         """Return the k items of all parties that are most similar to `item`, which may be at several parties."""
@@ -106,25 +98,20 @@ class RunAnswers:
             raise DataError(
                 f"ratings is a {type(ratings).__name__}; pass a mapping {{item: stars}}, or {{party: {{item: stars}}}}"
             )
-        nested = {str(name): own for name, own in ratings.items() if isinstance(own, Mapping)}
-        unknown = [name for name in nested if name not in self.names]
-        if unknown:
-            raise RunError(
-                f"ratings: there is no party '{unknown[0]}' in this run; use one of: {self._list_parties()}"
-            )
-        given: list[tuple[str | None, Any, Any]] = [
-            (name, item, stars) for name, own in nested.items() for item, stars in own.items()
-        ]
-        given += [(None, item, stars) for item, stars in ratings.items() if not isinstance(stars, Mapping)]
-        found: dict[int, dict[int, float]] = {}
-        remedy = f"name its party: ratings={{{self.names[0]!r}: {{item: stars}}}}"
-        for name, item, stars in given:
-            p, row = self._find_item(item, name, remedy)
-            found.setdefault(p, {})[row] = self._check_stars(p, item, stars)
-        return [
-            UserRatings(p, np.array(list(own)), np.array(list(own.values()), np.float32))
-            for p, own in sorted(found.items())
-        ]
+        found: dict[tuple[int, int], float] = {}
+        first = self.names[0]
+        example = worded(f"--rated {first}:ITEM=RATING", f"ratings={{{first!r}: {{item: stars}}}}")
+        remedy = f"name its party: {example}"
+        for key, value in ratings.items():
+            nested = isinstance(value, Mapping)
+            if nested and str(key) not in self.names:
+                raise RunError(
+                    f"ratings: there is no party '{key}' in this run; use one of: {', '.join(self.names)}"
+                )
+            for item, stars in value.items() if nested else [(key, value)]:
+                place = self._find_item(item, str(key) if nested else None, remedy)
+                found[place] = self._check_stars(place[0], item, stars)
+        return group_ratings(found)
 
     def _check_stars(self, party: int, item: Any, stars: Any) -> float:
         low, high = self.catalogue.parties[party].table.scale
@@ -134,25 +121,92 @@ class RunAnswers:
             value = math.nan
         if not low <= value <= high:
             raise DataError(
-                f"the rating of item '{item}' is {stars!r}; {self.names[party]} rates from {low:g} to {high:g}"
+                f"the rating of item '{item}' is {stars}; {self.names[party]} rates from {low:g} to {high:g}"
             )
         return value
 
     def _find_item(self, item: Any, party: str | None, remedy: str) -> tuple[int, int]:
         """Return the party and the row of an item; `remedy` says how to choose among several parties."""
         wanted = id_text(item, "item") or ""
-        places = [
-            (p, row)
-            for p, each in enumerate(self.catalogue.parties)
-            if party in (None, each.name) and (row := each.ids.find(wanted)) is not None
-        ]
+        parties = [p for p, name in enumerate(self.names) if party in (None, name)]
+        places = self.catalogue.find_item(wanted, parties)
         if len(places) > 1:
-            raise RunError(f"item '{wanted}' is an id of several parties ({self._list_parties()}); {remedy}")
+            raise RunError(f"item '{wanted}' is an id of several parties ({', '.join(self.names)}); {remedy}")
         if not places:
             where = "in no catalogue" if party is None else f"not in the catalogue of '{party}'"
-            looks = self.catalogue.parties[0 if party is None else self.names.index(party)].table.item_ids[0]
+            looks = self.catalogue.parties[parties[0]].table.item_ids[0]
             raise RunError(f"item '{wanted}' is {where}; known items look like '{looks}'")
         return places[0]
 
-    def _list_parties(self) -> str:
-        return ", ".join(self.names)
+
+def find_popular_item(table: Ratings) -> str:
+    """Return the id of the item with the most ratings."""
+    return str(table.item_ids[np.bincount(table.item, minlength=table.n_items).argmax()])
+
+
+def recommend_to(catalogue: Catalogue, user: ServedUser, parties: Sequence[int], k: int) -> Recommendations:
+    """Return the k best items of these parties for a newcomer, or for a user of the run with newer ratings."""
+    (described,) = _list_users(catalogue, [user], parties, k)
+    found = [
+        Recommendation(item["item"], item["title"], item["party"], item["score"], item["rating"])
+        for item in described
+    ]
+    return Recommendations(found, partial(_explain_list, catalogue, user, parties, found))
+
+
+def _list_users(
+    catalogue: Catalogue, users: Sequence[ServedUser], parties: Sequence[int], k: int
+) -> list[list[dict[str, Any]]]:
+    """Return the described lists of some users, scored together."""
+    profiles = [profile_user(catalogue, FEDERATED, user, parties) for user in users]
+    queries = [make_queries(catalogue, FEDERATED, profile, k, {}) for profile in profiles]
+    by_party = [queries[0][n][0].rank([own[n][1] for own in queries]) for n in range(len(parties))]
+    lists = []
+    for profile, ranked in zip(profiles, zip(*by_party, strict=True), strict=True):
+        best = merge_rankings(catalogue, profile, ranked, k)
+        lists.append(describe_recommendations(catalogue, FEDERATED, profile, best))
+    return lists
+
+
+def _explain_list(
+    catalogue: Catalogue, user: ServedUser, parties: Sequence[int], items: Sequence[Recommendation]
+) -> list[str]:
+    """Return a reason for each recommended item, in words."""
+    numbers = {party.name: p for p, party in enumerate(catalogue.parties)}
+    places = [catalogue.find_item(item.item, [numbers[item.party]])[0] for item in items]
+    best = [(*place, item.score) for place, item in zip(places, items, strict=True)]
+    profile = profile_user(catalogue, FEDERATED, user, parties)
+    rated = all_ratings(catalogue, user, range(len(catalogue.parties)), training=True)
+    found = explain_recommendations(catalogue, FEDERATED, profile, rated, best, MOST_REASONS)
+    known = user.row is not None
+    return [describe_reason(why, shown=len(items), ranks=catalogue.ranks, known=known) for why in found]
+
+
+def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
+    """Write the k best items of every user to `path` as Parquet, in row groups, and return the number of rows.
+
+    The items are those of `Run.recommend`. The file appears only when it is complete.
+    """
+    check_outside(path)
+    table = catalogue.run.parties[0].ratings
+    known = table.known_users.tolist()
+    parties = range(len(catalogue.parties))
+    rows = 0
+    try:
+        with replacing(path) as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+            for start in range(0, len(known), GROUP_USERS):
+                group = known[start : start + GROUP_USERS]
+                listed: list[dict[str, Any]] = []
+                for first in range(0, len(group), BATCH_USERS):
+                    users = group[first : first + BATCH_USERS]
+                    lists = _list_users(catalogue, [ServedUser(user) for user in users], parties, k)
+                    for user, items in zip(users, lists, strict=True):
+                        name = str(table.user_ids[user])
+                        listed += [{**item, "user": name, "place": n} for n, item in enumerate(items, 1)]
+                rows += len(listed)
+                writer.write_table(pa.Table.from_pylist(listed, SCHEMA), row_group_size=max(1, len(listed)))
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}; choose another --out or free some disk space"
+        ) from None
+    return rows

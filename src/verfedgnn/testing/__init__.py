@@ -1,4 +1,4 @@
-"""Contract tests for plug-ins, which the built-in GNNs and methods pass as well (docs/python.md).
+"""Contract tests for plug-ins, which the built-in GNNs pass as well (docs/python.md).
 
     class TestMine(verfedgnn.testing.GNNContract):
         gnn = MyOperator
@@ -7,6 +7,5 @@ Run them with pytest, or call the methods; nothing here needs pytest.
 """
 
 from verfedgnn.testing.gnn_contract import GNNContract
-from verfedgnn.testing.method_contract import MethodContract
 
-__all__ = ["GNNContract", "MethodContract"]
+__all__ = ["GNNContract"]

@@ -11,14 +11,13 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from verfedgnn.config import Config
-from verfedgnn.core.graph import build_graph, stack_graphs
+from verfedgnn.core.graph import build_graph
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.gnn.model import OPERATORS, Model
 from verfedgnn.gnn.operator import Operator
 from verfedgnn.plugins import register
 from verfedgnn.privacy.projection import IdentityProjection
-from verfedgnn.protocol.round.forward_backward import PassInputs, compute
-from verfedgnn.protocol.round.loss import Batch
+from verfedgnn.protocol.round.forward_backward import Batch, compute
 from verfedgnn.testing.random_inputs import (
     ITEMS,
     USERS,
@@ -34,14 +33,10 @@ from verfedgnn.testing.small_federation import federation, parties
 from verfedgnn.training.train import train
 
 OPEN = {
-    "masking": False,
     "unprotected": "degrees",
     "optimizer": "sgd",
     "lr": 1e-4,
     "exchange.mode": "exact",
-    "exchange.bits": 32,
-    "exchange.every": 1,
-    "exchange.backward": False,
     "estimators": False,
     "mechanism": "none",
     "gradients.clip": None,
@@ -49,8 +44,6 @@ OPEN = {
     "init_std": 0.3,
     "epochs": 9,
     "evaluate_every": 1,
-    "average": 0.0,
-    "gate": False,
 }
 """Settings without protection, with exact degrees and plain gradient steps."""
 
@@ -59,13 +52,11 @@ class GNNContract:
     """Tests of everything the protocol relies on. Inherit from it, set `gnn` and run pytest."""
 
     gnn: ClassVar[type[Operator]]
-    """Operator under test. A GNN with an operator for both forms has two contracts."""
+    """Operator under test."""
     settings: ClassVar[Mapping[str, Any]] = {}
     """Settings that the GNN needs in place of the preset's, by name."""
     rmse: ClassVar[tuple[float, float] | None] = None
-    """Bounds of the test RMSE on `small_federation.parties()`; unset: those of the built-in GNNs of its
-    form.
-    """
+    """Bounds of the test RMSE on `small_federation.parties()`; unset: those of the built-in GNNs."""
 
     # -- the operator itself -----------------------------------------------------------------------------------------------
 
@@ -88,15 +79,15 @@ class GNNContract:
             )
         for estimators in (True, False):
             model = self._model(estimators=estimators)
-            graph = stack_graphs([small_graph(1), small_graph(2)])
-            public = drawn_public(model, 2)
-            private = drawn_private(model, 2)
-            items = private["messages" if self.gnn.form == "messages" else "items"]
-            near, users, next_items = model.operator.layer(0, public, public["users"], items, graph, None)
-            assert near.own.shape == (2, USERS, dim + (not estimators))
+            public = drawn_public(model)
+            items = drawn_private(model)["items"]
+            near, users, next_items = model.operator.layer(
+                0, public, public["users"], items, small_graph(), None
+            )
+            assert near.own.shape == (USERS, dim + (not estimators))
             assert near.own.shape[-1] == model.operator.columns
-            assert near.total.shape == users.shape == (2, USERS, dim)
-            assert next_items.shape == (2, ITEMS, dim)
+            assert near.total.shape == users.shape == (USERS, dim)
+            assert next_items.shape == (ITEMS, dim)
 
     def test_inputs_are_left_alone(self) -> None:
         """Check that parameters and the others' neighbourhoods, which the next round uses again, are not
@@ -120,7 +111,7 @@ class GNNContract:
         out = model.propagate(drawn_public(model), drawn_private(model), graph, None)
         assert torch.isfinite(out.users).all()
         assert torch.isfinite(out.items).all()
-        assert (out.neighbourhoods[0][0, 1:] == 0).all()
+        assert (out.neighbourhoods[0][1:] == 0).all()
 
     def test_gradients_are_those_of_finite_differences(self) -> None:
         """Compare the protocol's backward pass with finite differences of the loss, for every parameter in
@@ -132,10 +123,9 @@ class GNNContract:
             model = self._model()
             graph = double_graph(small_graph())
             identity = IdentityProjection(USERS)
-            others = torch.stack([x[0] for x in drawn_others(model)])
-            public = model.flat({n: v[0] for n, v in drawn_public(model).items()})
-            private = drawn_private(model)
-            own = {name: value[0] for name, value in private.items()}
+            others = torch.stack(drawn_others(model))
+            public = model.flat(drawn_public(model))
+            own = drawn_private(model)
             rng = np.random.default_rng(4)
             user, item = np.nonzero(rng.random((USERS, ITEMS)) < 0.5)
             pairs = Pairs(
@@ -144,14 +134,13 @@ class GNNContract:
             training = Config.preset("paper", l2=0.0).training
 
             def loss(public: Tensor, own: Mapping[str, Tensor]) -> float:
-                lead = {n: v.unsqueeze(0) for n, v in (model.views(public) | dict(own)).items()}
-                out = model.propagate(lead, lead, graph, list(others.unsqueeze(1)))
+                out = model.propagate(model.views(public), own, graph, list(others))
                 return float((out.predict(pairs.user, pairs.item) - pairs.rating).square().sum())
 
-            work = PassInputs(own, others, Batch(pairs, USERS, ITEMS))
-            (found,) = compute(model, graph, public, identity, [work], training)
+            found = compute(
+                model, graph, public, own, training, projection=identity, others=others, batch=Batch(pairs)
+            )
             assert found.public_gradient is not None
-            assert found.private_gradients is not None
             for name, place in model.views(torch.arange(model.size)).items():
                 direction = torch.zeros_like(public)
                 direction[place.reshape(-1)] = torch.from_numpy(rng.normal(size=place.numel()))
@@ -177,39 +166,14 @@ class GNNContract:
         graph = build_graph(
             np.argsort(people)[user], np.argsort(things)[item], users=USERS, items=ITEMS, ratio=2.0
         )
-        moved = {
-            name: value[:, people] if name in model.per_user else value for name, value in public.items()
-        }
+        moved = {name: value[people] if name in model.per_user else value for name, value in public.items()}
         other = model.propagate(
-            moved, {n: v[:, things] for n, v in private.items()}, graph, [x[:, people] for x in others]
+            moved, {n: v[things] for n, v in private.items()}, graph, [x[people] for x in others]
         )
-        assert_close(other.users, one.users[:, people], atol=1e-5, rtol=1e-4)
-        assert_close(other.items, one.items[:, things], atol=1e-5, rtol=1e-4)
+        assert_close(other.users, one.users[people], atol=1e-5, rtol=1e-4)
+        assert_close(other.items, one.items[things], atol=1e-5, rtol=1e-4)
         for a, b in zip(other.neighbourhoods, one.neighbourhoods, strict=True):
-            assert_close(a, b[:, people], atol=1e-5, rtol=1e-4)
-
-    def test_a_stack_is_its_parties_one_by_one(self) -> None:
-        """Check that parties computed in one stack, the smaller one padded, do not affect each other."""
-        model = self._model()
-        graphs = [small_graph(1), small_graph(2, items=4)]
-        sizes = (ITEMS, 4)
-        public = drawn_public(model, 2)
-        others = drawn_others(model, 2)
-        private = drawn_private(model, 2)
-        for value in private.values():
-            value[1, 4:] = 0
-        together = model.propagate(public, private, stack_graphs(graphs), others)
-        for p, size in enumerate(sizes):
-            alone = model.propagate(
-                {n: v[p : p + 1] for n, v in public.items()},
-                {n: v[p : p + 1, :size] for n, v in private.items()},
-                graphs[p],
-                [x[p : p + 1] for x in others],
-            )
-            assert_close(together.users[p], alone.users[0], atol=1e-5, rtol=1e-4)
-            assert_close(together.items[p, :size], alone.items[0], atol=1e-5, rtol=1e-4)
-            for a, b in zip(together.neighbourhoods, alone.neighbourhoods, strict=True):
-                assert_close(a[p], b[0], atol=1e-5, rtol=1e-4)
+            assert_close(a, b[people], atol=1e-5, rtol=1e-4)
 
     # -- in a federation ---------------------------------------------------------------------------------------------------
 
@@ -217,7 +181,7 @@ class GNNContract:
         """Check that every party predicts what one model of all items would, with the parameters of three
         rounds of training.
         """
-        config = self._config(**OPEN, **{"exchange.refresh": 1 if self.gnn.form == "messages" else 2})
+        config = self._config(**OPEN, **{"exchange.refresh": 2})
         runtime = federation(parties(40, 30, 500), config)
         members = list(runtime.parties.values())
         for party in members:
@@ -242,41 +206,23 @@ class GNNContract:
             item.append(liked.item.numpy() + start)
             start += party.data.items
         graph = build_graph(np.concatenate(user), np.concatenate(item), users=40, items=start)
-        lead = {n: v.unsqueeze(0) for n, v in (model.views(public) | private).items()}
-        pooled = model.propagate(lead, lead, graph, None)
+        pooled = model.propagate(model.views(public), private, graph, None)
         runtime.round()
         start = 0
         for party in members:
             assert party.progress.evaluated is not None
             found = party.progress.evaluated[1]
             users, items = party.setup.targets.to_rating_scale(
-                pooled.users[0], pooled.items[0, start : start + party.data.items]
+                pooled.users, pooled.items[start : start + party.data.items]
             )
             assert_close(found["users"] @ found["items"].T, users @ items.T, atol=1e-4, rtol=1e-4)
             start += party.data.items
-
-    def test_stacked_rounds_are_rounds_one_by_one(self) -> None:
-        """Check ten rounds with plain gradient steps, where a difference in rounding stays small."""
-        config = self._config(
-            mechanism="none", masking=False, optimizer="sgd", lr=1e-3, batch=0, epochs=10, **self._open_sums()
-        )
-        stacked, single = (federation(parties(40, 30, 500), config, stack=stack) for stack in (True, False))
-        for _ in range(10):
-            stacked.round()
-            single.round()
-        assert_close(
-            stacked.coordinator.replica.parameters,
-            single.coordinator.replica.parameters,
-            atol=1e-5,
-            rtol=1e-4,
-        )
-        assert stacked.ledger.messages == single.ledger.messages
 
     def test_same_seed_same_bits(self) -> None:
         """Check that the same seed gives the same bits under the preset's protection, and another seed
         another model.
         """
-        config = self._config(epochs=6, batch=0, gate=False)
+        config = self._config(epochs=6, batch=0)
         data = parties(40, 30, 500)
         drawn = [Model(config.model, 8).initial_public(0, 3.0) for _ in range(2)]
         assert torch.equal(*drawn), "`initial` draws from its `rng` alone"
@@ -286,32 +232,18 @@ class GNNContract:
         assert not torch.equal(first.public, other.public)
 
     def test_it_learns(self) -> None:
-        """Check the test RMSE in the preset of its form: below that of the mean rating (1.06); with
-        messages, of user and item means (0.977).
-        """
-        (low, high), epochs = ((0.7, 0.95), 80) if self.gnn.form == "messages" else ((0.7, 1.03), 30)
-        low, high = self.rmse or (low, high)
-        run = train(parties(), self._config(epochs=epochs, evaluate_every=10, batch=0, gate=False))
+        """Check that the test RMSE is below that of the mean rating (1.06)."""
+        low, high = self.rmse or (0.7, 1.03)
+        run = train(parties(), self._config(epochs=30, evaluate_every=10, batch=0))
         assert low < run.metrics["test"]["rmse"] < high, run.metrics["test"]["rmse"]
         assert run.ledger.total("up", kind="RoundReply") > 0
 
     # ----------------------------------------------------------------------------------------------------------------------
 
     def _config(self, **values: Any) -> Config:
-        if OPERATORS.get(self.gnn.form, {}).get(self.gnn.name) is not self.gnn:
+        if OPERATORS.get(self.gnn.name) is not self.gnn:
             register(self.gnn)
-        messages = self.gnn.form == "messages"
-        config = Config.preset("best" if messages else "paper", model=self.gnn.name)
-        short = {"model.raters": 0, "training.list_epochs": 0.1} if messages else {}
-        return config.with_values({**short, **values, **self.settings})
-
-    def _open_sums(self) -> dict[str, Any]:
-        messages = self.gnn.form == "messages"
-        return (
-            {"exchange.mode": "exact", "exchange.bits": 32, "gradients.clip": None, "gate": False}
-            if messages
-            else {}
-        )
+        return Config.preset("paper", model=self.gnn.name).with_values({**values, **self.settings})
 
     def _model(self, **values: Any) -> Model:
         config = self._config(**({"dim": 4} | ({**OPEN, **values} if values else {}))).model

@@ -36,25 +36,25 @@ def drawn(shape: tuple[int, ...], seed: int, spread: float = 0.5) -> Tensor:
     )
 
 
-def drawn_public(model: Model, count: int = 1) -> dict[str, Tensor]:
-    """Draw public parameters (S, ...) near their initial values, none of them 0."""
+def drawn_public(model: Model) -> dict[str, Tensor]:
+    """Draw public parameters near their initial values, none of them 0."""
     views = model.views(model.initial_public(1, 3.0))
     near = {
         name: value + drawn(tuple(value.shape), 7 + i, 0.1) for i, (name, value) in enumerate(views.items())
     }
-    return {name: value.expand(count, *value.shape).clone() for name, value in near.items()}
+    return near
 
 
-def drawn_private(model: Model, count: int = 1) -> dict[str, Tensor]:
-    """Draw private parameters (S, ...), none of them 0."""
+def drawn_private(model: Model) -> dict[str, Tensor]:
+    """Draw private parameters, none of them 0."""
     shapes = model.private_shapes(ITEMS)
-    return {name: drawn((count, *shape), 20 + i) for i, (name, shape) in enumerate(shapes.items())}
+    return {name: drawn(shape, 20 + i) for i, (name, shape) in enumerate(shapes.items())}
 
 
-def drawn_others(model: Model, count: int = 1) -> list[Tensor]:
+def drawn_others(model: Model) -> list[Tensor]:
     """Draw the neighbourhoods that others sent, X^k for every layer."""
-    shape = (count, USERS, model.operator.columns)
-    return [drawn(shape, 30 + k).abs() for k in range(model.config.layers)]
+    shape = (USERS, model.operator.columns)
+    return [drawn(shape, 30 + k).abs() for k in range(model.operator.layers)]
 
 
 @contextmanager

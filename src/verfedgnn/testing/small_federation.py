@@ -22,6 +22,6 @@ def parties(users: int = 200, items: int = 120, ratings: int = 9000, count: int 
     )
 
 
-def federation(data: list[PartyData], config: Config, *, stack: bool = True) -> LocalRuntime:
+def federation(data: list[PartyData], config: Config) -> LocalRuntime:
     """Join a coordinator and the parties of `data`, ready for the first round."""
-    return local_federation([p.input for p in prepare(data, config, CPU)], config, stack=stack)
+    return local_federation([p.input for p in prepare(data, config, CPU)], config)

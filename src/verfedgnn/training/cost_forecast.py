@@ -1,8 +1,7 @@
 """The expected time and bytes of a training, measured in a trial of its first rounds and extrapolated to all of them.
 
-A trial runs two cycles of the exchange, each `exchange.every` passes over all users. The second one has every kind of round, and
-messages of the usual size: neighbourhoods are 0 at first, and zeros take few bytes. The federation of the trial is thrown away and
-changes nothing of the training that follows.
+A trial runs three rounds and measures the third: in the first two, neighbourhoods are 0 or a solver shares other sums. The federation
+of the trial is thrown away and changes nothing of the training that follows.
 """
 
 from __future__ import annotations
@@ -15,18 +14,19 @@ import numpy as np
 import torch
 
 from verfedgnn.config import Config
-from verfedgnn.core.item_item import MOST_ITEMS, invert
+from verfedgnn.core.item_item import MOST_ITEMS, TRIAL_ITEMS
 from verfedgnn.data import PartyData
-from verfedgnn.protocol.round.exchange_plan import exchange_cycle
-from verfedgnn.runs.prepared_data import Prepared, prepare
+from verfedgnn.runs.prepared_data import Prepared, count_data, prepare
 from verfedgnn.runs.run import Run
-from verfedgnn.training.local_runtime import LocalRuntime, local_federation
+from verfedgnn.training.local_runtime import local_federation
 from verfedgnn.training.loop import device_of, usable_device
 from verfedgnn.training.own_models import try_own
 from verfedgnn.training.simple_models import EASE_DAMPINGS, liked
 
-FEWEST_ROUNDS = 100
-"""Number of rounds below which a forecast takes longer than it is worth."""
+TRIAL = 3
+"""Rounds of a trial; the last one is like all that follow."""
+SHORT = 5_000_000
+"""Ratings times epochs below which a training is over sooner than a forecast is worth."""
 EASE_TRIAL = 1024
 """Size of the matrix whose inversion is timed, to expect the time of larger ones."""
 
@@ -65,7 +65,7 @@ class CostForecast:
 
 def measured_cost(run: Run) -> CostForecast:
     """Return the cost of the trainings of a finished run from its metrics, and that of the parties' own models from a trial."""
-    measured = {"lists" if run.config.training.ranks else "federation": run.metrics}
+    measured = {"lists" if run.config.ranks else "federation": run.metrics}
     if "lists" in run.metrics:
         measured["lists"] = run.metrics["lists"]
     federated = {
@@ -75,18 +75,17 @@ def measured_cost(run: Run) -> CostForecast:
     return CostForecast(federated, own_seconds(run.prepared(), federated))
 
 
-def forecast(
-    parties: Sequence[PartyData], config: Config, *, device: str = "cpu", stack: bool = True
-) -> CostForecast | None:
+def forecast(parties: Sequence[PartyData], config: Config, *, device: str = "cpu") -> CostForecast | None:
     """Return the expected cost of the trainings of `train`; None if they are too short for a trial."""
-    config = config.with_code().for_parties(len(parties))
-    if config.training.epochs * config.training.user_blocks < FEWEST_ROUNDS:
+    sizes = count_data(parties)
+    config = config.with_code().for_parties(len(parties)).for_data(*sizes)
+    if config.training.epochs <= TRIAL or sizes[1] * config.training.epochs < SHORT:
         return None
     prepared = prepare(parties, config, usable_device(device))
-    configs = {"lists" if config.training.ranks else "federation": config}
+    configs = {"lists" if config.ranks else "federation": config}
     if config.trains_lists and all(len(liked(each.train, each.party.ratings.scale)) for each in prepared):
         configs["lists"] = config.for_lists()
-    federated = {name: try_rounds(prepared, each, stack=stack) for name, each in configs.items()}
+    federated = {name: try_rounds(prepared, each) for name, each in configs.items()}
     return CostForecast(federated, own_seconds(prepared, configs) if config.training.gate else {})
 
 
@@ -111,39 +110,21 @@ def ease_seconds(prepared: Sequence[Prepared]) -> list[float]:
         return [0.0] * len(sizes)
     matrix = torch.eye(EASE_TRIAL, dtype=torch.float64)
     began = time.perf_counter()
-    invert(matrix)
-    each = len(EASE_DAMPINGS) * (time.perf_counter() - began)
-    return [each * (size / EASE_TRIAL) ** 3 for size in sizes]
+    torch.cholesky_inverse(torch.linalg.cholesky(matrix))
+    each = time.perf_counter() - began
+    trials = len(EASE_DAMPINGS) * (TRIAL_ITEMS / EASE_TRIAL) ** 3
+    return [each * (trials + (size / EASE_TRIAL) ** 3) for size in sizes]
 
 
-def try_rounds(prepared: Sequence[Prepared], config: Config, *, stack: bool = True) -> TrainingCost:
-    """Run two cycles of a training and one validation, and return the cost of all its rounds."""
-    cycle = exchange_cycle(config)
-    trial = config.with_values({"training.evaluate_every": 2 * cycle + 2})
-    runtime = local_federation([each.input for each in prepared], trial, device_of(prepared), stack=stack)
-    joined = runtime.ledger.total()
-    seconds, sizes = zip(*(_measure_round(runtime) for _ in range(2 * cycle + 2)), strict=True)
-    trained = runtime.ledger.total()
-    runtime.finish()
-    replica = runtime.coordinator.replica
-    usual = slice(cycle + 1, 2 * cycle + 1)
-    # The second round of a cycle, with and without a validation.
-    validation = max(0.0, seconds[-1] - seconds[cycle + 1])
-    validations = replica.rounds // (config.training.evaluate_every or replica.rounds_per_epoch)
-    return TrainingCost(
-        replica.rounds,
-        replica.rounds * sum(seconds[usual]) / cycle + validations * validation,
-        joined
-        + sum(sizes[: cycle + 1])
-        + (replica.rounds - cycle - 1) * sum(sizes[usual]) / cycle
-        + runtime.ledger.total()
-        - trained,
-    )
-
-
-def _measure_round(runtime: LocalRuntime) -> tuple[float, int]:
-    """Run a round and return its seconds and bytes."""
-    sent = runtime.ledger.total()
+def try_rounds(prepared: Sequence[Prepared], config: Config) -> TrainingCost:
+    """Run a few rounds of a training, and return the cost of all its rounds."""
+    runtime = local_federation([each.input for each in prepared], config, device_of(prepared))
+    rounds = runtime.coordinator.replica.rounds
+    for _ in range(TRIAL - 1):
+        runtime.round()
+    before = runtime.ledger.total()
     began = time.perf_counter()
     runtime.round()
-    return time.perf_counter() - began, runtime.ledger.total() - sent
+    seconds = time.perf_counter() - began
+    size = runtime.ledger.total() - before
+    return TrainingCost(rounds, rounds * seconds, runtime.ledger.total() + (rounds - TRIAL) * size)

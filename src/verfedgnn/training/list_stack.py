@@ -9,8 +9,8 @@ the noise of a small validation part does not decide. Finally all scores are mul
 maximises the likelihood of the softmax.
 
 Newcomers, users without a training rating at the party, have separate weights for popularity and the federated model. These start
-from a mixture that serves newcomers well on all data sets at hand (`NEWCOMER_START`). They change only for clear evidence: on users
-that the party withheld in the first rounds, or on newcomers in the validation part.
+from a mixture that serves newcomers well on all data sets at hand (`NEWCOMER_START`). They change only for clear evidence on
+newcomers in the validation part.
 """
 
 from __future__ import annotations
@@ -78,12 +78,10 @@ def stack_lists(
     models: Mapping[str, PartyModel],
     data: PartyInput,
     start: Stacked | None = None,
-    unseen: Mapping[str, PartyModel] | None = None,
 ) -> Stacked:
     """Return the best mixture of `models` for one party; the first model is the simplest, popularity.
 
-    The search begins with the mixture `start` of some of the models, by default with the best single model. `unseen` are models
-    that have not seen the ratings of the withheld users.
+    The search begins with the mixture `start` of some of the models, by default with the best single model.
     """
     names = list(models)
     counts = training_counts(data)
@@ -92,7 +90,11 @@ def stack_lists(
     usual = judge_users(list(models.values()), data, wanted.take(~new))
     first = None if start is None else [start.known.get(name, 0.0) for name in names]
     known = search_weights(usual, first, MARGIN)
-    for_newcomers = _newcomer_weights(models, data, wanted.take(new), unseen)
+    singles = [
+        float(usual.ndcg([float(k == chosen) for k in range(len(names))]).mean())
+        for chosen in (0, -1 % len(names))
+    ]
+    for_newcomers = _newcomer_weights(models, data, wanted.take(new), helps=not singles[1] < singles[0])
     newcomers = [for_newcomers.get(name, 0.0) for name in names]
     temperature = _temperature(usual, known)
     known = [weight * temperature for weight in known]
@@ -105,28 +107,28 @@ def _newcomer_weights(
     models: Mapping[str, PartyModel],
     data: PartyInput,
     wanted: Pairs,
-    unseen: Mapping[str, PartyModel] | None,
+    *,
+    helps: bool,
 ) -> Weights:
-    """Return the weights for newcomers; `wanted` holds the liked validation ratings of newcomers."""
+    """Return the weights for newcomers; `wanted` holds the liked validation ratings of newcomers.
+
+    Without enough of them, the federated model takes part if it `helps` known users more than popularity does.
+    """
     usable = [name for name in models if name != "EASE"]  # EASE needs a user's own items
     names = list(dict.fromkeys([usable[0], usable[-1]]))
-    withheld = liked(data.take_withheld(), data.scale)
-    if unseen is not None and _count_users(withheld) >= FEWEST_NEWCOMERS:
-        judged = judge_users([unseen[name] for name in names], data.without_withheld(), withheld)
-    else:
-        judged = judge_users([models[name] for name in names], data, wanted)
+    judged = judge_users([models[name] for name in names], data, wanted)
     if not len(judged.relevant):
         anybody = torch.arange(data.users, device=data.train.user.device)[:FEWEST_NEWCOMERS]
         judged = replace(judged, scores=[models[name].score(anybody) for name in names])
-    before = {"federated": NEWCOMER_START, usable[0]: 1.0}
-    start = [before.get(name, 0.0) / each for name, each in zip(names, judged.spread, strict=True)]
+    options = [
+        [before.get(name, 0.0) / each for name, each in zip(names, judged.spread, strict=True)]
+        for before in ({"federated": NEWCOMER_START, usable[0]: 1.0}, {usable[0]: 1.0})
+    ]
+    start = options[0 if helps else 1]
     if len(judged.relevant) >= FEWEST_NEWCOMERS:
+        start = max(options, key=lambda weights: float(judged.ndcg(weights).mean()))
         start = search_weights(judged, start, NEWCOMER_MARGIN)
     return dict(zip(names, _normalise(start, judged.spread), strict=True))
-
-
-def _count_users(pairs: Pairs) -> int:
-    return len(torch.unique(pairs.user))
 
 
 def judge_users(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> JudgedUsers:

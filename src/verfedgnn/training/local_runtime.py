@@ -1,8 +1,7 @@
 """A whole federation in this process: a coordinator and all parties, joined and ready for rounds.
 
 Messages are encoded, counted and decoded as if they travelled. Only public things are shared: one replica of the public parameters
-and one projection serve all parties. Active parties are computed as one stack, with a few large products a round, as long as that
-fits into memory. With `stack=False` they are computed one by one, exactly as separate processes would.
+and one projection serve all parties. Parties are computed one by one, with the same bits as in separate processes.
 """
 
 from __future__ import annotations
@@ -10,25 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
 
 import torch
 
 from verfedgnn.config import Config
-from verfedgnn.core.graph import stack_graphs
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
 from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.party import FinishedTraining, Party
 from verfedgnn.protocol.party.policy import LOCAL, Policy
-from verfedgnn.protocol.party.stacked_round import answer_trip
-from verfedgnn.protocol.party.training_ratings import TrainingRatings
-from verfedgnn.protocol.round.exchange_plan import make_projection
 from verfedgnn.protocol.round.replica import Replica
-from verfedgnn.protocol.round.user_blocks import UserBlock
-from verfedgnn.protocol.round.user_subset import UserSubset
 from verfedgnn.protocol.wire.messages import (
     Finish,
     Hello,
@@ -41,11 +32,6 @@ from verfedgnn.protocol.wire.messages import (
     encode,
 )
 from verfedgnn.runs.ledger import Direction, Ledger
-from verfedgnn.runs.start_from import StartState
-
-STACK_VALUES = 1 << 24
-"""Largest stack, in values of all parties' user embeddings (64 MiB; a round holds about twenty such arrays). Larger products are
-no faster."""
 
 PARALLEL_SIZE = 1 << 22
 """Number of public parameters from which several threads encode messages; smaller messages would only wait for each other."""
@@ -57,19 +43,11 @@ CarriedMessage = tuple[int, Message]
 class LocalRuntime:
     """A coordinator and its parties, joined and ready for rounds."""
 
-    def __init__(
-        self, coordinator: Coordinator, candidates: Sequence[Candidate], *, stack: bool = True
-    ) -> None:
+    def __init__(self, coordinator: Coordinator, candidates: Sequence[Candidate]) -> None:
         self.coordinator = coordinator
         self.candidates = {candidate.name: candidate for candidate in candidates}
         self.ledger = Ledger()
-        models = [candidate.setup.model for candidate in candidates]
-        self.stack = stack and sum(model.user_size for model in models) <= STACK_VALUES
-        self.large = any(model.size >= PARALLEL_SIZE for model in models)
-        self._stacked_ratings: list[TrainingRatings] = []
-        """Ratings of the last stack of parties."""
-        self._stacked_subsets: dict[int, UserSubset] = {}
-        """Subsets of the last stack of parties, by index of the block."""
+        self.large = any(candidate.setup.model.size >= PARALLEL_SIZE for candidate in candidates)
         self.parties = self._join()
 
     def _join(self) -> dict[str, Party]:
@@ -77,8 +55,7 @@ class LocalRuntime:
             hello = self._up({name: candidate.hello()})[name]
             assert isinstance(hello, Hello)
             self.coordinator.hello(hello)
-        setup = next(iter(self.candidates.values())).setup
-        projection = make_projection(setup.config, setup.data.users, setup.device)
+        projection = next(iter(self.candidates.values())).projection
         replica: Replica | None = None
         parties = {}
         for name, candidate in self.candidates.items():
@@ -128,29 +105,12 @@ class LocalRuntime:
             results.append(result)
         return results
 
-    def _replies(self, starts: dict[str, Message]) -> dict[str, RoundReply]:
-        messages = {name: start for name, start in starts.items() if isinstance(start, RoundStart)}
-        if not self.stack:
-            answers = {name: self.parties[name].handle(start) for name, start in messages.items()}
-            return {name: answer for name, answer in answers.items() if isinstance(answer, RoundReply)}
-        names = tuple(messages)
-        parties = [self.parties[name] for name in names]
-        replies = answer_trip(parties, list(messages.values()), partial(self._subset, names))
-        return dict(zip(names, replies, strict=True))
-
-    def _subset(self, names: tuple[str, ...], block: UserBlock, rated_only: bool) -> UserSubset:
-        """Return a stack's subset of a block; it has all users, since few have no ratings at any of several parties."""
-        if len(names) == 1:
-            return self.parties[names[0]].subset(block, rated_only)
-        ratings = [self.parties[name].present_ratings for name in names]
-        if self._stacked_ratings != ratings:
-            self._stacked_ratings = ratings
-            self._stacked_subsets = {}
-        if block.index not in self._stacked_subsets:
-            subsets = [self.parties[name].subset(block, False) for name in names]
-            graph = stack_graphs([subset.graph for subset in subsets])
-            self._stacked_subsets[block.index] = replace(subsets[0], graph=graph)
-        return self._stacked_subsets[block.index]
+    def _replies(self, starts: Mapping[str, Message]) -> dict[str, RoundReply]:
+        replies = {}
+        for name, start in starts.items():
+            assert isinstance(start, RoundStart)
+            replies[name] = self.parties[name].answer_round(start)
+        return replies
 
     def _down(self, messages: Mapping[str, Message]) -> dict[str, Message]:
         """Carry messages to parties; a message to many is encoded and decoded once, and counted for each."""
@@ -184,24 +144,18 @@ def local_federation(
     config: Config,
     device: torch.device | str = "cpu",
     *,
-    stack: bool = True,
     party: type[Party] = Party,
     policy: Policy = LOCAL,
-    start: StartState | None = None,
 ) -> LocalRuntime:
     """Join a coordinator and one party for each input on this machine; secrets derive from the configured seed."""
-    public = None if start is None else start.public
-    private = {} if start is None else start.private
-    coordinator = Coordinator(
-        config, [data.name for data in inputs], device, start=public, masked=policy.masks
-    )
+    ratings = sum(len(data.train) for data in inputs)
+    config = config.for_parties(len(inputs)).for_data(inputs[0].users, ratings)
+    coordinator = Coordinator(config, [data.name for data in inputs], device, masked=policy.masks)
     candidates = [
-        Candidate(
-            data, config, simulated_secret(config.seed, index), device, policy, party, private.get(data.name)
-        )
+        Candidate(data, config, simulated_secret(config.seed, index), device, policy, party)
         for index, data in enumerate(inputs)
     ]
-    return LocalRuntime(coordinator, candidates, stack=stack)
+    return LocalRuntime(coordinator, candidates)
 
 
 def _carry(message: Message) -> CarriedMessage:

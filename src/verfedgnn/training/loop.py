@@ -25,7 +25,6 @@ from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.release_counts import ReleaseCounts
 from verfedgnn.runs.run import read_history, write_history
-from verfedgnn.runs.start_from import StartState
 from verfedgnn.training.local_runtime import local_federation
 from verfedgnn.training.progress import Progress, Stop, Watcher, never
 
@@ -49,10 +48,6 @@ class Trained:
     ledger: Ledger
     releases: ReleaseCounts
     """Largest number of releases of any party, of each kind."""
-    others_means: list[Tensor | None]
-    """For each party, the sum of the other parties' user means (N, 2); None if they were not exchanged."""
-    first_rounds: list[PartyModel | None]
-    """For each party, the model of the first rounds, without the ratings of withheld users; None if it withheld nothing."""
 
 
 class TrainingLoop:
@@ -64,16 +59,12 @@ class TrainingLoop:
         config: Config,
         *,
         folder: Path | None = None,
-        stack: bool = True,
         party: type[Party] = Party,
-        start: StartState | None = None,
     ) -> None:
         self.prepared = prepared
         self.config = config
         self.folder = folder
-        self.runtime = local_federation(
-            [p.input for p in prepared], config, device_of(prepared), stack=stack, party=party, start=start
-        )
+        self.runtime = local_federation([p.input for p in prepared], config, device_of(prepared), party=party)
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
         self.releases = {name: ReleaseCounts() for name in self.coordinator.names}
@@ -115,9 +106,9 @@ class TrainingLoop:
         return self._trained(finished)
 
     def _progress(self, round: int, error: float | None) -> Progress:
-        judged = self.config.training.judged
+        judged = self.config.judged
         return Progress(
-            label="lists" if self.config.training.ranks else "federation",
+            label="lists" if self.config.ranks else "federation",
             round=round,
             rounds=self.coordinator.rounds,
             valid=None if error is None else judged(error),
@@ -143,11 +134,6 @@ class TrainingLoop:
             history=self.history,
             ledger=self.runtime.ledger,
             releases=ReleaseCounts.most(self.releases.values()),
-            others_means=[each.others_means for each in finished],
-            first_rounds=[
-                None if each.first_rounds is None else PartyModel.from_arrays(each.first_rounds)
-                for each in finished
-            ],
         )
 
     # -- checkpoints -------------------------------------------------------------------------------------

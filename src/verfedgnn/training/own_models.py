@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verfedgnn.config.model_forms import Sizes, choose_sizes
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.metrics import measure_errors, measure_ranking
@@ -27,17 +28,11 @@ from verfedgnn.gnn.factor_model import (
     as_product,
     solve_factors,
 )
-from verfedgnn.gnn.list_model import PublicLists, pair_weights, solve_lists
-from verfedgnn.gnn.rater_solver import HIDDEN, PublicRaters, solve_raters
+from verfedgnn.gnn.list_model import PublicLists, choose_strengths, pair_weights, solve_lists
+from verfedgnn.gnn.rater_solver import PublicRaters, solve_raters
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.training.progress import Progress, Stop, Watcher, never
 
-SIZES = ((10.0, 8), (40.0, 16), (np.inf, 32))
-"""Length of a user's vector by ratings per user: few ratings determine few numbers."""
-DENSE = 20.0
-"""Ratings per user from which on the second model is trained. On sparser data it adds nothing."""
-LIST_SIZE = 64
-"""Length of a user's vector in the model of lists."""
 ROUNDS = 40
 """Most rounds of a model."""
 USUAL_ROUNDS = 30
@@ -88,12 +83,12 @@ class OwnRatings:
     @property
     def counts(self) -> Tensor:
         """Number of each user's ratings (N,)."""
-        return self.graph.user_degree[0, :, 0]
+        return self.graph.user_degree[:, 0]
 
     @property
-    def per_user(self) -> float:
-        """Mean number of ratings of the users who have some."""
-        return float(self.counts.sum() / (self.counts > 0).sum().clamp(min=1))
+    def sizes(self) -> Sizes:
+        """Sizes of the models, as a federation of these users would have."""
+        return choose_sizes(int((self.counts > 0).sum()), int(self.counts.sum()))
 
     @property
     def biases(self) -> Tensor:
@@ -122,7 +117,7 @@ def own_rating_models(
     label = f"{data.name} alone"
     judge = _judge_ratings(data)
     models = {"alone": _best(_factor_rounds(own, seed), judge, label, watch, stop)}
-    if own.per_user >= DENSE:
+    if own.sizes.raters:
         models["alone raters"] = _best(_rater_rounds(own, seed), judge, label, watch, stop)
     return models
 
@@ -139,7 +134,7 @@ def own_list_model(
 
 
 def _factor_rounds(own: OwnRatings, seed: int) -> Iterator[SolvedRound]:
-    size = next(size for most, size in SIZES if own.per_user < most)
+    size = own.sizes.dim
     vectors = own.draw(size, 1.0, torch.Generator().manual_seed(seed))
     public = PublicFactors.initial(vectors, own.biases, own.counts)
     home = ItemFactors(torch.zeros((own.graph.items, size + 1)).to(vectors))
@@ -152,7 +147,8 @@ def _factor_rounds(own: OwnRatings, seed: int) -> Iterator[SolvedRound]:
 
 def _rater_rounds(own: OwnRatings, seed: int) -> Iterator[SolvedRound]:
     generator = torch.Generator().manual_seed(seed)
-    first = [own.draw(HIDDEN, 0.1, generator), own.biases.unsqueeze(1), own.draw(HIDDEN, 0.3, generator)]
+    hidden = own.sizes.raters
+    first = [own.draw(hidden, 0.1, generator), own.biases.unsqueeze(1), own.draw(hidden, 0.3, generator)]
     tables = torch.cat([*first, torch.zeros_like(first[0])], 1)
     public = PublicRaters(tables, torch.zeros_like(tables), own.counts)
     assert own.graph.values is not None
@@ -166,12 +162,14 @@ def _rater_rounds(own: OwnRatings, seed: int) -> Iterator[SolvedRound]:
 
 def _list_rounds(own: OwnRatings, data: PartyInput, seed: int) -> Iterator[SolvedRound]:
     generator = torch.Generator().manual_seed(seed)
-    users = own.draw(LIST_SIZE, list_model.START / LIST_SIZE**0.5, generator)
+    size = own.sizes.lists
+    users = own.draw(size, list_model.START / size**0.5, generator)
+    strengths = choose_strengths(len(own.ratings), data.items)
     weights = pair_weights(own.ratings, upper_quarter(data.scale))
     by_user = torch.zeros_like(own.counts).index_add_(0, own.graph.edge_users.long(), weights)
-    public = PublicLists(users, torch.zeros_like(users), by_user, data.items)
+    public = PublicLists(users, torch.zeros_like(users), by_user, data.items, strengths)
     while True:
-        solved = solve_lists(own.graph, weights, public.users)
+        solved = solve_lists(own.graph, weights, public.users, strengths)
         yield public.users, solved.items
         public = public.step(solved.gradient, solved.grams)
 
@@ -225,7 +223,7 @@ def try_own(data: PartyInput, *, ranks: bool) -> float:
     """Return the expected seconds of a party's own models: three rounds of each, times the rounds that they usually take."""
     own = OwnRatings.of(data)
     trials = [_list_rounds(own, data, 0)] if ranks else [_factor_rounds(own, 0)]
-    if not ranks and own.per_user >= DENSE:
+    if not ranks and own.sizes.raters:
         trials.append(_rater_rounds(own, 0))
     began = time.perf_counter()
     for rounds in trials:

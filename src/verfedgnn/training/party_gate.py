@@ -1,8 +1,9 @@
 """The gate: each party mixes its own models with the federated ones, so that joining costs no accuracy.
 
-For ratings it mixes its means, the federated means, its model alone and the federated model (`rating_stack.py`); for lists
-popularity, EASE, its model alone and the federated model (`list_stack.py`). The weights come from the party's own validation
-part and are sent to nobody. Under preset private, a party first re-estimates its items (`item_refit.py`). The same mixture without the federated models is what the party would serve if it had not joined.
+For ratings it mixes its means, the federated means, EASE on what means leave, its models alone and the federated ones
+(`rating_stack.py`); for lists popularity, EASE, its model alone and the federated model (`list_stack.py`). The weights come from the
+party's own validation part and are sent to nobody. Under preset private, a party first re-estimates its items (`item_refit.py`). The
+same mixture without the federated models is what the party would serve if it had not joined.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import torch
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.rating_scale import scale_unit
+from verfedgnn.gnn.model import Model
+from verfedgnn.protocol.round.solved_round import own_totals
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.training.item_refit import refit_items
 from verfedgnn.training.list_stack import stack_lists
-from verfedgnn.training.own_models import own_list_model, own_rating_models
+from verfedgnn.training.own_models import OwnRatings, own_list_model, own_rating_models
 from verfedgnn.training.progress import Stop, Watcher, never
 from verfedgnn.training.rating_stack import FEDERATED, Stacked, stack_ratings
 from verfedgnn.training.simple_models import (
@@ -28,6 +30,7 @@ from verfedgnn.training.simple_models import (
     fit_party_means,
     means_model,
     popularity_model,
+    residual_model,
     training_counts,
 )
 
@@ -50,25 +53,19 @@ class Gated:
 def gate_parties(
     prepared: Sequence[Prepared],
     models: Sequence[PartyModel],
-    others_means: Sequence[Tensor | None],
+    public: Tensor,
     config: Config,
     *,
-    first_rounds: Sequence[PartyModel | None] | None = None,
     watch: Watcher | None = None,
     stop: Stop = never,
 ) -> list[Gated]:
-    """Train each party's own models and choose its mixture.
-
-    `others_means` are the sums of the other parties' user means (`core.rating_means`), None if they were not exchanged.
-    `first_rounds` are the models of rounds without withheld users, on which the weights of newcomers are chosen.
-    """
+    """Train each party's own models and choose its mixture; `public` are the public parameters, flat."""
     gated = []
-    first_rounds = first_rounds or [None] * len(prepared)
-    for party, model, means, first in zip(prepared, models, others_means, first_rounds, strict=True):
+    for party, model in zip(prepared, models, strict=True):
         alone = train_own(party, config, watch=watch, stop=stop)
         if config.gradients.mechanism == "skellam":
             model = refit_items(model, party.input)
-        gated.append(gate_party(party, model, alone, means, config, first))
+        gated.append(gate_party(party, model, alone, public, config))
     return gated
 
 
@@ -76,7 +73,7 @@ def train_own(
     party: Prepared, config: Config, *, watch: Watcher | None = None, stop: Stop = never
 ) -> dict[str, PartyModel]:
     """Train a party's own models, for ratings or for lists, and return them by name."""
-    if config.training.ranks:
+    if config.ranks:
         return {"alone": own_list_model(party.input, config.seed, watch=watch, stop=stop)}
     return own_rating_models(party.input, config.seed, watch=watch, stop=stop)
 
@@ -85,26 +82,25 @@ def gate_party(
     party: Prepared,
     federated: PartyModel,
     alone: dict[str, PartyModel],
-    others_means: Tensor | None,
+    public: Tensor,
     config: Config,
-    first_rounds: PartyModel | None = None,
 ) -> Gated:
     """Return one party's mixtures, with and without the federated models."""
-    ranks = config.training.ranks
+    ranks = config.ranks
     parts = (
         list_parts(party, alone, federated)
         if ranks
-        else rating_parts(party, alone, federated, others_means, config)
+        else rating_parts(party, alone, config, federated, others_totals(party, public, config))
     )
     home = {name: model for name, model in parts.items() if name not in FEDERATED}
     mixed = mix_parts(home, party, ranks=ranks)
-    return Gated(mix_parts(parts, party, mixed, first_rounds, ranks=ranks), mixed)
+    return Gated(mix_parts(parts, party, mixed, ranks=ranks), mixed)
 
 
 def gate_alone(party: Prepared, alone: dict[str, PartyModel], config: Config) -> Stacked:
     """Return the mixture of a party that has not joined."""
-    ranks = config.training.ranks
-    parts = list_parts(party, alone, None) if ranks else rating_parts(party, alone, None, None, config)
+    ranks = config.ranks
+    parts = list_parts(party, alone, None) if ranks else rating_parts(party, alone, config)
     return mix_parts(parts, party, ranks=ranks)
 
 
@@ -112,59 +108,48 @@ def mix_parts(
     parts: dict[str, PartyModel],
     party: Prepared,
     start: Stacked | None = None,
-    first_rounds: PartyModel | None = None,
     *,
     ranks: bool,
 ) -> Stacked:
-    """Return the best mixture of `parts` on the validation part; a search for lists begins with the mixture `start`.
-
-    `first_rounds` is the federated model without the ratings of withheld users.
-    """
+    """Return the best mixture of `parts` on the validation part; a search for lists begins with the mixture `start`."""
     if ranks:
-        unseen = None
-        if FEDERATED[1] not in parts or first_rounds is not None:
-            unseen = unseen_parts(parts, first_rounds, party.input)
-        return stack_lists(parts, party.input, start, unseen)
+        return stack_lists(parts, party.input, start)
     return stack_ratings(parts, party.valid, training_counts(party.input))
-
-
-def unseen_parts(
-    parts: dict[str, PartyModel], first_rounds: PartyModel | None, data: PartyInput
-) -> dict[str, PartyModel]:
-    """Return the models for lists as if withheld users were newcomers.
-
-    The federated model is that of the first rounds, and the model alone gives everybody the average vector of its users. EASE has
-    nothing to say about newcomers.
-    """
-    found = {name: model for name, model in parts.items() if name != "EASE"}
-    alone = found["alone"]
-    average = alone.users[training_counts(data) > 0].mean(0, keepdim=True).expand_as(alone.users)
-    found["alone"] = PartyModel(average, alone.items, alone.embeddings)
-    if first_rounds is not None:
-        found[FEDERATED[1]] = first_rounds
-    return found
 
 
 def rating_parts(
     party: Prepared,
     alone: dict[str, PartyModel],
-    federated: PartyModel | None,
-    others_means: Tensor | None,
     config: Config,
+    federated: PartyModel | None = None,
+    others: Tensor | None = None,
 ) -> dict[str, PartyModel]:
-    """Return the models that a party can mix to predict ratings, by name; the simplest comes first."""
+    """Return the models that a party can mix to predict ratings, by name; the simplest comes first.
+
+    `others` are the other parties' numbers of ratings and sums of residuals by user (`others_totals`).
+    """
     data = party.input
     device = party.train.user.device
     means = fit_party_means(data)
     parts = {"means": means_model(means, means.user_offset, device)}
-    if others_means is not None:
-        others = others_means.cpu().double().numpy()
-        offset = means.federated_offset(others, scale_unit(data.scale), data.valid, data.scale)
+    if others is not None:
+        elsewhere = others.cpu().double().numpy()
+        offset = means.federated_offset(elsewhere, scale_unit(data.scale), data.valid, data.scale)
         parts["federated means"] = means_model(means, offset, device)
+    parts["EASE"] = residual_model(data, parts["means"])
     parts |= alone
     if federated is not None:
         parts |= split_models(federated, config)
     return parts
+
+
+def others_totals(party: Prepared, public: Tensor, config: Config) -> Tensor | None:
+    """Return the other parties' number of ratings of each user, and the sum of their residuals (N, 2); None if nobody shares them."""
+    model = Model(config.model, party.input.users)
+    if model.solved is None:
+        return None
+    own = OwnRatings.of(party.input)
+    return model.views(public)["totals"] - own_totals(model, own.graph, own.targets)
 
 
 def split_models(model: PartyModel, config: Config) -> dict[str, PartyModel]:

@@ -1,21 +1,25 @@
-"""Models that a party can fit on its own data without training a GNN: means for ratings, popularity and EASE for lists."""
+"""Models that a party can fit on its own data without training a GNN: means for ratings, popularity for lists, and EASE for both."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.core.item_item import fit_item_scores
+from verfedgnn.core.item_item import ItemScores, fit_item_scores, fit_residuals
 from verfedgnn.core.list_metrics import rank_each
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.rating_means import Means, fit_means
-from verfedgnn.core.rating_scale import upper_quarter
+from verfedgnn.core.rating_scale import scale_unit, upper_quarter
 from verfedgnn.runs.party_model import PartyModel
 
 EASE_DAMPINGS = (10.0, 50.0, 200.0, 1000.0)
-"""Values of EASE's lambda that are tried on the validation part."""
+"""Values of EASE's lambda that are tried for lists."""
+RESIDUAL_DAMPINGS = (10.0, 30.0, 100.0, 300.0)
+"""Values of EASE's lambda that are tried for ratings, in units of the squared scale."""
 
 
 def fit_party_means(data: PartyInput) -> Means:
@@ -43,18 +47,34 @@ def ease_model(data: PartyInput) -> PartyModel:
     """Fit EASE on the party's own training ratings; choose lambda by NDCG@20 on the validation part."""
     wanted = liked(data.valid, data.scale)
     nothing = torch.zeros((data.users, 0), device=data.train.user.device)
-    best: tuple[float, PartyModel] | None = None
-    for damping in EASE_DAMPINGS:
-        scores = fit_item_scores(data.train, data.users, data.items, damping)
-        model = PartyModel(
-            nothing, nothing.new_zeros((data.items, 0)), nothing.new_zeros((data.items, 0)), scores
-        )
+    without = PartyModel(nothing, nothing.new_zeros((data.items, 0)), nothing.new_zeros((data.items, 0)))
+
+    def error(scores: ItemScores) -> float:
+        model = replace(without, item_scores=scores)
         found = rank_each(model.score, data.users, data.items, [data.train], wanted)
-        quality = float(found.ndcg.mean()) if len(found.ndcg) else 0.0
-        if best is None or quality > best[0]:
-            best = (quality, model)
-    assert best is not None
-    return best[1]
+        return -float(found.ndcg.mean()) if len(found.ndcg) else 0.0
+
+    return replace(
+        without, item_scores=fit_item_scores(data.train, data.users, data.items, EASE_DAMPINGS, error)
+    )
+
+
+def residual_model(data: PartyInput, means: PartyModel) -> PartyModel:
+    """Return `means` with EASE on what they leave of the training ratings; choose lambda by RMSE on the validation part."""
+    left = replace(data.train, rating=(data.train.rating - means.predict(data.train)).float())
+
+    def add(vectors: tuple[Tensor, Tensor]) -> PartyModel:
+        users, items = (
+            torch.cat(parts, 1) for parts in zip((means.users, means.items), vectors, strict=True)
+        )
+        return replace(means, users=users, items=items)
+
+    def error(vectors: tuple[Tensor, Tensor]) -> float:
+        predicted = add(vectors).predict(data.valid).clamp(*data.scale)
+        return float((predicted - data.valid.rating).square().sum())
+
+    dampings = [damping * scale_unit(data.scale) ** 2 for damping in RESIDUAL_DAMPINGS]
+    return add(fit_residuals(left, data.users, data.items, dampings, error))
 
 
 def liked(pairs: Pairs, scale: tuple[float, float]) -> Pairs:

@@ -22,18 +22,11 @@ from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.runs.forget_record import ForgottenUsers, read_forgotten_users
 from verfedgnn.runs.metrics_file import build_metrics
 from verfedgnn.runs.party_tables import read_party_tables
-from verfedgnn.runs.prepared_data import Prepared, prepare
-from verfedgnn.runs.run import Run, begin_folder, describe_code_change, read_run_config, write_history
+from verfedgnn.runs.prepared_data import Prepared, count_data, prepare
+from verfedgnn.runs.run import Run, begin_folder, describe_code_change, write_history
+from verfedgnn.runs.run_before import read_before, recorded_before, write_before
 from verfedgnn.runs.run_folder import empty_run, holds_run
 from verfedgnn.runs.run_layout import FORGOTTEN, LISTS
-from verfedgnn.runs.start_from import (
-    count_spent,
-    measure_run_drift,
-    read_ancestor,
-    read_start,
-    recorded_ancestor,
-    write_ancestor,
-)
 from verfedgnn.training.loop import Trained, TrainingLoop, device_of, resume_hint, usable_device
 from verfedgnn.training.party_gate import gate_parties
 from verfedgnn.training.progress import Stop, Watcher, never
@@ -46,9 +39,8 @@ def train(
     *,
     out: str | Path | None = None,
     device: str | torch.device = "cpu",
-    stack: bool = True,
     overwrite: bool = False,
-    start_from: str | Path | None = None,
+    after: str | Path | None = None,
     parts: Sequence[NDArray[np.int8]] | None = None,
     party: type[Party] = Party,
     watch: Watcher | None = None,
@@ -57,58 +49,48 @@ def train(
     """Train `parties` together and return the run; with `out`, also write it to a folder that can be resumed and loaded.
 
     `watch` is called after every round. When `stop()` turns true, the round is finished, a checkpoint is written and
-    `Interrupted` is raised. `stack=False` computes the parties one by one, bit for bit as separate processes would;
-    parties that are too large to be stacked are always computed one by one.
+    `Interrupted` is raised.
 
-    `start_from` is the folder of a finished run to continue from: users and items that are still there keep their parameters, new
-    ones start as in any training. Users whom that run has forgotten are left out. Without a `config`, the settings are those of that
-    run with a tenth of its rounds (`Config.for_night`).
+    `after` is the folder of the run before this one. Users whom it has forgotten are left out, and `metrics["after"]` says how far the
+    data have moved since. The training starts from nothing in any case.
 
     `parts` replaces the configured split: one array per party with `TRAIN`, `VALID` or `TEST` for each rating. `party` is a
     subclass of the protocol's party; it cannot be combined with `out`, because a run folder does not record the class.
     """
     if config is None:
-        config = (
-            Config.preset("paper") if start_from is None else read_run_config(Path(start_from)).for_night()
-        )
+        config = Config.preset("paper")
     if not isinstance(config, Config):
         raise ConfigError('config must be a Config, for example Config.preset("paper", epochs=20)')
     check_parties(parties)
-    config = config.with_code().for_parties(len(parties))
+    config = config.with_code().for_parties(len(parties)).for_data(*count_data(parties))
     folder = Path(out) if out is not None else None
     if folder is not None and party is not Party:
         raise ConfigError("a run folder does not record a subclass of Party; leave out `out`")
     replaced = folder is not None and holds_run(folder, overwrite)
-    earlier = Path(start_from) if start_from is not None else None
+    earlier = Path(after) if after is not None else None
     forgotten = read_forgotten_users(earlier, folder)
     parties, parts = _leave_out(parties, parts, forgotten)
-    ancestor = (
-        None if earlier is None else read_ancestor(earlier, config) | measure_run_drift(earlier, parties)
-    )
-    prepared = prepare(parties, config, usable_device(device), parts, continues=earlier is not None)
-    loops = _make_loops(prepared, config, folder, stack=stack, party=party, earlier=earlier)
+    before = None if earlier is None else read_before(earlier, parties)
+    prepared = prepare(parties, config, usable_device(device), parts)
+    loops = _make_loops(prepared, config, folder, party=party)
     if folder is None:
-        return _run_to_end(loops, watch, stop, ancestor)
+        return _run_to_end(loops, watch, stop, before)
     with lock_folder(folder):
         if replaced:
             empty_run(folder)
-        if ancestor is not None:
-            write_ancestor(folder, ancestor)
+        if before is not None:
+            write_before(folder, before)
         if forgotten.hashes:
             forgotten.write(folder / FORGOTTEN)
         begin_folder(folder, config, parties, [each.parts for each in prepared])
         _begin_folders(loops)
-        if ancestor is not None:
-            for loop in loops:
-                loop.write_checkpoint()  # resuming does not need the earlier run
-        return _run_to_end(loops, watch, stop, ancestor)
+        return _run_to_end(loops, watch, stop, before)
 
 
 def resume(
     out: str | Path,
     *,
     device: str | torch.device = "cpu",
-    stack: bool = True,
     watch: Watcher | None = None,
     stop: Stop = never,
 ) -> Run:
@@ -119,12 +101,10 @@ def resume(
     if (folder / "metrics.json").is_file():
         return Run.load(folder, added=False)
     with lock_folder(folder):
-        return _resume(folder, device=device, stack=stack, watch=watch, stop=stop)
+        return _resume(folder, device=device, watch=watch, stop=stop)
 
 
-def _resume(
-    folder: Path, *, device: str | torch.device, stack: bool, watch: Watcher | None, stop: Stop
-) -> Run:
+def _resume(folder: Path, *, device: str | torch.device, watch: Watcher | None, stop: Stop) -> Run:
     config = load_config(folder / "config.toml")
     other = describe_code_change(config)
     if other is not None:
@@ -132,17 +112,12 @@ def _resume(
             f"{folder} was begun with {other}; install the earlier version to resume, or train again with {option('overwrite', True)}"
         )
     parties, parts = read_party_tables(folder / "parties")
-    ancestor = recorded_ancestor(folder)
-    prepared = prepare(parties, config, usable_device(device), parts, continues=ancestor is not None)
-    loops = _make_loops(prepared, config, folder, stack=stack)
+    prepared = prepare(parties, config, usable_device(device), parts)
+    loops = _make_loops(prepared, config, folder)
     _begin_folders(loops)
-    restored = [loop.restore() for loop in loops]
-    if ancestor is not None and not all(restored):
-        raise RunError(
-            f"{folder} was stopped before it had its start; train again with {option('start_from', flag='from')} and "
-            f"{option('overwrite', True)}"
-        )
-    return _run_to_end(loops, watch, stop, ancestor)
+    for loop in loops:
+        loop.restore()
+    return _run_to_end(loops, watch, stop, recorded_before(folder))
 
 
 def _leave_out(
@@ -164,22 +139,22 @@ def _make_loops(
     config: Config,
     folder: Path | None,
     *,
-    stack: bool,
     party: type[Party] = Party,
-    earlier: Path | None = None,
 ) -> list[TrainingLoop]:
     """Return the training loops of a run: the configured one and, if the configuration asks for it, one for lists.
 
-    Lists are not trained if a party has no liked rating to learn from. `earlier` is the folder of a run to start from.
+    Lists are not trained if a party has no liked rating to learn from.
     """
-    parties = [each.party for each in prepared]
-    start = None if earlier is None else read_start(earlier, parties)
-    loops = [TrainingLoop(prepared, config, folder=folder, stack=stack, party=party, start=start)]
+    loops = [TrainingLoop(prepared, config, folder=folder, party=party)]
     if config.trains_lists and all(len(liked(p.train, p.party.ratings.scale)) for p in prepared):
         own = None if folder is None else folder / LISTS
-        start = None if earlier is None else read_start(earlier, parties, lists=True)
         loops.append(
-            TrainingLoop(prepared, config.for_lists(), folder=own, stack=stack, party=party, start=start)
+            TrainingLoop(
+                prepared,
+                config.for_lists(),
+                folder=own,
+                party=party,
+            )
         )
     return loops
 
@@ -193,22 +168,20 @@ def _begin_folders(loops: Sequence[TrainingLoop]) -> None:
 
 
 def _run_to_end(
-    loops: Sequence[TrainingLoop], watch: Watcher | None, stop: Stop, ancestor: dict[str, Any] | None
+    loops: Sequence[TrainingLoop], watch: Watcher | None, stop: Stop, before: dict[str, Any] | None
 ) -> Run:
     """Run all training loops, let every party choose its mixtures, and return the run with its metrics."""
     folder = loops[0].folder
     trained = [loop.run(watch, stop) for loop in loops]
     try:
-        runs = [
-            _gated_run(loop, each, watch, stop, ancestor) for loop, each in zip(loops, trained, strict=True)
-        ]
+        runs = [_gated_run(loop, each, watch, stop) for loop, each in zip(loops, trained, strict=True)]
     except Interrupted:
         raise Interrupted(
             "the federation is trained, but the parties' own models are not", resume_hint(folder)
         ) from None
     run = runs[0]
-    if ancestor is not None:
-        run.metrics["from"] = ancestor
+    if before is not None:
+        run.metrics["after"] = before
     if len(runs) > 1:
         run.add_lists(runs[1])
     if folder is not None:
@@ -216,29 +189,14 @@ def _run_to_end(
     return run
 
 
-def _gated_run(
-    loop: TrainingLoop,
-    trained: Trained,
-    watch: Watcher | None,
-    stop: Stop,
-    ancestor: dict[str, Any] | None,
-) -> Run:
+def _gated_run(loop: TrainingLoop, trained: Trained, watch: Watcher | None, stop: Stop) -> Run:
     """Return the run of one finished loop; with a gate, each party serves its mixture."""
     config = loop.config
     models = trained.models
     gated = None
     if config.training.gate:
-        gated = gate_parties(
-            loop.prepared,
-            models,
-            trained.others_means,
-            config,
-            first_rounds=trained.first_rounds,
-            watch=watch,
-            stop=stop,
-        )
+        gated = gate_parties(loop.prepared, models, trained.public, config, watch=watch, stop=stop)
         models = [each.served.model for each in gated]
-    before, validations_before = count_spent(ancestor)
     first = next(iter(loop.runtime.parties.values()))
     metrics = build_metrics(
         loop.prepared,
@@ -250,12 +208,12 @@ def _gated_run(
         seconds=trained.seconds,
         privacy=privacy_report(
             config,
-            releases=trained.releases.gradients + before,
+            releases=trained.releases.gradients,
             exchanges=trained.releases.neighbourhoods,
             users=first.data.users,
             rows=first.projection.rows if first.projection is not None else 0,
             protected=first.projection.protected if first.projection is not None else True,
-            validations=len(trained.history) + validations_before,
+            validations=len(trained.history),
             randomness=SIMULATED,
             parties=[each.data for each in loop.runtime.parties.values()],
         ),
@@ -274,5 +232,4 @@ def _gated_run(
         trained.public,
         device_of(loop.prepared),
         alone=[each.alone.model for each in gated] if gated else None,
-        others_means=trained.others_means,
     )

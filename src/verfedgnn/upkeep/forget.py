@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,27 +34,19 @@ from verfedgnn.core.array_files import read_arrays, write_arrays
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import lock_folder, writing
 from verfedgnn.core.item_item import ItemScores
-from verfedgnn.core.worker_group import WorkerGroup
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.data.ids import find_positions
 from verfedgnn.data.ratings import format_count
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.round.user_blocks import UserBlocks
-from verfedgnn.protocol.round.user_shards import UserShard
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
-from verfedgnn.runs.checkpoint_slots import CheckpointSlots, read_or_remove, rewrite
 from verfedgnn.runs.forget_record import append_record, is_federated, note_forgotten
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
-from verfedgnn.runs.run_layout import FORGET_JOURNAL, LAST_RELEASE, LISTS, REPORT, RESULT, SEEDS
-from verfedgnn.runs.start_from import PUBLIC_STATE
-from verfedgnn.upkeep.forget_items import ItemJournal, names_item_rows, plan_items, remove_items
+from verfedgnn.runs.run_layout import FORGET_JOURNAL, LAST_RELEASE, LISTS, REPORT, SEEDS
+from verfedgnn.upkeep.forget_items import ItemJournal, plan_items, remove_items
 from verfedgnn.upkeep.item_prior import absorb_item_scores, fit_item_prior
 from verfedgnn.upkeep.new_items import NewItems
-
-EXCHANGED = {"sent", "received", "released", "pulls", "update", "neighbourhoods"}
-"""Words in the names of a checkpoint's arrays that hold what members sent or received last."""
 
 Rows = NDArray[np.int64]
 
@@ -142,7 +134,6 @@ def _finish(folder: Path) -> dict[str, Any] | None:
         for place in (folder, folder / LISTS):
             if (place / "metrics.json").is_file():
                 _repair_models(place, parties, parts, journal, rows)
-                _clear_checkpoints(place, rows, parties[0].ratings.n_users)
         ids = parties[0].ratings.user_ids.copy()
         write_party_tables(folder / "parties", parties, parts)  # the ids are still there
         ids[rows] = ""
@@ -164,20 +155,14 @@ def _read_journal(file: Path) -> ForgetJournal | ItemJournal:
 def _remove_copies(folder: Path) -> None:
     """Remove what holds ratings or rows of users and is not needed once a training has finished.
 
-    These are trainings of `lift --seeds`, reports that name users, a party's last releases, its results before the gate, the
-    checkpoints of its other workers, and what a kill left of a file or a checkpoint.
+    These are trainings of `lift --seeds`, reports that name users, a party's last releases, checkpoints, and what a kill left of a
+    file.
     """
     copies = [*(folder / SEEDS).glob("*/"), folder / REPORT]
     if not (folder / LISTS / "metrics.json").is_file():
         copies.append(folder / LISTS)  # of a training that was skipped
     for place in (folder, folder / LISTS):
-        checkpoint = place / "checkpoint"
-        copies += [
-            place / LAST_RELEASE,
-            checkpoint / RESULT,
-            *checkpoint.glob("worker-*"),
-            *checkpoint.glob("*~"),
-        ]
+        copies += [place / LAST_RELEASE, place / "checkpoint"]
     for each in copies:
         if each.is_dir():
             shutil.rmtree(each)
@@ -232,7 +217,7 @@ def _repair_models(
     rows: Rows,
 ) -> None:
     folders = [each for each in (place / "model", place / "model" / "alone") if each.is_dir()]
-    ranks = load_config(place / "config.toml").training.ranks
+    ranks = load_config(place / "config.toml").ranks
     for folder in folders:
         for file, party, part in zip(safe_names(parties), parties, parts, strict=True):
             path = folder / f"{file}.safetensors"
@@ -240,12 +225,6 @@ def _repair_models(
             model = PartyModel.from_arrays({key: torch.from_numpy(value) for key, value in arrays.items()})
             items = np.array(journal.items[file], np.int64)
             write_model(path, _repair(model, party, part, rows, items, ranks=ranks))
-    means = place / "model" / "_others_means.safetensors"
-    if means.is_file():
-        found = read_arrays(means)
-        for value in found.values():
-            value[rows] = 0
-        write_arrays(means, found)
     public = place / "model" / "_public.safetensors"
     (flat,) = read_arrays(public).values()
     changed = _reset_public(place, flat, rows, parties[0].ratings.n_users)
@@ -284,59 +263,9 @@ def _forget_history(scores: ItemScores, rows: Rows) -> ItemScores:
     return replace(scores, pointers=pointers, history=scores.history[torch.from_numpy(stay)])
 
 
-def _clear_checkpoints(place: Path, rows: Rows, users: int) -> None:
-    """Clear the users' rows in all checkpoints: their parameters become average.
-
-    What was sent or received becomes 0 for everybody, since a finished training needs it no more.
-    """
-    config = load_config(place / "config.toml")
-    model = Model(config.model, users)
-    of_first = _rows_of_first_worker(place, UserBlocks(config, model), rows)
-    for path in sorted((place / "checkpoint").rglob("*.safetensors")):
-        own_rows, own_users = (rows, users) if path.parent.name == PUBLIC_STATE.name else of_first
-        arrays = read_or_remove(path)
-        for name, value in arrays.items():
-            if not EXCHANGED.isdisjoint(name.split(".")):
-                arrays[name] = np.zeros_like(value)
-            elif not names_item_rows(name, model):
-                arrays[name] = _clear(place, name, value, own_rows, own_users)
-        if arrays:
-            rewrite(path, arrays)
-
-
-def _rows_of_first_worker(place: Path, blocks: UserBlocks, rows: Rows) -> tuple[Rows, int]:
-    """Return the users' rows and the number of all users in the checkpoints of a party, which may have had several workers."""
-    found = None
-    with suppress(RunError):  # neither file is complete, and both are removed
-        found = CheckpointSlots(place / "checkpoint" / "party").read()
-    workers = 1 if found is None else found.values.get("workers", 1)
-    if workers == 1:
-        return rows, blocks.model.users
-    own = np.arange(blocks.model.users)[UserShard(blocks, WorkerGroup(0, workers), 0).users]
-    return np.flatnonzero(np.isin(own, rows)), len(own)
-
-
-def _clear(place: Path, name: str, value: NDArray[Any], rows: Rows, users: int) -> NDArray[Any]:
-    if value.ndim == 1:
-        averaged = name in ("parameters", "average", "best", "public")
-        return _reset_public(place, value, rows, users, averaged)
-    axis = value.ndim - 2
-    if value.shape[axis] != users:
-        return value
-    cleared = value.copy()
-    place_of = (slice(None),) * axis + (rows,)
-    stay = np.setdiff1d(np.arange(users), rows)
-    cleared[place_of] = value[stay].mean(0) if name.endswith(".users") else 0
-    return cleared
-
-
-def _reset_public(
-    place: Path, flat: NDArray[Any], rows: Rows, users: int, averaged: bool = True
-) -> NDArray[Any]:
-    """Return flat public parameters whose rows of these users are those of the average user, or 0 unless `averaged`."""
+def _reset_public(place: Path, flat: NDArray[Any], rows: Rows, users: int) -> NDArray[Any]:
+    """Return flat public parameters whose rows of these users are those of the average user."""
     model = Model(load_config(place / "config.toml").model, users)
-    if len(flat) != model.size:
-        return flat
     changed = flat.copy()
     start = 0
     stay = np.setdiff1d(np.arange(users), rows)
@@ -344,7 +273,7 @@ def _reset_public(
         size = int(np.prod(shape))
         if name in model.per_user:
             view = changed[start : start + size].reshape(shape)
-            view[rows] = view[stay].mean(0) if averaged else 0
+            view[rows] = view[stay].mean(0)
         start += size
     return changed
 
@@ -353,19 +282,16 @@ def _write_record(folder: Path, journal: ForgetJournal) -> dict[str, Any]:
     remains = [
         "the other users' vectors were trained together with these users, until the next training",
         "weights between items (EASE) and the mixture of the gate are sums over all users, until the next training",
-        "the items' parameters in the checkpoint, from which --from starts, were trained with these users",
         "older run folders, and your own files and databases, from which the next training reads",
     ]
     if is_federated(folder):
         remains = [
-            "the users' rows of the public parameters at the other members, until the next training with --from resets them; "
-            "they stay in earlier run folders of the members",
+            "the users' rows of the public parameters in the run folders of the other members",
             "sums and releases that the other members received before, and the other members' own ratings",
             *remains,
         ]
     entry = {
         "users": journal.who,
-        "rows": journal.users,
         "ratings": journal.ratings,
         "items_estimated_again": {file: len(rows) for file, rows in journal.items.items()},
         "remains": remains,

@@ -1,4 +1,4 @@
-"""Forgetting items: their rows leave the tables, models, features and checkpoints of one party.
+"""Forgetting items: their rows leave the tables, models and features of one party.
 
 Rows are removed file by file. A file that has lost them already is recognised by its number of items, so each step can be repeated.
 Users' vectors stay: they are public, and only a training can change them.
@@ -15,16 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.config import load_config
 from verfedgnn.core.array_files import read_arrays
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import find_positions
 from verfedgnn.data.ratings import format_count
-from verfedgnn.gnn.model import Model
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
-from verfedgnn.runs.checkpoint_slots import read_or_remove, rewrite
 from verfedgnn.runs.feature_table import features_file, read_features, write_features
 from verfedgnn.runs.forget_record import append_record, hash_ids, is_federated
 from verfedgnn.runs.party_model import PartyModel
@@ -89,7 +86,6 @@ def remove_items(folder: Path, journal: ItemJournal) -> dict[str, Any]:
     for place in (folder, folder / LISTS):
         if (place / "metrics.json").is_file():
             _cut_models(place, file, stay)
-            _cut_checkpoints(place, file, stay, parties[0].ratings.n_users, alone=len(parties) == 1)
     table = parties[number].ratings
     if table.n_items == journal.size and not stay.all():
         parts[number] = parts[number][stay[table.item]]
@@ -102,19 +98,12 @@ def remove_items(folder: Path, journal: ItemJournal) -> dict[str, Any]:
         )
     entry = {
         "users": [],
-        "rows": [],
         "items": hash_ids(folder, journal.items),
         "ratings": {journal.party: journal.ratings},
         "items_estimated_again": {},
         "remains": remains,
     }
     return append_record(folder, entry)
-
-
-def names_item_rows(name: str, model: Model) -> bool:
-    """Return whether an array of a checkpoint has a row per item of the party."""
-    per_item = {"items", "embeddings", *model.private_per_item}
-    return not per_item.isdisjoint(name.split("."))
 
 
 def _remove_added(folder: Path, file: str, items: Collection[str]) -> None:
@@ -163,17 +152,3 @@ def _cut_scores(scores: ItemScores, stay: Kept) -> ItemScores:
         history=torch.from_numpy((np.cumsum(included) - 1)[history[has]].astype(np.int32)),
         items=int(stay.sum()),
     )
-
-
-def _cut_checkpoints(place: Path, file: str, stay: Kept, users: int, *, alone: bool) -> None:
-    """Remove rows from the party's checkpoints; `alone` if the folder is that of one party."""
-    model = Model(load_config(place / "config.toml").model, users)
-    for path in sorted((place / "checkpoint").rglob("*.safetensors")):
-        if not alone and path.stem not in (file, f"{file}_models"):
-            continue
-        arrays = read_or_remove(path)
-        for name, value in arrays.items():
-            if names_item_rows(name, model) and len(value) == len(stay):
-                arrays[name] = value[stay]
-        if arrays:
-            rewrite(path, arrays)

@@ -14,7 +14,7 @@ from verfedgnn.data import TRAIN
 from verfedgnn.data.ids import find_positions
 from verfedgnn.data.item_table import ItemTable
 from verfedgnn.data.ratings import Ratings
-from verfedgnn.data.time_parsing import latest_plausible_time
+from verfedgnn.data.value_parsing import latest_plausible_time
 from verfedgnn.runs.added_items import (
     AddedItem,
     added_file,
@@ -93,9 +93,9 @@ class NewItems:
         runs = {"model": self._run} | ({} if self._run.lists is None else {f"{LISTS}/model": self._run.lists})
         found = {}
         for name, run in runs.items():
-            found[name] = (run.models[self._number], run.config.training.ranks)
+            found[name] = (run.models[self._number], run.config.ranks)
             if run.alone is not None:
-                found[f"{name}/alone"] = (run.alone[self._number], run.config.training.ranks)
+                found[f"{name}/alone"] = (run.alone[self._number], run.config.ranks)
         return found
 
     def add(self, items: Mapping[str, AddedItem]) -> AddedReport:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from verfedgnn.config.sections import TrainingConfig
+from verfedgnn.config import Config
+from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.wire.messages import RoundReply
 
@@ -13,8 +14,8 @@ from verfedgnn.protocol.wire.messages import RoundReply
 class BestValidation:
     """The best validation so far, and the last result of every party."""
 
-    def __init__(self, training: TrainingConfig) -> None:
-        self.training = training
+    def __init__(self, config: Config) -> None:
+        self.config = config
         self.errors: dict[str, tuple[float, int]] = {}
         """Squared error and count of each party's last validation."""
         self.digests: dict[int, str] = {}
@@ -37,7 +38,7 @@ class BestValidation:
         for name, reply in replies.items():
             self.errors[name] = (reply.error or 0.0, reply.count or 0)
         known = [self.errors[name] for name in names if name in self.errors]
-        error = mean_error(sum(error for error, _ in known), sum(count for _, count in known), self.training)
+        error = mean_error(sum(error for error, _ in known), sum(count for _, count in known), self.config)
         self.digests[round] = digest
         self.since += 1
         if error < self.error:
@@ -54,8 +55,13 @@ class BestValidation:
 
     @property
     def patience_is_over(self) -> bool:
-        """Whether `patience` validations have passed without a better one."""
-        return 0 < self.training.patience <= self.since
+        """Whether `patience` validations have passed without a better one, and since a solved model has settled.
+
+        Until its items have a prior of their own, curves rest for some rounds and fall again.
+        """
+        settled = ROUNDS_BEFORE_PRIOR if self.config.model.form == "solved" and not self.config.ranks else 0
+        since = min(self.since, max(self.digests, default=0) - settled)
+        return 0 < self.config.training.patience <= since
 
     def put(self, state: CheckpointState) -> None:
         """Store the best validation in a checkpoint."""
@@ -76,7 +82,7 @@ class BestValidation:
         self.error = math.inf if error is None else error
 
 
-def mean_error(error: float, count: int, training: TrainingConfig) -> float:
-    """Return the RMSE from summed squared errors; for a ranking, the mean of 1 - NDCG@20 over users."""
+def mean_error(error: float, count: int, config: Config) -> float:
+    """Return the RMSE from summed squared errors; for lists, the mean of 1 - NDCG@20 over users."""
     mean = error / max(1, count)
-    return mean if training.ranks else math.sqrt(mean)
+    return mean if config.ranks else math.sqrt(mean)

@@ -26,25 +26,19 @@ from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import MaskStream
 from verfedgnn.protocol.checkpoint_state import CheckpointState
-from verfedgnn.protocol.coordinator.admission import refusal
 from verfedgnn.protocol.coordinator.best_validation import BestValidation
 from verfedgnn.protocol.coordinator.coordinator_states import (
     COORDINATOR_STATES,
     CoordinatorAction,
     CoordinatorState,
 )
-from verfedgnn.protocol.coordinator.deliveries import Deliveries
-from verfedgnn.protocol.coordinator.divided_rows import RowWorkers
 from verfedgnn.protocol.coordinator.masked_trip import MaskedTrip
-from verfedgnn.protocol.coordinator.membership import Membership
-from verfedgnn.protocol.coordinator.public_rows import PublicRows
-from verfedgnn.protocol.round.aggregation import gradient_type, largest_array, neighbourhood_shape
-from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip, fewest_survivors, following_trip
+from verfedgnn.protocol.coordinator.membership import Membership, refusal
+from verfedgnn.protocol.coordinator.public_state import PublicState
+from verfedgnn.protocol.round.aggregation import gradient_type, largest_array, largest_from_party
+from verfedgnn.protocol.round.mask_context import fewest_survivors, following_trip
 from verfedgnn.protocol.round.message_checks import reply_problem
-from verfedgnn.protocol.round.message_sizes import largest_from_party
 from verfedgnn.protocol.round.replica import Replica, parameters_digest
-from verfedgnn.protocol.round.start_state import PublicStart
-from verfedgnn.protocol.round.user_blocks import UserBlock, UserBlocks, completed_passes
 from verfedgnn.protocol.wire.messages import (
     Finish,
     Hello,
@@ -73,10 +67,8 @@ class Coordinator:
     """Runs the rounds of one training.
 
     `names` are the parties, in the order that fixes every sum. `quorum` parties must be present for a round; by default all. The
-    names `agreement` (of the federation file) and `training` guard against mixing up federations. With a `start`, the training
-    continues from the public parameters of an earlier one.
-    `masked` says whether the parties draw masks; on one machine they do not. With `workers`, this process is the first of several
-    that share the users.
+    names `agreement` (of the federation file) and `training` guard against mixing up federations. `masked` says whether the parties
+    draw masks; on one machine they do not.
     """
 
     def __init__(
@@ -88,22 +80,17 @@ class Coordinator:
         quorum: int | None = None,
         agreement: str | None = None,
         training: str = "local",
-        start: PublicStart | None = None,
         masked: bool = False,
-        workers: RowWorkers | None = None,
     ) -> None:
         self.config = config
         self.names = list(names)
         self.device = torch.device(device)
         self.agreement = agreement
         self.training = training
-        self.start = start
-        self.workers = workers
         self.masked = masked and config.masking
         self.state = CoordinatorState.GATHERING
         self.members = Membership(names, len(self.names) if quorum is None else quorum)
-        self.best = BestValidation(config.training)
-        self.deliveries = Deliveries(config)
+        self.best = BestValidation(config)
         self.round = 0
         self.trip = 0
         self.attempt = 0
@@ -118,8 +105,6 @@ class Coordinator:
         """Replies to the open trip, or to the last one."""
         self.masks: MaskedTrip | None = None
         """The masks of the open trip; None without masks."""
-        self.forgotten: list[int] = []
-        """Rows of users whom some party has forgotten since the training that this one starts from."""
         self.commitment: list[int] | None = None
         """The survivor list that parties committed to in the open trip; no other sum can be completed."""
         self._shares_ahead: MaskedTrip | None = None
@@ -160,60 +145,41 @@ class Coordinator:
         """Whether all parties have joined once, so that the replica exists."""
         return self.state not in (CoordinatorState.GATHERING, CoordinatorState.CANCELLED)
 
-    def _start_training(self, *, resumes: bool = False) -> None:
+    def _start_training(self) -> None:
         self._advance(CoordinatorAction.START_TRAINING)
         hellos = [self.members.hellos[name] for name in self.names]
         self.items = [hello.items for hello in hellos]
         self.model = Model(self.config.model, hellos[0].users)
-        self.blocks = UserBlocks(self.config, self.model)
         problem = too_few(self.config, min(self.active_count, self.members.quorum), len(self.names))
         if problem is not None:
             raise ConfigError(problem)
         self.typical = sum(typical_rating(hello.scale) for hello in hellos) / len(hellos)
         self.ratings = sum(hello.ratings for hello in hellos)
-        if self.start is not None:
-            self.forgotten = sorted({row for hello in hellos for row in hello.forgotten})
-        self.rows = self._make_rows(empty=resumes)
-        self.rounds = self.replica.rounds
-
-    def _make_rows(self, *, empty: bool) -> PublicRows:
-        """Return the rows of all users, drawn from the seed; those that are divided can stay `empty` for a checkpoint."""
-        if self.workers is None:
-            return PublicRows(self._draw_replica(), len(self.names))
-        if empty:
-            return self.workers.resume(self.model, self.items, self.ratings)
-        return self.workers.divide(self._draw_replica())
-
-    def _draw_replica(self) -> Replica:
-        """Return the replica of all users before the first round."""
         replica = Replica.initial(
             self.config, self.model, self.items, self.ratings, self.typical, self.device
         )
-        if self.start is not None:
-            self.start.load_into(replica, self.forgotten)
-        return replica
+        self.public_state = PublicState(replica, len(self.names))
+        self.rounds = self.replica.rounds
 
     @property
     def replica(self) -> Replica:
-        """The replica of the users in this process."""
-        return self.rows.replica
+        """The public parameters and their optimiser's state."""
+        return self.public_state.replica
 
     @property
     def public(self) -> Tensor:
         """The public parameters of the best validation, flat; a single 0 if the training was cancelled."""
-        return self.rows.public if self.began else torch.zeros(1)
+        return self.public_state.best if self.began else torch.zeros(1)
 
     @property
     def public_digest(self) -> str:
         """The hash of these parameters."""
-        return self.rows.public_digest if self.began else parameters_digest(self.public)
+        return parameters_digest(self.public)
 
     def welcome(self, name: str) -> Welcome:
         """Let a party in, and return the answer to its Hello, with a full copy of the public parameters if the party needs one."""
         hello = self.members.hellos[name]
-        start = None if self.start is None else self.start.digest
-        knows = self.replica.round == 0 and hello.start == start
-        self.deliveries.welcome(name, self.replica.round)
+        self.public_state.welcome(name)
         self.members.present.add(name)
         return Welcome(
             index=self.names.index(name),
@@ -224,9 +190,8 @@ class Coordinator:
             ratings=self.ratings,
             typical=self.typical,
             round=self.replica.round,
-            **({} if knows else self.rows.full_copy()),
-            digest=self.rows.state_digest(),
-            forgotten=self.forgotten,
+            **(self.replica.full_copy() if self.replica.round else {}),
+            digest=self.replica.state_digest(),
         )
 
     def lose(self, name: str, *, slow: bool = False) -> None:
@@ -278,7 +243,6 @@ class Coordinator:
             parties=len(self.names),
             active=len(self.drawn),
             smallest=min(self.members.quorum, self.active_count),
-            exchange=exchanges_in_trip(self.config, self.round, self.trip),
         )
 
     @property
@@ -307,7 +271,6 @@ class Coordinator:
         evaluate = self.trip == 0 and self.replica.evaluates_in(self.round)
         self.open_parties = {}
         self.replies = {}
-        self.rows.open_trip()
         self._gone = set()
         starts: dict[tuple[Any, ...], RoundStart] = {}
         for index in present:
@@ -315,7 +278,7 @@ class Coordinator:
             works = index in self.drawn
             if not works and not evaluate:
                 continue
-            situation = (*self.deliveries.describe_party(name, self.block.index), works)
+            situation = (*self.public_state.describe_party(name), works)
             if situation not in starts:
                 starts[situation] = self._start(name, works, evaluate=evaluate)
             self.open_parties[name] = starts[situation]
@@ -396,10 +359,10 @@ class Coordinator:
             attempt=self.attempt,
             active=self.drawn,
             train=works and self.trip == 0,
-            exchange=works and exchanges_in_trip(self.config, self.round, self.trip),
+            exchange=works and self.config.exchange.mode != "off",
             evaluate=evaluate,
             best_round=self.best.round,
-            **self.deliveries.news_for(name, self.rows, self.blocks, self.block.index),
+            **self.public_state.news_for(name),
         )
 
     def take(self, name: str, message: Message) -> None:
@@ -430,18 +393,18 @@ class Coordinator:
         COORDINATOR_STATES.after(self.state, RoundReply, name)
         late = (reply.round, -reply.trip, reply.attempt) < (self.round, -self.trip, self.attempt)
         late |= self.state in (CoordinatorState.AGREEING, CoordinatorState.UNMASKING)
-        if late and name in self.deliveries.parameters_round:
+        if late and name in self.public_state.parameters_round:
             if self.members.bring_back(name):
-                self.deliveries.parameters_round[name] = min(reply.round, self.replica.round + 1) - 1
+                self.public_state.parameters_round[name] = min(reply.round, self.replica.round + 1) - 1
             return False
         start = self.open_parties.get(name)
         if start is None or name in self.replies or self.state is CoordinatorState.SHARING:
             raise ProtocolError(f"{name}: no reply is due from this party")
-        problem = reply_problem(reply, start, self.config, self.block, len(self.names), self.rows.digest)
+        problem = reply_problem(reply, start, self.config, self.model, len(self.names), self.replica.digest)
         if problem is not None:
             raise ProtocolError(f"{name}: {problem}")
-        self.deliveries.note_reply(name, start, self.replica.round, self.block.index)
-        self.replies[name] = self.rows.take_reply(self.names.index(name), reply)
+        self.public_state.note_reply(name, start)
+        self.replies[name] = reply
         self.replied[name] = reply.round
         self.members.bring_back(name)
         return True
@@ -451,28 +414,25 @@ class Coordinator:
 
         Raise `SumError` if masked values do not add up to gradients; the round can then only be abandoned.
         """
-        self.rows.add_up(self.round, self.trip, [] if self.masks is None else self._streams(self.masks))
+        replies = {self.names.index(name): reply for name, reply in self.replies.items()}
+        streams = [] if self.masks is None else self._streams(self.masks)
+        self.public_state.add_up(self.round, self.trip, replies, streams)
         error = self._judge_validation()
         self._advance(CoordinatorAction.CLOSE)
-        trained = [
-            i
-            for i, reply in enumerate(map(self.replies.get, self.names))
-            if reply and reply.gradient is not None
-        ]
+        trained = sorted(index for index, reply in replies.items() if reply.gradient is not None)
         self.open_parties = {}
         self.masks = None
         if self.trip > 0:
             return ClosedRound(self.round, None)
         if not self.done:  # nobody would use the last step, and all members end in the same state without it
-            first = self.config.starts_from_means and not completed_passes(self.config, self.round)
-            self.rows.step(self.round, trained, from_means=first)
+            self.public_state.step(self.round, trained)
         return ClosedRound(self.round, error)
 
     def _streams(self, masks: MaskedTrip) -> list[MaskStream]:
         """Return the masks in the sums of the open trip."""
         masks.recover()
         start = next(start for start in self.open_parties.values() if start.train or start.exchange)
-        return masks.streams(self.rows.mask_context(start))
+        return masks.streams(self.public_state.mask_context(start))
 
     def abandon(self) -> ClosedRound:
         """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
@@ -482,22 +442,17 @@ class Coordinator:
         self.masks = None
         self._shares_ahead = None
         self.trip = 0
-        self.rows.skip(self.round)
+        self.public_state.skip(self.round)
         return ClosedRound(self.round, error, abandoned=True)
 
     def _judge_validation(self) -> float | None:
         """Return the validation error of the open trip; None if it has no validation."""
         if not self.replies or not any(start.evaluate for start in self.open_parties.values()):
             return None
-        error = self.best.judge(self.round, self.replies, self.names, self.rows.digest())
+        error = self.best.judge(self.round, self.replies, self.names, self.replica.digest())
         if self.best.is_newest:
-            self.rows.keep_best()
+            self.public_state.keep_best()
         return error
-
-    @property
-    def block(self) -> UserBlock:
-        """The block of users that the round is about."""
-        return self.blocks.in_round(self.round)
 
     @property
     def gradient_type(self) -> np.dtype[Any]:
@@ -505,15 +460,10 @@ class Coordinator:
         return gradient_type(self.config, len(self.names))
 
     @property
-    def neighbourhood_shape(self) -> tuple[int, int, int]:
-        """Shape (K, q, C) of the round's neighbourhoods."""
-        return neighbourhood_shape(self.config, self.block)
-
-    @property
     def largest_array(self) -> int:
         """Bytes of the largest array that a reply may hold."""
         gradient = self.model.size * self.gradient_type.itemsize
-        return largest_array(self.config, self.blocks.all_users, gradient)
+        return largest_array(self.config, self.model, gradient)
 
     @property
     def largest_message(self) -> int:
@@ -553,7 +503,7 @@ class Coordinator:
             "replied": self.replied,
             "hellos": [hello.model_dump_json(exclude={"mask_key", "mask_signature"}) for hello in hellos],
         }
-        for part in (self.best, self.deliveries, self.rows):
+        for part in (self.best, self.public_state):
             part.put(state)
         return state
 
@@ -562,10 +512,9 @@ class Coordinator:
         values = state.values
         if not self.began:
             self.members.hellos = {h.party: h for h in map(Hello.model_validate_json, values["hellos"])}
-            self._start_training(resumes=True)
+            self._start_training()
         self.training = values["training"]
         self.round = values["round"]
         self.replied = dict(values["replied"])
         self.best.restore(state)
-        self.deliveries.restore(state)
-        self.rows.restore(state, self.round)
+        self.public_state.restore(state, self.round)

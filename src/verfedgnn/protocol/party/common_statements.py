@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.core.array_files import as_bytes
-from verfedgnn.protocol.party.incoming import split_updates
-from verfedgnn.protocol.round.user_blocks import UserBlocks
+from verfedgnn.gnn.model import Model
+from verfedgnn.protocol.round.replica import split_updates
 from verfedgnn.protocol.wire.alignment_messages import AlignStart, UserRows
 from verfedgnn.protocol.wire.messages import Finish, Message, RoundStart, Survivors, Welcome, copied_state
 
@@ -36,27 +36,26 @@ All others are stated. The requests and shares of masks are not: sealed shares o
 """
 
 
-def common_statements(message: Message, blocks: UserBlocks | None) -> Statements:
-    """Return what `message` says to all parties alike; `blocks` are those of the training, None before it."""
+def common_statements(message: Message, model: Model | None) -> Statements:
+    """Return what `message` says to all parties alike; `model` is that of the training, None before it."""
     state = _STATE.get(type(message))
-    return {} if state is None else state(message, blocks)
+    return {} if state is None else state(message, model)
 
 
-def _state_start(message: AlignStart, _: UserBlocks | None) -> Statements:
+def _state_start(message: AlignStart, _: Model | None) -> Statements:
     keys = [message.seal_keys, message.seal_signatures]
     return {f"alignment {message.session}": {"keys": _hash(repr(keys).encode())}}
 
 
-def _state_rows(message: UserRows, _: UserBlocks | None) -> Statements:
+def _state_rows(message: UserRows, _: Model | None) -> Statements:
     return {f"rows {message.session}": {"users": message.users}}
 
 
-def _state_welcome(message: Welcome, _: UserBlocks | None) -> Statements:
+def _state_welcome(message: Welcome, _: Model | None) -> Statements:
     sizes = {
         "items": message.items,
         "ratings": message.ratings,
         "typical": message.typical,
-        "forgotten": message.forgotten,
     }
     found: Statements = {
         "training": {"name": message.training, "configuration": message.config, **sizes},
@@ -71,7 +70,7 @@ def _state_copy(message: Welcome | RoundStart) -> dict[str, Any]:
     return {name: _hash_array(values) for name, values in copied_state(message).items()}
 
 
-def _state_round(message: RoundStart, blocks: UserBlocks | None) -> Statements:
+def _state_round(message: RoundStart, model: Model | None) -> Statements:
     found: Statements = {
         f"instruction {message.round}.{message.trip}.{message.attempt}": {
             "active": message.active,
@@ -79,11 +78,9 @@ def _state_round(message: RoundStart, blocks: UserBlocks | None) -> Statements:
             "best_round": message.best_round,
         }
     }
-    if blocks is not None:
-        for update in split_updates(message, blocks):
+    if model is not None:
+        for update in split_updates(message, model.size):
             found[f"update {update.round}"] = {"parties": update.parties, "sum": _hash_array(update.total)}
-            if update.start is not None:
-                found[f"start {update.round}"] = {"biases": _hash_array(update.start)}
     if message.neighbourhoods is not None:
         round, trip = message.neighbourhood_trip
         found[f"neighbourhoods {round}.{trip}"] = {
@@ -95,13 +92,13 @@ def _state_round(message: RoundStart, blocks: UserBlocks | None) -> Statements:
     return found
 
 
-def _state_survivors(message: Survivors, _: UserBlocks | None) -> Statements:
+def _state_survivors(message: Survivors, _: Model | None) -> Statements:
     return {
         f"survivors {message.round}.{message.trip}.{message.attempt}": {"survivors": message.survivors},
     }
 
 
-def _state_finish(message: Finish, _: UserBlocks | None) -> Statements:
+def _state_finish(message: Finish, _: Model | None) -> Statements:
     return {
         "result": {
             "round": message.round,
@@ -111,7 +108,7 @@ def _state_finish(message: Finish, _: UserBlocks | None) -> Statements:
     }
 
 
-_STATE: dict[type[Message], Callable[[Any, UserBlocks | None], Statements]] = {
+_STATE: dict[type[Message], Callable[[Any, Model | None], Statements]] = {
     AlignStart: _state_start,
     UserRows: _state_rows,
     Welcome: _state_welcome,

@@ -3,13 +3,13 @@
     ShareRequest -> MaskShares; TripShares; RoundStart -> masked values; Survivors -> ListSignature or Unmask
 
 Seeds and shares live in memory only, and only until they are revealed or the next trip replaces them. What must survive a restart
-is the list that the party committed to (`list_commitments`).
+is the list that the party committed to (`ListCommitments`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,10 +18,8 @@ from verfedgnn.config import Config
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.privacy.id_matching import Sealer
 from verfedgnn.privacy.masking import SEED, MaskSeeds, MaskStream, check_public_key, share_threshold
-from verfedgnn.protocol.party.list_commitments import ListCommitments
 from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.round.exchange_plan import fewest_survivors, following_trip
-from verfedgnn.protocol.round.mask_context import list_statement
+from verfedgnn.protocol.round.mask_context import fewest_survivors, following_trip, list_statement
 from verfedgnn.protocol.wire.messages import (
     ListSignature,
     MaskShares,
@@ -35,6 +33,39 @@ from verfedgnn.protocol.wire.messages import (
 
 Place = tuple[int, int, int]
 """Round, trip and attempt."""
+Trip = tuple[str, int, int]
+"""Name of the training, round and trip."""
+SEALED = 12 + 2 * SEED + 16
+"""Bytes of sealed shares: a nonce, a share of each seed, and a tag."""
+
+
+class ListCommitments:
+    """The survivor lists that a party committed to: one for each trip of a training, across attempts and restarts.
+
+    This class keeps them in memory; a federation also writes them to disk.
+    """
+
+    def __init__(self) -> None:
+        self._lists: dict[Trip, list[int]] = {}
+
+    def find(self, trip: Trip) -> list[int] | None:
+        """Return the list of a trip; None if there is none."""
+        return self._lists.get(trip)
+
+    def commit(self, trip: Trip, survivors: Sequence[int]) -> None:
+        """Commit to a list; raise `ProtocolError` if the party committed to another list of the same trip."""
+        known = self._lists.get(trip)
+        if known is None:
+            self.write(trip, survivors)
+            self._lists[trip] = list(survivors)
+        elif known != list(survivors):
+            raise ProtocolError(
+                f"the coordinator asks for a second sum in round {trip[1]}, over parties {list(survivors)} after {known}; "
+                "the difference of two sums would reveal single parties"
+            )
+
+    def write(self, trip: Trip, survivors: Sequence[int]) -> None:
+        """Make a commitment durable. In memory, there is nothing to do."""
 
 
 @dataclass
@@ -268,17 +299,12 @@ class PartyMasks:
 
     def _check_survivors(self, message: Survivors, trip: MaskedTrip) -> None:
         survivors = message.survivors
-        assert trip.start is not None
         if survivors != sorted(set(survivors)) or not set(survivors) <= set(trip.active):
             raise self._error("names survivors that did not take part")
         if self._index not in survivors:
             raise self._error("asks a party to unmask a sum that it is not part of")
         fewest = fewest_survivors(
-            self.config,
-            parties=self._parties,
-            active=len(trip.active),
-            smallest=self.policy.smallest,
-            exchange=trip.start.exchange,
+            self.config, parties=self._parties, active=len(trip.active), smallest=self.policy.smallest
         )
         if len(survivors) < fewest:
             raise self._error(
@@ -308,7 +334,3 @@ class PartyMasks:
         return ProtocolError(
             f"{self.name}: the coordinator {problem}; compare transcripts with the other parties"
         )
-
-
-SEALED = 12 + 2 * SEED + 16
-"""Bytes of sealed shares: a nonce, a share of each seed, and a tag."""

@@ -2,26 +2,126 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from verfedgnn.config import Config
+from verfedgnn.core.errors import RunError
 from verfedgnn.core.random_streams import PartyStream
 from verfedgnn.core.rating_scale import typical_rating
-from verfedgnn.protocol.checkpoint_state import CheckpointState, EvaluatedModel
-from verfedgnn.protocol.party.exchange_state import (
-    ExchangeState,
-    SentNeighbourhoods,
-    UserGradient,
-    get_records,
-    put_records,
-)
+from verfedgnn.core.vectors import clip_rows
+from verfedgnn.protocol.checkpoint_state import CheckpointState, EvaluatedModel, to_tensor
 from verfedgnn.protocol.party.party_setup import PartySetup
-from verfedgnn.protocol.party.private_parameters import PrivateParameters
-from verfedgnn.protocol.round.user_starts import START_SUM
+from verfedgnn.protocol.round.optimizer import step
 
-BIASES = {"item_bias", "rater_item_bias"}
-"""Names of the private biases of items."""
+
+@dataclass(frozen=True)
+class PrivateParameters:
+    """Private parameters by name (`Model.private_shapes`), with Adagrad's sums of squares."""
+
+    parameters: dict[str, Tensor]
+    accumulators: dict[str, Tensor]
+
+    @classmethod
+    def initial(cls, parameters: Mapping[str, Tensor], device: torch.device) -> PrivateParameters:
+        """Return the state before the first round."""
+        moved = {name: value.to(device) for name, value in parameters.items()}
+        return cls(moved, {name: torch.zeros_like(value) for name, value in moved.items()})
+
+    def clone(self) -> PrivateParameters:
+        """Return a copy that later steps do not change."""
+        parameters, accumulators = (
+            {name: value.clone() for name, value in values.items()}
+            for values in (self.parameters, self.accumulators)
+        )
+        return PrivateParameters(parameters, accumulators)
+
+    def step(self, gradients: Mapping[str, Tensor], config: Config) -> None:
+        """Take one step in place; if the model has a bound, clip item embeddings to it."""
+        training = config.training
+        bound = config.model.bound
+        for name, gradient in gradients.items():
+            values = self.parameters[name]
+            step(values, self.accumulators[name], gradient, training.optimizer, training.lr)
+            if bound is not None and name == "items":
+                values.copy_(clip_rows(values, bound))
+
+    def put(self, state: CheckpointState, prefix: str) -> None:
+        """Store the parameters and their optimiser's state in a checkpoint."""
+        for name, value in self.parameters.items():
+            values = {"": value, ".accumulator": self.accumulators[name]}
+            state.put_arrays({f"{prefix}.{name}{key}": each.cpu().numpy() for key, each in values.items()})
+
+    def get(self, state: CheckpointState, prefix: str) -> PrivateParameters:
+        """Return what `put` stored; raise `RunError` if its shapes differ from these."""
+        for name, value in self.parameters.items():
+            shape = state.arrays[f"{prefix}.{name}"].shape
+            if shape != value.shape:
+                raise RunError(
+                    f"the checkpoint has {shape[0]:,} {name}, the ratings have {len(value):,}; give the same data"
+                )
+        parameters, accumulators = (
+            {
+                name: to_tensor(state.arrays[f"{prefix}.{name}{suffix}"], value.device)
+                for name, value in self.parameters.items()
+            }
+            for suffix in ("", ".accumulator")
+        )
+        return PrivateParameters(parameters, accumulators)
+
+
+@dataclass(frozen=True)
+class SentNeighbourhoods:
+    """A party's own neighbourhoods as it sent them, before masks."""
+
+    trip: tuple[int, int]
+    """Round and trip in which they were sent."""
+    values: NDArray[np.integer[Any]]
+
+    def put(self, state: CheckpointState, name: str) -> None:
+        """Store this record in a checkpoint."""
+        state.values[name] = self.trip
+        state.put_arrays({name: self.values})
+
+    @classmethod
+    def get(cls, state: CheckpointState, name: str) -> SentNeighbourhoods | None:
+        """Return the record that `put` stored, or None."""
+        trip = state.values.get(name)
+        return None if trip is None else cls((trip[0], trip[1]), state.arrays[name])
+
+
+@dataclass(frozen=True)
+class ReceivedNeighbourhoods:
+    """The last sum of all parties' neighbourhoods that a party received."""
+
+    digest: str
+    """Hash of the sum; all parties that received the same sum have the same hash."""
+    trip: tuple[int, int]
+    """Round and trip of the sum."""
+    others: Tensor | None
+    """Estimated sum of the other parties' neighbourhoods (K, q, C); None if the party's own share is no longer known."""
+
+    def put(self, state: CheckpointState, name: str) -> None:
+        """Store this record in a checkpoint."""
+        state.values[name] = [self.digest, *self.trip]
+        if self.others is not None:
+            state.put_arrays({name: self.others.cpu().numpy()})
+
+    @classmethod
+    def get(cls, state: CheckpointState, name: str, device: torch.device) -> ReceivedNeighbourhoods | None:
+        """Return the record that `put` stored, or None."""
+        known = state.values.get(name)
+        if known is None:
+            return None
+        digest, round, trip = known
+        others = state.arrays.get(name)
+        return cls(digest, (round, trip), None if others is None else to_tensor(others, device))
 
 
 @dataclass(frozen=True)
@@ -31,14 +131,7 @@ class TripSnapshot:
     round: int
     trip: int
     private: PrivateParameters
-    sent: dict[int, SentNeighbourhoods]
-    released: dict[int, UserGradient]
-
-    def put(self, state: CheckpointState, name: str) -> None:
-        """Store the snapshot in a checkpoint, without round and trip."""
-        self.private.put(state, name)
-        put_records(state, f"{name}.sent", self.sent)
-        put_records(state, f"{name}.released", self.released)
+    sent: SentNeighbourhoods | None
 
 
 @dataclass
@@ -47,15 +140,14 @@ class PartyProgress:
 
     private: PrivateParameters
     device: torch.device
-    blocks: int
-    """Number of blocks of users."""
-    exchange: ExchangeState = field(default_factory=ExchangeState)
+    sent: SentNeighbourhoods | None = None
+    """The party's own neighbourhoods as last sent."""
+    received: ReceivedNeighbourhoods | None = None
+    """The last sum of all parties' neighbourhoods."""
     evaluated: EvaluatedModel | None = None
     """The model as last evaluated; None before the first validation."""
     best: EvaluatedModel | None = None
     """The model of the best validation that this party took part in; None before the first."""
-    first_rounds: EvaluatedModel | None = None
-    """The model as last evaluated in rounds that left out withheld users; None if there were none."""
     training: str | None = None
     """Name of the training; None before the party first joins one."""
     announced: tuple[int, str] | None = None
@@ -70,14 +162,12 @@ class PartyProgress:
         """Draw the private parameters before the first round."""
         rng = setup.randomness.generator(PartyStream.ITEM_EMBEDDINGS)
         start = setup.model.initial_private(rng, setup.data.items, typical_rating(setup.data.scale))
-        starts = BIASES & set(start) if setup.config.starts_from_means else set()
-        for name in starts:
-            start[name].copy_(setup.item_starts)
-        averaged = setup.config.training.average > 0
-        private = PrivateParameters.initial(setup.model, start, setup.device, averaged)
-        for name in starts:
-            private.accumulators[name].fill_(START_SUM)
-        return cls(private, setup.device, setup.config.training.user_blocks)
+        return cls(PrivateParameters.initial(start, setup.device), setup.device)
+
+    @property
+    def others(self) -> Tensor | None:
+        """The estimated sum of the others' neighbourhoods (K, q, C); None if it is not known."""
+        return None if self.received is None else self.received.others
 
     def keep_best(self, best_round: int) -> None:
         """Keep the last evaluated model if its round is the best so far."""
@@ -90,59 +180,62 @@ class PartyProgress:
             self.verified = self.announced
 
     def start_trip(self, round: int, trip: int) -> None:
-        """Take a snapshot before a new trip, or go back to the snapshot of a repeated one."""
+        """Take a snapshot before a new trip, or go back to the snapshot of a repeated one, whose sum the coordinator lost."""
         self.snapshots = [s for s in self.snapshots if s.round == round and s.trip >= trip]
         if self.snapshots and self.snapshots[-1].trip == trip:
-            snapshot = self.snapshots[-1]
-            self.private = snapshot.private.clone()
-            self.exchange.sent = dict(snapshot.sent)
-            self.exchange.released = dict(snapshot.released)
+            self.private = self.snapshots[-1].private.clone()
+            self.sent = self.snapshots[-1].sent
         else:
-            sent = dict(self.exchange.sent)
-            released = dict(self.exchange.released)
-            self.snapshots.append(TripSnapshot(round, trip, self.private.clone(), sent, released))
+            self.snapshots.append(TripSnapshot(round, trip, self.private.clone(), self.sent))
+        known = self.received
+        if known is not None and (known.trip[0], -known.trip[1]) >= (round, -trip):
+            self.received = None
 
-    # -- checkpoints -------------------------------------------------------------------------------------
+    # -- checkpoints -----------------------------------------------------------------------------------------
 
     def models(self) -> CheckpointState:
         """Return the evaluated models: large, and new only after a validation."""
         state = CheckpointState()
         state.put_model("evaluated", self.evaluated)
         state.put_model("best", self.best)
-        state.put_model("first_rounds", self.first_rounds)
         return state
 
     def checkpoint(self) -> CheckpointState:
         """Return everything else that training changed."""
         state = CheckpointState()
-        self.private.put(state, "private")
         state.values |= {
             "training": self.training,
             "verified": self.verified,
             "snapshots": [[snapshot.round, snapshot.trip] for snapshot in self.snapshots],
         }
+        self.private.put(state, "private")
+        if self.sent is not None:
+            self.sent.put(state, "sent")
+        if self.received is not None:
+            self.received.put(state, "received")
         for n, snapshot in enumerate(self.snapshots):
-            snapshot.put(state, f"snapshot.{n}")
-        self.exchange.put(state)
+            snapshot.private.put(state, f"snapshot.{n}")
+            if snapshot.sent is not None:
+                snapshot.sent.put(state, f"snapshot.{n}.sent")
         return state
 
     def restore(self, state: CheckpointState, models: CheckpointState) -> None:
         """Replace this progress with that of a checkpoint."""
         values = state.values
         self.private = self.private.get(state, "private")
+        self.sent = SentNeighbourhoods.get(state, "sent")
+        self.received = ReceivedNeighbourhoods.get(state, "received", self.device)
         self.evaluated = models.get_model("evaluated", self.device)
         self.best = models.get_model("best", self.device)
-        self.first_rounds = models.get_model("first_rounds", self.device)
-        self.exchange = ExchangeState.get(state, self.blocks, self.device)
         self.training = values["training"]
         verified = values["verified"]
         self.verified = None if verified is None else (verified[0], verified[1])
         self.snapshots = [
-            self._read_snapshot(state, f"snapshot.{n}", round, trip)
+            TripSnapshot(
+                round,
+                trip,
+                self.private.get(state, f"snapshot.{n}"),
+                SentNeighbourhoods.get(state, f"snapshot.{n}.sent"),
+            )
             for n, (round, trip) in enumerate(values["snapshots"])
         ]
-
-    def _read_snapshot(self, state: CheckpointState, name: str, round: int, trip: int) -> TripSnapshot:
-        sent = get_records(state, f"{name}.sent", SentNeighbourhoods, self.blocks, self.device)
-        released = get_records(state, f"{name}.released", UserGradient, self.blocks, self.device)
-        return TripSnapshot(round, trip, self.private.get(state, name), sent, released)

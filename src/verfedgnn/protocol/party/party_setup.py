@@ -1,8 +1,8 @@
-"""What a party brings to a training and never changes: its data, the configuration, its secret, its device and its policy."""
+"""What a party brings to a training and never changes: its data and targets, the configuration, its secret, device and policy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -13,18 +13,81 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.graph import Graph, build_graph, move_graph
+from verfedgnn.core.metrics import measure_errors, measure_ranking
 from verfedgnn.core.option_names import option
 from verfedgnn.core.pairs import Pairs, PartyInput
-from verfedgnn.core.random_streams import PartyRandomness
-from verfedgnn.core.rating_means import Means, arrays, fit_means
+from verfedgnn.core.random_streams import PartyRandomness, PartyStream
+from verfedgnn.core.rating_means import arrays
 from verfedgnn.core.rating_scale import scale_unit, upper_quarter
 from verfedgnn.gnn.list_model import pair_weights
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.party.targets import Targets
+from verfedgnn.protocol.round.forward_backward import Batch
 
 ITEM_DAMPING = 5.0
 """Number of ratings at the party's mean that an item's mean counts in addition to its own."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Training pairs in the units of the loss, and the conversion of predictions to stars.
+
+    With biases, targets are ratings minus the party's mean, in quarters of its scale. So one set of hyper-parameters serves 1-5 and
+    1-10 stars, even in one federation. Predictions are converted back to stars.
+    """
+
+    data: PartyInput
+    train: Pairs
+    """Training pairs: standardised if the model needs that; for lists, only the liked ones."""
+    centre: float | None
+    """Mean training rating, if predictions are deviations from it."""
+    unit: float
+    """Stars per unit of the targets."""
+    ranks: bool
+    """Whether the model orders lists."""
+
+    @classmethod
+    def of(cls, data: PartyInput, config: Config) -> Targets:
+        """Derive the targets from a party's data and the configuration."""
+        if config.ranks:
+            liked = data.train.take(data.train.rating >= upper_quarter(data.scale))
+            if not len(liked):
+                raise DataError(
+                    f"party '{data.name}' has no training rating in the upper quarter of its scale to rank first; if its "
+                    f"ratings come from events, let one count as a like ({option('events', 5)}), else use a preset that predicts ratings"
+                )
+            return cls(data, liked, None, 1.0, True)
+        if config.model.form == "propagation":
+            return cls(data, data.train, None, 1.0, False)
+        # The order of the graph's edges.
+        train = data.train.take(torch.argsort(data.train.user.long() * data.items + data.train.item.long()))
+        if not config.model.biases:
+            return cls(data, train, None, 1.0, False)
+        low, high = data.scale
+        # A mean would be one more release to account for. The biases learn it as well.
+        private = config.gradients.mechanism == "skellam"
+        centre = (low + high) / 2 if private else float(train.rating.double().mean())
+        unit = scale_unit(data.scale)
+        return cls(data, Pairs(train.user, train.item, (train.rating - centre) / unit), centre, unit, False)
+
+    def to_rating_scale(self, users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
+        """Return h_u and h_v whose product is in stars; the mean becomes a column."""
+        if self.centre is None:
+            return users, items
+        users = torch.cat([users, torch.ones_like(users[:, :1])], 1)
+        return users, torch.cat([items * self.unit, torch.full_like(items[:, :1], self.centre)], 1)
+
+    def validate(self, users: Tensor, items: Tensor) -> tuple[float, int]:
+        """Return the validation error and its count: squared error over ratings, or 1 - NDCG@20 over users with liked items."""
+        valid = self.data.valid
+        if not self.ranks:
+            errors = measure_errors(users, items, valid)
+            return errors.squared, errors.count
+        wanted = valid.take(valid.rating >= upper_quarter(self.data.scale))
+        found = measure_ranking(
+            lambda rows: users[rows] @ items.T, len(users), len(items), [self.data.train], wanted
+        )
+        return max(0.0, found.users - found.ndcg), found.users
 
 
 def deviations(train: Pairs, data: PartyInput) -> NDArray[np.float64]:
@@ -65,25 +128,6 @@ class PartySetup:
             Targets.of(data, config),
         )
 
-    def with_data(self, data: PartyInput) -> PartySetup:
-        """Return the same setup with other ratings."""
-        return replace(self, data=data, targets=Targets.of(data, self.config))
-
-    @property
-    def all_data(self) -> PartyInput:
-        """The ratings of the whole party; a worker (`shard_setup`) trains on a part of them."""
-        return self.data
-
-    @property
-    def noise_place(self) -> tuple[int, ...]:
-        """What the noise of a worker depends on in addition; nothing for a party in one process."""
-        return ()
-
-    @property
-    def targets_before(self) -> tuple[int, int]:
-        """How many training pairs other workers have: before this worker's, and in all with this worker's."""
-        return 0, len(self.targets.train)
-
     @property
     def name(self) -> str:
         """Name of the party."""
@@ -116,22 +160,6 @@ class PartySetup:
         return neighbour_from(self.config.model, self.data.scale)
 
     @cached_property
-    def means(self) -> Means:
-        """The party's own user and item means."""
-        data = self.data
-        return fit_means(data.train, data.valid, data.users, data.items, data.scale)
-
-    @cached_property
-    def user_means(self) -> Tensor:
-        """What the party tells the others about each user's mean rating (N, 2) (`core.rating_means`)."""
-        return torch.from_numpy(self.means.share(scale_unit(self.data.scale))).float().to(self.device)
-
-    @property
-    def item_starts(self) -> Tensor:
-        """Biases that items start with (M_p, 1): their means, in units of the party's scale."""
-        return torch.from_numpy(self.means.item_offset / scale_unit(self.data.scale)).float().unsqueeze(1)
-
-    @cached_property
     def solved_targets(self) -> Tensor:
         """What the solver of items fits, in the order of the graph's edges by user (E,): targets, or for lists the pairs' weights."""
         if not self.targets.ranks:
@@ -144,13 +172,37 @@ class PartySetup:
         """Build the party's graph from its training ratings; `all_items` counts the items of all parties."""
         train = self.data.train
         neighbour = (train.rating >= self.threshold).cpu().numpy()
-        share = 1.0 if self.model.solved is None else 0.5
         graph = build_graph(
             train.user.cpu().numpy()[neighbour],
             train.item.cpu().numpy()[neighbour],
             users=self.data.users,
             items=self.data.items,
             ratio=all_items / self.data.items,
-            values=deviations(train, self.data)[neighbour] * share if self.config.model.raters else None,
+            values=deviations(train, self.data)[neighbour] / 2 if self.config.model.raters else None,
         )
         return move_graph(graph, self.device)
+
+
+class Batches:
+    """A party's batches, shuffled with its own randomness."""
+
+    def __init__(self, setup: PartySetup, rounds_per_epoch: int) -> None:
+        self.setup = setup
+        self.rounds_per_epoch = rounds_per_epoch
+        self._shuffled: tuple[int, Pairs] | None = None
+        """The epoch, and all ratings in that epoch's order."""
+
+    def in_round(self, round: int) -> Batch:
+        """Return the batch of a round: a slice of this epoch's shuffle of all ratings, or all of them."""
+        pairs = self.setup.targets.train
+        count = self.rounds_per_epoch
+        if count == 1:
+            return Batch(pairs, edges=self.setup.config.model.form != "propagation")
+        epoch, slot = divmod(round - 1, count)
+        if self._shuffled is None or self._shuffled[0] != epoch:
+            rng = self.setup.randomness.generator(PartyStream.SHUFFLE, epoch)
+            order = torch.from_numpy(rng.permutation(len(pairs))).to(pairs.user.device)
+            self._shuffled = (epoch, pairs.take(order))
+        shuffled = self._shuffled[1]
+        part = slice(slot * len(pairs) // count, (slot + 1) * len(pairs) // count)
+        return Batch(shuffled.take(part), 1 / count)

@@ -89,6 +89,6 @@ def check_welcome(
             f"{policy.most_rounds:,}: if all parties have so many ratings, raise max_rounds in federation.toml at all members"
         )
     if message.round or copied_state(message):
-        check_full_copy(message, config, model)
+        check_full_copy(message, model)
     if training not in (None, message.training):
         raise ProtocolError("the coordinator runs another training than that of this party's checkpoint")

@@ -67,8 +67,6 @@ class ReleaseLedger:
     """Callback that waits until everything written is on disk; call it before a release leaves the party."""
     training: str = ""
     rounds: int = 0
-    before: tuple[int, int] = (0, 0)
-    """Gradients and validations that were released in earlier trainings, which this one continues."""
 
     def check_training(self, training: str, rounds: int) -> None:
         """Raise `ProtocolError` if this ledger belongs to another training, or to one with another number of rounds."""
@@ -139,7 +137,7 @@ class ReleaseLedger:
 
     def _name(self, trip: int, kind: str, active: Sequence[int]) -> str:
         """Return the name of stored values; noise that is shared out belongs to its active parties."""
-        shared = (kind, self.mechanism(kind)) in ((GRADIENT, "skellam"), (NEIGHBOURHOODS, "noised"))
+        shared = kind == GRADIENT and self.mechanism(kind) == "skellam"
         return f"{kind} {trip} {list(active)}" if shared else f"{kind} {trip}"
 
     def mechanism(self, kind: str) -> str:
@@ -164,10 +162,7 @@ class ReleaseLedger:
     def _spent(self, entries: list[ReleaseEntry]) -> float | None:
         if self.config.gradients.mechanism != "skellam" or "noise" in self.config.unprotected:
             return None
-        rounds, validations = (
-            count_places(entries, kind) + earlier
-            for kind, earlier in zip((GRADIENT, VALIDATION), self.before, strict=True)
-        )
+        rounds, validations = (count_places(entries, kind) for kind in (GRADIENT, VALIDATION))
         if not rounds + validations:
             return 0.0
         return rating_epsilon(

@@ -1,4 +1,4 @@
-"""Sums of what the parties send: the array types and shapes that travel, and how they add up."""
+"""Sums of what the parties send: the array types, shapes and sizes that travel, and how they add up."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ProtocolError
-from verfedgnn.core.rating_means import USER_MEAN_COLUMNS
-from verfedgnn.protocol.round.user_blocks import UserBlock
+from verfedgnn.gnn.model import Model
+from verfedgnn.privacy.projection import block_rows, cut_blocks
 from verfedgnn.protocol.wire.fixed_point import smallest_integer_type, sum_bits, wrap_signed
+from verfedgnn.protocol.wire.framing import BESIDES_ARRAYS
 
 Unmasking = Callable[[NDArray[Any]], NDArray[Any]]
 """Removes the masks from a sum."""
+
+FULL_COPY = 8
+"""Bytes per parameter of a full copy: the parameter and its accumulator."""
+ALIGNMENT_BYTES = 40
+"""Bytes a user in messages of the alignment: a point of the curve and its seal, or a pseudonym and an earlier row."""
 
 
 class SumError(ProtocolError):
@@ -44,20 +50,50 @@ def update_type(config: Config, parties: int) -> np.dtype[Any]:
 
 def neighbourhood_type(config: Config) -> np.dtype[Any]:
     """Return the array type of neighbourhoods on the wire: fixed point, as residues if masked."""
-    width = max(2, config.exchange.bits // 8)
-    return np.dtype(f"{'u' if config.masking else 'i'}{width}")
+    return np.dtype(f"{'u' if config.masking else 'i'}{config.exchange.bits // 8}")
 
 
-def neighbourhood_shape(config: Config, block: UserBlock) -> tuple[int, int, int]:
-    """Return the shape (K, q, C) of exchanged neighbourhoods of a block of users, with users' means if they are shared."""
-    columns = block.model.operator.columns + (USER_MEAN_COLUMNS if config.shares_user_means else 0)
-    return config.model.layers, block.rows.stop - block.rows.start, columns
+def neighbourhood_shape(config: Config, model: Model) -> tuple[int, int, int]:
+    """Return the shape (K, q, C) of exchanged neighbourhoods; it is empty without an exchange."""
+    exchange = config.exchange
+    if config.model.form != "propagation" or exchange.mode == "off":
+        return 0, 0, 0
+    rows = model.users
+    if exchange.mode == "projected":
+        bounds = cut_blocks(model.users, exchange.block)
+        rows = sum(block_rows(stop - start, exchange.ratio) for start, stop in bounds)
+    return config.model.layers, rows, model.operator.columns
 
 
-def largest_array(config: Config, all_users: UserBlock, other_arrays: int) -> int:
+# -- sizes of messages -----------------------------------------------------------------------------------------
+
+
+def largest_alignment(users: int) -> int:
+    """Return the bytes of the largest message about the alignment of a party with that many users."""
+    return BESIDES_ARRAYS + ALIGNMENT_BYTES * users
+
+
+def largest_from_coordinator(config: Config, model: Model) -> int:
+    """Return the bytes of the largest message to a party: a RoundStart with a full copy, missed updates and a sum."""
+    return BESIDES_ARRAYS + 2 * FULL_COPY * model.size + _neighbourhood_bytes(config, model)
+
+
+def largest_from_party(config: Config, model: Model, parties: int) -> int:
+    """Return the bytes of the largest message to the coordinator: a RoundReply."""
+    gradient = model.size * gradient_type(config, parties).itemsize
+    return BESIDES_ARRAYS + gradient + _neighbourhood_bytes(config, model)
+
+
+def largest_array(config: Config, model: Model, other_arrays: int) -> int:
     """Return the bytes of the largest packed array of a round: all neighbourhoods, or `other_arrays` if that is more."""
-    shape = neighbourhood_shape(config, all_users) if config.exchange.mode != "off" else (0,)
-    return max(other_arrays, math.prod(shape) * neighbourhood_type(config).itemsize)
+    return max(other_arrays, _neighbourhood_bytes(config, model))
+
+
+def _neighbourhood_bytes(config: Config, model: Model) -> int:
+    return math.prod(neighbourhood_shape(config, model)) * neighbourhood_type(config).itemsize
+
+
+# -- sums ------------------------------------------------------------------------------------------------------
 
 
 def sum_neighbourhoods(
@@ -86,13 +122,22 @@ def sum_gradients(
     for values in gradients:
         total += values  # masked values modulo 2^bits
     total = unmask(total)
-    mechanism = config.gradients.mechanism
     if config.masking:
         total = wrap_signed(total, gradient_bits(config, parties))
-    if mechanism == "ternary":
+    if config.gradients.mechanism == "ternary":
         largest = max(int(total.max(initial=0)), -int(total.min(initial=0)))
         if largest > len(gradients):
             raise SumError(
                 "the masked values of this trip do not add up to gradients: a party sent other values"
             )
     return total
+
+
+def participation_scale(items: Sequence[int], active: Sequence[int], without: int | None = None) -> float:
+    """Return sum of all M_i / sum of M_i over the active parties (Sec. 4.6), 0 if no party is left to scale.
+
+    `without` leaves one party out of both sums.
+    """
+    whole = sum(m for p, m in enumerate(items) if p != without)
+    part = sum(items[p] for p in active if p != without)
+    return whole / part if part else 0.0

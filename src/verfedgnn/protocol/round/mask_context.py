@@ -1,4 +1,4 @@
-"""What the coordinator must have sent to all active parties alike. Masks depend on it, so between other parties they do not cancel."""
+"""What the parties of a masked trip must agree on: what they all received, how many survive, and which trip comes next."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from numpy.typing import NDArray
 
-from verfedgnn.core.worker_group import WorkerGroup
-from verfedgnn.gnn.model import Model
+from verfedgnn.config import Config
+from verfedgnn.config.party_counts import fewest_parties_in_sum
+from verfedgnn.core.array_hash import hash_arrays
+from verfedgnn.privacy.masking import share_threshold
 from verfedgnn.protocol.round.replica import Replica
-from verfedgnn.protocol.round.user_groups import hash_arrays, hash_users
 from verfedgnn.protocol.wire.messages import RoundStart
 
-ReceivedTotal = tuple[int, NDArray[Any]]
-"""A round, and the sum of its gradients."""
 
+def mask_context(start: RoundStart, replica: Replica, last_sum: str) -> bytes:
+    """Hash what the coordinator must have sent to all active parties alike; between other parties, masks do not cancel.
 
-def mask_context(
-    start: RoundStart, replica: Replica, last_update: ReceivedTotal | None, last_sum: str
-) -> bytes:
-    """Hash the common inputs of a trip.
-
-    `replica` is at the start of the round. `last_update` is the update that a backward exchange reads, with its round, and
-    `last_sum` the hash of the summed neighbourhoods of the round's users (`sum_digest`), "" if there is none.
+    `replica` is at the start of the round. `last_sum` is the hash of the summed neighbourhoods (`sum_digest`), "" if there is none.
     """
     facts = (
         (start.round, start.trip, start.attempt),
@@ -34,32 +28,14 @@ def mask_context(
         (replica.items, replica.ratings, replica.digest()),
         last_sum,
     )
-    found = hashlib.sha256(repr(facts).encode())
-    if replica.config.exchange.backward and last_update is not None:
-        round, total = last_update
-        if len(total):  # an abandoned round has none
-            found.update(_hash_update(total, replica.blocks.in_round(round).model, replica.workers))
-    return found.digest()
+    return hashlib.sha256(repr(facts).encode()).digest()
 
 
-def _hash_update(total: NDArray[Any], model: Model, workers: WorkerGroup | None) -> bytes:
-    """Return the hash of summed gradients of a model's users and weights."""
-    views = model.views(torch.from_numpy(total))
-    per_user = [views[name].numpy() for name in model.per_user]
-    shared = [view.numpy() for name, view in views.items() if name not in model.per_user]
-    return hash_users(per_user, workers) + hash_arrays(shared)
-
-
-def sum_digest(
-    parties: Sequence[int],
-    trip: tuple[int, int],
-    total: NDArray[Any] | None,
-    workers: WorkerGroup | None = None,
-) -> str:
+def sum_digest(parties: Sequence[int], trip: tuple[int, int], total: NDArray[Any] | None) -> str:
     """Return the hash of summed neighbourhoods (K, q, C), of the parties in the sum, and of its round and trip."""
     found = hashlib.sha256(repr((list(parties), trip)).encode())
     if total is not None:
-        found.update(hash_users(list(total), workers))
+        found.update(hash_arrays([total]))
     return found.hexdigest()
 
 
@@ -68,3 +44,19 @@ def list_statement(
 ) -> str:
     """Return what a party signs when it commits to a survivor list; `place` is round, trip and attempt."""
     return json.dumps([training, place, list(active), list(survivors)])
+
+
+def fewest_survivors(config: Config, *, parties: int, active: int, smallest: int) -> int:
+    """Return how many of the `active` parties a masked sum must include after dropouts.
+
+    At least the threshold of the shares, the agreed number (`smallest`), and what every sum needs. Parties scale Skellam noise to
+    the number of active parties, so a sum of noised values includes all of them.
+    """
+    if config.gradients.mechanism == "skellam":
+        return active
+    return max(share_threshold(active), smallest, fewest_parties_in_sum(config, parties))
+
+
+def following_trip(config: Config, round: int, trip: int) -> tuple[int, int]:
+    """Return the round and trip after a trip that was not abandoned."""
+    return (round, trip - 1) if trip else (round + 1, config.exchange.refresh)

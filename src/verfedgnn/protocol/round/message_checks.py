@@ -18,9 +18,7 @@ from verfedgnn.protocol.round.aggregation import (
     neighbourhood_type,
     update_type,
 )
-from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip
 from verfedgnn.protocol.round.replica import Replica
-from verfedgnn.protocol.round.user_blocks import UserBlock, UserBlocks, completed_passes
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart, Welcome
 
 LARGEST_PARAMETER = 1e6
@@ -32,18 +30,14 @@ _ROWS = 1 << 16
 """Number of user embeddings whose norms are computed at a time."""
 
 
-def check_start(
-    message: RoundStart, replica: Replica, index: int, fewest: int, model: Model | None = None
-) -> None:
+def check_start(message: RoundStart, replica: Replica, index: int, fewest: int) -> None:
     """Raise `ProtocolError` unless a RoundStart asks for what was agreed on.
 
-    `index` is the place of the receiving party; it adds to no sum over fewer than `fewest` parties. `model` is that of the users in
-    the message, by default that of the replica.
+    `index` is the place of the receiving party; it adds to no sum over fewer than `fewest` parties.
     """
     number = message.round
     active = message.active
     config = replica.config
-    blocks = replica.blocks if model is None else UserBlocks(config, model)
     parties = len(replica.items)
     if number > replica.rounds:
         raise ProtocolError(
@@ -58,25 +52,21 @@ def check_start(
     if message.train or message.exchange:
         if index not in active:
             raise ProtocolError(f"round {number} asks this party to work without listing it as active")
-        if len(active) < fewest:
+        needed = max(fewest, fewest_parties_in_sum(config, parties))
+        if len(active) < needed:
             raise ProtocolError(
-                f"round {number} asks for a sum over {len(active)} parties, fewer than the agreed {fewest}"
+                f"round {number} asks for a sum over {len(active)} parties, fewer than the agreed {needed}"
             )
     if message.trip > config.exchange.refresh or (message.train and message.trip):
         raise ProtocolError(f"round {number} has a trip that was not agreed on")
-    if message.exchange:
-        if not exchanges_in_trip(config, number, message.trip):
-            raise ProtocolError(f"round {number} asks for neighbourhoods out of turn")
-        if len(active) < fewest_parties_in_sum(config, parties):
-            raise ProtocolError(
-                f"round {number} asks for a {config.exchange.mode} sum over only {len(active)} parties"
-            )
+    if message.exchange and config.exchange.mode == "off":
+        raise ProtocolError(f"round {number} asks for neighbourhoods, which were not agreed on")
     if message.parameters is not None:
-        check_full_copy(message, config, blocks.model)
-    _check_sums(message, config, blocks, parties)
+        check_full_copy(message, replica.model)
+    _check_sums(message, config, replica.model, parties)
 
 
-def _check_sums(message: RoundStart, config: Config, blocks: UserBlocks, parties: int) -> None:
+def _check_sums(message: RoundStart, config: Config, model: Model, parties: int) -> None:
     """Raise `ProtocolError` unless the sums in a RoundStart are over known parties and have the right form."""
     number = message.round
     everybody = set(range(parties))
@@ -85,16 +75,14 @@ def _check_sums(message: RoundStart, config: Config, blocks: UserBlocks, parties
         raise ProtocolError(f"round {number} brings sums over parties that do not exist")
     shared = message.neighbourhoods
     if shared is not None:
-        expected = neighbourhood_shape(config, blocks.in_round(number))
+        expected = neighbourhood_shape(config, model)
         if shared.shape != expected or shared.dtype.kind != "i":
             raise ProtocolError(f"received neighbourhoods of shape {shared.shape} instead of {expected}")
-    _check_starts(message, config, blocks)
     if message.updates is None and not any(message.update_parties):
         return
     if message.updates is None or not any(message.update_parties) or message.updates_from < 1:
         raise ProtocolError(f"round {number} brings updates of nobody")
-    rounds = enumerate(message.update_parties, message.updates_from)
-    sizes = [blocks.in_round(r).model.size if group else 0 for r, group in rounds]
+    sizes = [model.size if group else 0 for group in message.update_parties]
     if message.updates.shape != (sum(sizes),) or message.updates.dtype != update_type(config, parties):
         raise ProtocolError(
             f"round {number} brings updates of shape {message.updates.shape} and type {message.updates.dtype}"
@@ -108,28 +96,10 @@ def _check_sums(message: RoundStart, config: Config, blocks: UserBlocks, parties
                 )
 
 
-def _check_starts(message: RoundStart, config: Config, blocks: UserBlocks) -> None:
-    """Raise `ProtocolError` unless the first biases in a RoundStart belong to updates that have some."""
-    rounds = message.start_rounds
-    if message.starts is None and not rounds:
-        return
-    updated = range(message.updates_from, message.updates_from + len(message.update_parties))
-    known = config.starts_from_means and rounds == sorted(set(rounds)) and set(rounds) <= set(updated)
-    if not known or any(completed_passes(config, n) for n in rounds):
-        raise ProtocolError(f"round {message.round} brings biases to start with that were not agreed on")
-    users = sum(blocks.in_round(n).model.users for n in rounds)
-    if message.starts is None or message.starts.shape != (users,) or message.starts.dtype != np.int16:
-        raise ProtocolError(f"round {message.round} brings biases to start with of another number of users")
-
-
-def check_full_copy(message: Welcome | RoundStart, config: Config, model: Model) -> None:
+def check_full_copy(message: Welcome | RoundStart, model: Model) -> None:
     """Raise `ProtocolError` unless a message holds a full copy of a model's public parameters, within their bounds."""
     accumulator = message.accumulator
-    copies = [message.parameters]
-    if config.training.average:
-        copies.append(message.average)
-    for values in copies:
-        check_public(values, model)
+    check_public(message.parameters, model)
     if accumulator is None or accumulator.shape != (model.size,):
         raise ProtocolError("the public parameters received do not have the size of this model's")
     signed = model.solved is not None  # its last step, instead of sums of squares
@@ -166,11 +136,11 @@ def reply_problem(
     reply: RoundReply,
     start: RoundStart,
     config: Config,
-    block: UserBlock,
+    model: Model,
     parties: int,
     digest: Callable[[], str],
 ) -> str | None:
-    """Return why a reply does not fit its RoundStart about a `block` of users; None if it does.
+    """Return why a reply does not fit its RoundStart; None if it does.
 
     `digest` returns the hash of the coordinator's public parameters.
     """
@@ -180,7 +150,7 @@ def reply_problem(
         return "its reply does not hold what was asked for"
     gradient = reply.gradient
     if gradient is not None:
-        if gradient.shape != (block.model.size,) or gradient.dtype != gradient_type(config, parties):
+        if gradient.shape != (model.size,) or gradient.dtype != gradient_type(config, parties):
             return f"it sent a gradient of shape {gradient.shape} and type {gradient.dtype}"
         # Checked here, where it is known whose gradient it is; a sum would not tell.
         ternary = config.gradients.mechanism == "ternary" and not config.masking
@@ -189,7 +159,7 @@ def reply_problem(
     if reply.neighbourhoods is not None:
         shape = reply.neighbourhoods.shape
         kind = reply.neighbourhoods.dtype
-        if shape != neighbourhood_shape(config, block) or kind != neighbourhood_type(config):
+        if shape != neighbourhood_shape(config, model) or kind != neighbourhood_type(config):
             return f"it sent neighbourhoods of shape {shape} and type {kind}"
     if start.evaluate:
         if reply.error is None or reply.count is None:

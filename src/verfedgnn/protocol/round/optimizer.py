@@ -27,13 +27,6 @@ def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, optimizer: s
             x -= (lr * g) / (total.sqrt() + EPS)
 
 
-def average(mean: Tensor, value: Tensor, decay: float, round: int) -> None:
-    """Update the running average after `round` rounds in place; the first rounds are forgotten faster."""
-    share = 1 - min(decay, round / (round + 10))
-    for m, x in pieces(mean, value):
-        m += share * (x - m)
-
-
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield matching groups of rows of all tensors, as views."""
     first = tensors[0]

@@ -36,7 +36,6 @@ class CoordinatorAlignment:
         *,
         most_users: int = 0,
         least_overlap: float = 0.0,
-        before: int = 0,
     ) -> None:
         self.names = list(names)
         self.method = method
@@ -45,8 +44,6 @@ class CoordinatorAlignment:
         self.most_users = most_users
         self.least_overlap = least_overlap
         """Share of each party's users that some other party must have."""
-        self.before = before
-        """Number of rows that the parties have to keep from an earlier alignment; 0 if they may start over."""
         self.hellos: dict[str, AlignHello] = {}
         self.session: str | None = None
         self.sets: dict[str, Pseudonyms] = {}
@@ -128,21 +125,9 @@ class CoordinatorAlignment:
             return []
         sets = [self.sets[name] for name in self.names]
         self.sets = {}
-        before = max(one.before for one in sets)
-        if self.before and before != self.before:
-            raise ProtocolError(
-                f"{name}: the training starts from a run with {self.before:,} users, and the parties keep {before:,} rows; "
-                "give every party --from with its run of that training"
-            )
         values: list[NDArray[Any]] = [one.values for one in sets]
         self._check_overlap(values)
-        rows, users = match_users(
-            values,
-            self.fewest,
-            [_known_rows(one) for one in sets],
-            before,
-            probes=PROBES,
-        )
+        rows, users = match_users(values, self.fewest, probes=PROBES)
         return [
             (name, UserRows(session=message.session, users=users, rows=own.astype(np.int32)))
             for name, own in zip(self.names, rows, strict=True)
@@ -173,9 +158,6 @@ class CoordinatorAlignment:
         announced = self.hellos[name].users
         if len(values) != announced:
             raise ProtocolError(f"{name}: it sends {len(values):,} pseudonyms and announced {announced:,}")
-        rows = message.rows
-        if rows is not None and (rows.shape != (announced,) or rows.dtype.kind != "i" or (rows < -1).any()):
-            raise ProtocolError(f"{name}: its rows of an earlier alignment do not fit its pseudonyms")
 
     def _confirm(self, name: str, message: Aligned) -> list[tuple[str, Message]]:
         self.users[name] = message.users
@@ -185,8 +167,3 @@ class CoordinatorAlignment:
             self.hellos = {}
             self.session = None
         return []
-
-
-def _known_rows(message: Pseudonyms) -> NDArray[np.int64]:
-    rows = message.rows
-    return np.full(len(message.values), -1) if rows is None else rows.astype(np.int64)

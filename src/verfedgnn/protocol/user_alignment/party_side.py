@@ -54,7 +54,6 @@ class PartyAlignment:
         agreement: SHA-256 of the federation file.
         vouching: Signs this party's key and checks those of the others.
         each: A `map`, perhaps over several processes.
-        known: Ids by row from an earlier alignment, "" for users of others. They keep their rows.
         pad_to: Number of pseudonyms to send at least; random ones fill it up.
         most_users: Number of users that one party may bring; 0 for no limit.
         fewest_users: Number of users that the federation must have.
@@ -70,7 +69,6 @@ class PartyAlignment:
         vouching: Vouching,
         each: Each = map,
         *,
-        known: NDArray[np.str_] | None = None,
         pad_to: int = 0,
         most_users: int = 0,
         fewest_users: int = 1,
@@ -101,8 +99,6 @@ class PartyAlignment:
             raise DataError(
                 f"party '{name}' brings {len(own):,} users, and ecdh seals at most {MOST_POINTS:,} in one message; use keyed alignment"
             )
-        self._before = 0 if known is None else len(known)
-        self._known = self._rows_before(forms, known)
         self.session: str | None = None
         self.alignment = ""
         """Name of the alignment, once aligned: a hash of its keys, the number of rows, and rows that all parties know."""
@@ -156,14 +152,6 @@ class PartyAlignment:
         self._keys = keys
         self._owners_seen: set[int] = set()
         return self._send_key() if self.method == "keyed" else self._send_points()
-
-    def _rows_before(self, forms: NDArray[np.str_], known: NDArray[np.str_] | None) -> NDArray[np.int64]:
-        rows = np.full(len(self._ids), -1)
-        if known is not None:
-            old_forms, old_rows = select_unambiguous(known)
-            row_of = dict(zip(old_forms.tolist(), old_rows.tolist(), strict=True))
-            rows[: len(forms)] = [row_of.get(form, -1) for form in forms.tolist()]
-        return rows
 
     # -- keyed ---------------------------------------------------------------------------------------------------------------
 
@@ -222,12 +210,7 @@ class PartyAlignment:
         self._pseudonyms = values
         self._order = sort_order(values)
         assert self.session is not None
-        return Pseudonyms(
-            session=self.session,
-            values=values[self._order],
-            rows=self._known[self._order] if self._before else None,
-            before=self._before,
-        )
+        return Pseudonyms(session=self.session, values=values[self._order])
 
     def _take_rows(self, message: UserRows) -> list[Message]:
         if not message.users:
@@ -239,9 +222,6 @@ class PartyAlignment:
         self._check_rows(rows, message.users)
         placed = drop_probes(rows)
         users = message.users - PROBES
-        known = self._known[:-PROBES]
-        if (placed != known)[known >= 0].any() or users < self._before:
-            raise ProtocolError("the coordinator moves users who had a row before")
         own = placed[: len(self._places)]
         if (own < 0).all():
             raise DataError("none of this party's users is at enough other parties: use --users any")
@@ -261,7 +241,7 @@ class PartyAlignment:
         fewest = fewest_parties(self.rule, len(self._keys))
         if (rows[-PROBES:] < 0).any() or (fewest == 1 and len(taken) < len(rows)):
             raise ProtocolError("the coordinator leaves out users who must take part under the agreed rule")
-        if fewest == len(self._keys) and not self._before and len(taken) != users:
+        if fewest == len(self._keys) and len(taken) != users:
             raise ProtocolError(
                 f"the coordinator counts {users:,} users, but {len(taken):,} are at all parties"
             )
@@ -269,7 +249,7 @@ class PartyAlignment:
     def _name_alignment(self, rows: NDArray[np.int64], users: int) -> str:
         """Hash what all parties can see of this alignment; parties whose rows differ get different names."""
         shared = [self.session, self._keys, users, rows[-PROBES:].tolist()]
-        if fewest_parties(self.rule, len(self._keys)) == len(self._keys) and not self._before:
+        if fewest_parties(self.rule, len(self._keys)) == len(self._keys):
             shared.append(
                 [self._ids[i].hex() for i in np.argsort(rows)[-users:]]
             )  # all parties have all users

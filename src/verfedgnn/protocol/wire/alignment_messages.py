@@ -51,14 +51,10 @@ class Pseudonyms(Message):
     """A party's users as pseudonyms, sent to the coordinator."""
 
     kind = 19
-    arrays: ClassVar = {"values": "any", "rows": "fixed"}
+    arrays: ClassVar = {"values": "any"}
     session: str = Field(pattern=_SESSION)
     values: Bytes
     """Pseudonyms (n, 16), sorted and distinct."""
-    rows: Fixed | None = None
-    """Row of each from an earlier alignment (n,), -1 for none."""
-    before: int = Field(0, ge=0, lt=MOST_USERS)
-    """Number of rows of that alignment."""
 
 
 class UserRows(Message):

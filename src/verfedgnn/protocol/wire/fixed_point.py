@@ -6,7 +6,6 @@ rounding.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,13 @@ from verfedgnn.core.errors import DivergedError
 
 
 def to_fixed(values: Tensor, parties: int, bits: int = 32) -> Tensor:
-    """Convert real numbers to multiples of 2^-20 (32 bits), 2^-10 (16), 2^-8 (12) or 2^-32 (64), with room for `parties` of them.
+    """Convert real numbers to multiples of 2^-20 (32 bits) or 2^-32 (64), with room for `parties` of them.
 
-    A value out of range raises `DivergedError`. With 16 or 12 bits, whose range over all parties is +-32 or +-8, it is clipped.
+    A value out of range raises `DivergedError`.
     """
     # A power of two times a float32 is exact, and so is rounding it.
     scaled = (values * float(1 << FRACTION_BITS[bits])).round_()
     limit = (2 ** (bits - 1) - 1) // max(1, parties)
-    if bits <= 16 and math.isfinite(float(scaled.sum())):
-        return scaled.clamp_(-limit, limit).to(torch.int16)
     least, most = torch.stack(torch.aminmax(scaled)).tolist() if scaled.numel() else (0.0, 0.0)
     if not (least >= -limit and most <= limit):  # written so that NaN fails, too
         raise DivergedError(

@@ -9,7 +9,6 @@ that its class declares.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar
 
@@ -75,20 +74,13 @@ def encode_parts(message: Message) -> EncodedMessage:
     Arrays that nobody can write, such as those of a `Replica.full_copy`, are shared and not copied. Many messages can therefore hold
     them at the cost of one.
     """
-    _, plain, arrays = describe(message)
-    text = plain.encode()
-    present = {name: _packed(value) for name, value in arrays.items()}
+    text = message.model_dump_json(exclude=set(message.arrays)).encode()
+    arrays = {name: getattr(message, name) for name in message.arrays}
+    present = {name: _packed(value) for name, value in arrays.items() if value is not None}
     table, names = make_table(present) if present else (b"", [])
     body_size = len(table) + sum(array.nbytes for array in present.values())
     head = HEADER.pack(MAGIC, VERSION, message.kind, len(text), body_size) + text + table
     return (head, *(as_bytes(present[name]) for name in names))
-
-
-def describe(message: Message) -> tuple[int, str, dict[str, NDArray[Any]]]:
-    """Return the kind of a message, its plain fields as JSON, and its arrays."""
-    arrays = {name: getattr(message, name) for name in message.arrays}
-    present = {name: value for name, value in arrays.items() if value is not None}
-    return message.kind, message.model_dump_json(exclude=set(message.arrays)), present
 
 
 def _packed(value: NDArray[Any]) -> NDArray[Any]:
@@ -130,17 +122,11 @@ def decode(data: Buffer, most: int = MAX_ARRAY) -> Message:
     if missing:
         raise ProtocolError(f"{cls.__name__}: array '{missing[0]}' is missing")
     try:
-        return build(kind, text, arrays)
+        return cls.model_construct(**(dict(_plain(cls).model_validate_json(text)) | arrays))
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         known = first["loc"][0] if first["loc"] and first["loc"][0] in cls.model_fields else "?"
         raise ProtocolError(f"{cls.__name__}: field '{known}': {first['type']}") from None
-
-
-def build(kind: int, text: str | bytes, arrays: Mapping[str, NDArray[Any]]) -> Message:
-    """Return the message that `describe` described; raise pydantic's `ValidationError` if its plain fields are not valid."""
-    cls = KINDS[kind]
-    return cls.model_construct(**(dict(_plain(cls).model_validate_json(text)) | dict(arrays)))
 
 
 def _arrays(cls: type[Message], body: memoryview, most: int) -> dict[str, NDArray[Any]]:

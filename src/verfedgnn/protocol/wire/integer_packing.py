@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,16 +34,6 @@ _BLOCK = 1 << 20
 
 Integers = NDArray[np.integer[Any]]
 Raw = NDArray[np.uint8]
-
-
-_threads: ThreadPoolExecutor | None = None
-"""Threads that pack and unpack large arrays; None for the calling thread alone."""
-
-
-def use_packing_threads(count: int) -> None:
-    """Pack and unpack with `count` threads, where other processes of a party wait for it."""
-    global _threads
-    _threads = ThreadPoolExecutor(count) if count > 1 else None
 
 
 def pack_integers(values: Integers) -> Raw:
@@ -82,12 +71,9 @@ def unpack_integers(data: Raw, most: int) -> Integers:
 def _survey(flat: Integers) -> tuple[int, int, int]:
     """Return the number of values other than 0, the least and the largest value (0 if there are none)."""
     found: list[tuple[int, int, int]] = [(0, 0, 0)]
-
-    def look(at: slice) -> None:
+    for at in _blocks(flat.size):
         part = flat[at]
         found.append((int(np.count_nonzero(part)), int(part.min()), int(part.max())))
-
-    _in_blocks(flat.size, look)
     counts, least, most = zip(*found, strict=True)
     return sum(counts), min(least), max(most)
 
@@ -112,13 +98,10 @@ def _planes(flat: Integers, bits: int) -> Iterator[Raw]:
 def _pack_bits(values: Integers, place: int, width: int) -> Raw:
     """Return planes of the bits from `place` on (width, bytes); made block by block, which stays in the processor's cache."""
     planes = np.empty((width, -(-values.size // 8)), np.uint8)
-
-    def pack(at: slice) -> None:
+    for at in _blocks(values.size):
         piece = (values[at] >> values.dtype.type(place) if place else values[at]).astype(np.uint8, copy=False)
         for bit, plane in enumerate(planes):
             plane[at.start // 8 : -(-at.stop // 8)] = np.packbits(piece & np.uint8(1 << bit))
-
-    _in_blocks(values.size, pack)
     return planes
 
 
@@ -133,7 +116,7 @@ def _pieces(bits: int) -> Iterator[tuple[int, int]]:
 
 def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -> Integers:
     """Return the values of planes, made block by block, which stays in the processor's cache."""
-    counts: list[int] = []
+    found_values = 0
     plane = -(-size // 8)
     if body.size != bits // 8 * size + bits % 8 * plane:
         raise ValueError
@@ -145,8 +128,7 @@ def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -
         start += length
     values = np.zeros(size, f"u{dtype.itemsize}")
     shift = 8 * dtype.itemsize - bits
-
-    def unpack(at: slice) -> None:
+    for at in _blocks(size):
         block = values[at]
         for place, width, found in pieces:
             if width >= 8:
@@ -159,10 +141,8 @@ def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -
             signed = block.view(dtype)
             signed <<= shift
             signed >>= shift
-        counts.append(int(np.count_nonzero(block)))
-
-    _in_blocks(size, unpack)
-    if sum(counts) != count:
+        found_values += int(np.count_nonzero(block))
+    if found_values != count:
         raise ValueError
     return values.view(dtype)
 
@@ -206,15 +186,6 @@ def _dense(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) ->
     if start != count or np.count_nonzero(some) != count:
         raise ValueError
     return flat
-
-
-def _in_blocks(size: int, action: Callable[[slice], None]) -> None:
-    """Call `action` for all blocks of `size` values, on several threads if there are some."""
-    if _threads is None or size <= _BLOCK:
-        for at in _blocks(size):
-            action(at)
-    else:
-        list(_threads.map(action, _blocks(size)))
 
 
 def _blocks(size: int) -> Iterator[slice]:

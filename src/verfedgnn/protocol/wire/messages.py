@@ -74,21 +74,16 @@ class Hello(Message):
     """Public key for sealed messages between parties, if masking is on; new for every stay."""
     mask_signature: str | None = Field(None, pattern=_SIGNATURE)
     """Signature of that key by the party's certificate."""
-    forgotten: list[Annotated[int, Field(ge=0, le=_MOST)]] = Field(default_factory=list)
-    """Rows of users whom it has forgotten since the training that it starts from; they begin as new users."""
-    start: str | None = Field(None, max_length=64)
-    """Hash of the public state of the training that it starts from; None if it starts from nothing."""
 
 
 class Welcome(Message):
     """The coordinator's answer to a Hello: the party's place, all sizes, the public parameters.
 
-    It has no copy of them before the first round if the party can make its own: it draws them from the agreed seed, or reads them
-    from the run that it starts from.
+    It has no copy of them before the first round, since the party draws them from the agreed seed.
     """
 
     kind = 2
-    arrays: ClassVar = {"parameters": "float32", "accumulator": "float32", "average": "float32"}
+    arrays: ClassVar = {"parameters": "float32", "accumulator": "float32"}
     index: int = Field(ge=0)
     items: list[Annotated[int, Field(ge=1, le=_MOST)]] = Field(min_length=1)
     """M_i of all parties, in order."""
@@ -104,15 +99,11 @@ class Welcome(Message):
     """Mean of the parties' typical ratings, for the initial values."""
     round: int = Field(ge=0, lt=1 << 32)
     parameters: Floats | None = None
-    """Full copy of the parameters; None if the party can make its own."""
+    """Full copy of the parameters; None before the first round."""
     accumulator: Floats | None = None
     """State of the optimiser, one value per parameter."""
-    average: Floats | None = None
-    """Running average of the parameters, if the configuration keeps one."""
     digest: str = Field(max_length=64)
-    """Hash of the coordinator's parameters, their average and the state of the optimiser."""
-    forgotten: list[Annotated[int, Field(ge=0, le=_MOST)]] = Field(default_factory=list)
-    """Rows that some party has forgotten. They were reset before the first round."""
+    """Hash of the coordinator's parameters and the state of the optimiser."""
 
 
 class RoundStart(Message):
@@ -121,11 +112,9 @@ class RoundStart(Message):
     kind = 3
     arrays: ClassVar = {
         "updates": "any",
-        "starts": "fixed",
         "neighbourhoods": "fixed",
         "parameters": "float32",
         "accumulator": "float32",
-        "average": "float32",
     }
     round: int = Field(ge=1, lt=1 << 32)
     trip: int = Field(ge=0, le=16)
@@ -147,26 +136,21 @@ class RoundStart(Message):
     update_parties: list[list[int]]
     """For each update, the parties whose gradients it sums; empty for an abandoned round, which has no update."""
     updates: Bytes | Floats | None = None
-    """Summed protected gradients, one round after the other, each of its round's block of users."""
-    starts: Fixed | None = None
-    """Biases that users start with in fixed point, for each update of a block's first round that has them."""
-    start_rounds: list[int] = Field(default_factory=list)
-    """Rounds of these updates."""
+    """Summed protected gradients, one round after the other."""
     neighbourhood_parties: list[int]
     """Parties whose neighbourhoods `neighbourhoods` sums; empty without a sum."""
     neighbourhood_trip: tuple[int, int] = (0, 0)
     """Round and trip in which these parties sent them."""
     neighbourhoods: Fixed | None = None
-    """Sum of neighbourhoods (K, q, C) of the round's users in fixed point, unless the party has it already."""
+    """Sum of neighbourhoods (K, q, C) in fixed point, unless the party has it already."""
     parameters: Floats | None = None
     """Full copy instead of updates, for a party that missed many."""
     accumulator: Floats | None = None
-    average: Floats | None = None
 
 
 def copied_state(message: Welcome | RoundStart) -> dict[str, Floats]:
     """Return the full copy of the public parameters in a message, by name of the array; empty if it has none."""
-    arrays = {name: getattr(message, name) for name in ("parameters", "accumulator", "average")}
+    arrays = {"parameters": message.parameters, "accumulator": message.accumulator}
     return {name: values for name, values in arrays.items() if values is not None}
 
 
@@ -179,9 +163,9 @@ class RoundReply(Message):
     trip: int = Field(ge=0, le=16)
     attempt: int = Field(0, ge=0)
     gradient: Bytes | Floats | None = None
-    """Protected gradient of the round's public parameters: signs, residues if masked, or real numbers."""
+    """Protected gradient of the public parameters: signs, residues if masked, or real numbers."""
     neighbourhoods: Fixed | None = None
-    """The party's neighbourhoods (K, q, C) of the round's users in fixed point, projected or masked."""
+    """The party's neighbourhoods (K, q, C) in fixed point, projected or masked."""
     error: float | None = Field(None, ge=0, le=1e30, allow_inf_nan=False)
     """If asked: squared errors summed over the party's validation ratings, or 1 - NDCG@20 summed over its users."""
     count: int | None = Field(None, ge=0, le=_MOST)

@@ -4,7 +4,7 @@ One key is a text file or an environment variable. Several keys are one TOML fil
 
     [shop]
     key = "..."
-    rights = ["recommend", "predict"]
+    rights = ["recommend", "fold-in"]
     parties = ["film"]
     per_second = 20
 
@@ -19,6 +19,7 @@ import time
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,17 +30,15 @@ from verfedgnn.core.files import read_private
 
 KEY_VARIABLE = "VERFEDGNN_API_KEY"
 SHORTEST_KEY = 16
-Right = Literal["recommend", "predict", "fold-in", "browse", "add-items", "metrics"]
+Right = Literal["recommend", "fold-in", "browse", "add-items", "metrics"]
 RIGHTS: dict[tuple[str, str], Right] = {
     ("GET", "/v1/recommendations"): "recommend",
     ("POST", "/v1/recommendations/batch"): "recommend",
     ("GET", "/v1/similar"): "recommend",
-    ("GET", "/v1/rating"): "predict",
     ("POST", "/v1/recommendations"): "fold-in",
     ("GET", "/v1/run"): "browse",
     ("GET", "/v1/users"): "browse",
     ("GET", "/v1/items"): "browse",
-    ("GET", "/v1/image"): "browse",
     ("GET", "/v1/history"): "browse",
     ("POST", "/v1/items"): "add-items",
     ("GET", "/metrics"): "metrics",
@@ -47,21 +46,6 @@ RIGHTS: dict[tuple[str, str], Right] = {
 """The right that each endpoint needs; a test compares this table with the endpoints."""
 ALL_RIGHTS = frozenset(RIGHTS.values())
 _CREATE = "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
-
-
-@dataclass(frozen=True)
-class ApiKey:
-    """A key, by its SHA-256, and what its holder may do."""
-
-    name: str
-    digest: bytes
-    rights: frozenset[str] = ALL_RIGHTS
-    parties: tuple[str, ...] | None = None
-    """Names of the parties whose items and ratings it may see; None for all that are served."""
-    per_second: float | None = None
-    """Number of requests per second on average; None for no limit."""
-    burst: float = 1.0
-    """Number of requests that may arrive at once."""
 
 
 class TokenBucket:
@@ -89,41 +73,50 @@ class TokenBucket:
 
 
 @dataclass(frozen=True)
+class ApiKey:
+    """A key, by its SHA-256, and what its holder may do."""
+
+    name: str
+    digest: bytes
+    rights: frozenset[str] = ALL_RIGHTS
+    parties: tuple[str, ...] | None = None
+    """Names of the parties whose items and ratings it may see; None for all that are served."""
+    per_second: float | None = None
+    """Number of requests per second on average; None for no limit."""
+    burst: float = 1.0
+    """Number of requests that may arrive at once."""
+
+    @cached_property
+    def bucket(self) -> TokenBucket | None:
+        """The rate limit, which goes on when a run is loaded again."""
+        return None if self.per_second is None else TokenBucket(self.per_second, self.burst)
+
+
+@dataclass(frozen=True)
 class Access:
     """What one request may do."""
 
-    key: str | None
-    """Name of its key; None without keys."""
-    rights: frozenset[str]
+    key: ApiKey | None
+    """Its key; None without keys, when every request from this machine has all rights."""
     parties: tuple[int, ...]
     """Numbers of the served parties that it may see."""
-    bucket: TokenBucket | None = None
 
     def charge(self, requests: int) -> None:
         """Count a request as this many more against the rate limit."""
-        if self.bucket is not None:
-            self.bucket.charge(requests)
+        if self.key is not None and self.key.bucket is not None:
+            self.key.bucket.charge(requests)
 
 
-def make_limits(keys: Sequence[ApiKey], workers: int) -> dict[str, TokenBucket | None]:
-    """Return the rate limit of each key, by name, in one of several workers; None where there is no limit."""
-    return {
-        key.name: None
-        if key.per_second is None
-        else TokenBucket(key.per_second / workers, max(1.0, key.burst / workers))
-        for key in keys
-    }
-
-
-def grant(key: ApiKey, served: Sequence[str], bucket: TokenBucket | None) -> Access:
+def grant(key: ApiKey, served: Sequence[str]) -> Access:
     """Return the access of a key's holder to the served parties."""
     unknown = sorted(set(key.parties or ()) - set(served))
     if unknown:
         raise ConfigError(
             f"key '{key.name}' names party '{unknown[0]}', which is not served; use: {', '.join(served)}"
         )
-    allowed = tuple(p for p, name in enumerate(served) if key.parties is None or name in key.parties)
-    return Access(key.name, key.rights, allowed, bucket)
+    return Access(
+        key, tuple(p for p, name in enumerate(served) if key.parties is None or name in key.parties)
+    )
 
 
 def digest_key(key: str | bytes) -> bytes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
+from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import orjson
 from anyio import CapacityLimiter, to_thread
@@ -16,78 +17,55 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
+from verfedgnn.core.errors import DataError
 from verfedgnn.core.version import installed_version
-from verfedgnn.serving.catalogue import FEDERATED, IMAGE, Catalogue
-from verfedgnn.serving.explain import (
-    describe_recommendations,
-    explain_recommendations,
-    find_similar,
-    merge_rankings,
+from verfedgnn.runs.added_items import AddedItem
+from verfedgnn.runs.run import Run
+from verfedgnn.serving.catalogue import FEDERATED, Catalogue
+from verfedgnn.serving.explain import explain_recommendations, find_similar
+from verfedgnn.serving.http import schema
+from verfedgnn.serving.http.api_keys import Access, ApiKey, grant
+from verfedgnn.serving.http.lists import (
+    LARGEST_BATCH,
+    FastPath,
+    Lists,
+    check_model,
+    find_item,
+    find_parties,
+    find_user,
+    read_filters,
+    read_newcomer,
 )
-from verfedgnn.serving.fold_in import UserRatings
-from verfedgnn.serving.http import lookup
-from verfedgnn.serving.http.access_log import AccessLog
-from verfedgnn.serving.http.api_keys import ALL_RIGHTS, Access, ApiKey, TokenBucket, grant, make_limits
-from verfedgnn.serving.http.batch_endpoint import answer_batch
-from verfedgnn.serving.http.batching import Batcher
-from verfedgnn.serving.http.coverage import ServedCoverage
-from verfedgnn.serving.http.fast_path import FastPath
-from verfedgnn.serving.http.http_problems import HttpProblem, describe_invalid_request
-from verfedgnn.serving.http.item_pictures import KINDS, Pictures
-from verfedgnn.serving.http.new_items_endpoint import add_new_items
-from verfedgnn.serving.http.page_files import PAGE_FILES, read_page_file
-from verfedgnn.serving.http.request_guard import RequestGuard
-from verfedgnn.serving.http.schema import (
-    MAX_ITEMS,
-    BatchRequest,
-    BatchResponse,
-    ErrorResponse,
-    Newcomer,
-    NewItemsRequest,
-    NewItemsResponse,
-    PredictionResponse,
-    RecommendationsResponse,
-    SimilarResponse,
-)
-from verfedgnn.serving.http.server_metrics import ServerMetrics
+from verfedgnn.serving.http.request_guard import PAGE_FILES, JsonLog, RequestGuard, ServerMetrics
+from verfedgnn.serving.http.schema import MAX_BATCH_ITEMS, MAX_ITEMS, HttpProblem, ModelName
 from verfedgnn.serving.run_overview import describe_run
-from verfedgnn.serving.user_profile import ServedUser, all_ratings, make_queries, profile_user, rated_by
+from verfedgnn.serving.user_lists import ServedUser, all_ratings, describe_recommendations
+from verfedgnn.upkeep.new_items import NewItems
 
-UserId = Annotated[
-    str, Query(description="Id of the user, as in the data.", min_length=1, max_length=1000, examples=["17"])
-]
-ItemId = Annotated[
-    str, Query(description="Id of the item, as in the data.", min_length=1, max_length=1000, examples=["50"])
-]
-PartyName = Annotated[
-    str | None, Query(description="Name of the only party to consider; all by default.", max_length=1000)
-]
+UserId = Annotated[str, Query(description="Id of the user, as in the data.", min_length=1, max_length=1000)]
+ItemId = Annotated[str, Query(description="Id of the item, as in the data.", min_length=1, max_length=1000)]
+PartyName = Annotated[str | None, Query(description="The only party; all by default.", max_length=1000)]
 Count = Annotated[int, Query(description="Maximum number of results.", ge=1, le=MAX_ITEMS)]
-ModelName = Annotated[
-    Literal["federated", "alone"],
-    Query(description="Model trained by all parties together, or by each party alone."),
-]
-MaxReasons = Annotated[
-    int, Query(description="Maximum number of items the user liked that are named as reasons.", ge=0, le=20)
-]
-NO_PICTURES = Pictures()
+Model = Annotated[ModelName, Query(description="Trained by all parties together, or by each party alone.")]
+MaxReasons = Annotated[int, Query(description="Liked items named as reasons, at most.", ge=0, le=20)]
+Text = Annotated[str, Query(max_length=1000)]
 FILTERED = {("GET", "/v1/recommendations"), ("GET", "/v1/similar")}
 """Endpoints that also accept item columns as parameters and check them themselves."""
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorResponse, "description": "The request is invalid"},
-    401: {"model": ErrorResponse, "description": "The API key is missing or wrong"},
-    403: {"model": ErrorResponse, "description": "The API key lacks a right, or a page of another site asks"},
-    404: {"model": ErrorResponse, "description": "The user, item, party or model does not exist"},
-    413: {"model": ErrorResponse, "description": "The request is too large"},
-    429: {"model": ErrorResponse, "description": "Too many requests with this API key"},
-    503: {
-        "model": ErrorResponse,
-        "description": "The server is overloaded, or the run is not served at present",
-    },
+    status: {"model": schema.ErrorResponse, "description": text}
+    for status, text in {
+        400: "The request is invalid",
+        401: "The API key is missing or wrong",
+        403: "The API key lacks a right, or a page of another site asks",
+        404: "The user, item, party or model does not exist",
+        413: "The request is too large",
+        429: "Too many requests with this API key",
+        503: "The server is overloaded, or the run is not served at present",
+    }.items()
 }
 
 
-def _json_response(value: Any) -> Response:
+def _respond(value: Any) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
@@ -113,29 +91,23 @@ def make_app(
     catalogue: Catalogue,
     *,
     keys: Sequence[ApiKey] = (),
-    log: AccessLog | None = None,
+    log: JsonLog | None = None,
     metrics: ServerMetrics | None = None,
-    pictures: Pictures = NO_PICTURES,
-    limits: Mapping[str, TokenBucket | None] | None = None,
-    others: Sequence[str] = (),
     folder: Path | None = None,
 ) -> FastAPI:
     """Return the application that serves a catalogue; with `keys`, only to clients that send one of them.
 
-    `metrics` and `limits` (rate limits by name of the key) are those of the process, by default new ones. `others` are the names
-    of runs that the page shows beside this one. `folder` is the run folder, to which items can be added.
+    `metrics` are those of the process, by default new ones. `folder` is the run folder, to which items can be added.
     """
     metrics = metrics or ServerMetrics()
-    batcher = Batcher(metrics.count_batch)
+    lists = Lists(catalogue, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # so that the first newcomer does not wait for them
         await run_in_threadpool(lambda: (catalogue.priors, catalogue.rating_priors))
-        if catalogue.user_tables:
-            await run_in_threadpool(lambda: (catalogue.featured, catalogue.featured_ratings))
         yield
-        batcher.close()
+        lists.batcher.close()
         if log is not None:
             log.close()
 
@@ -149,32 +121,23 @@ def make_app(
         lifespan=lifespan,
         responses=ERRORS,
     )
-    coverage = ServedCoverage(catalogue, metrics)
-    app.add_middleware(FastPath, catalogue=catalogue, batcher=batcher, coverage=coverage)
+    app.add_middleware(FastPath, lists=lists)
     names = [party.name for party in catalogue.parties]
-    buckets = make_limits(keys, 1) if limits is None else limits
-    granted = {key.digest: grant(key, names, buckets[key.name]) for key in keys}
-    everybody = Access(None, ALL_RIGHTS, tuple(range(len(names))))
-    app.add_middleware(
-        RequestGuard,
-        granted=granted,
-        everybody=everybody,
-        metrics=metrics,
-        log=log,
-        image_hosts=pictures.hosts,
-    )
+    granted = {key.digest: grant(key, names) for key in keys}
+    everybody = Access(None, tuple(range(len(names))))
+    app.add_middleware(RequestGuard, granted=granted, everybody=everybody, metrics=metrics, log=log)
     _add_error_handlers(app)
-    _add_recommendations(app, catalogue, batcher, coverage)
+    _add_recommendations(app, lists)
     _add_lookups(app, catalogue)
     _add_items(app, catalogue, folder)
-    _add_page(app, catalogue, pictures, others)
+    _add_page(app, catalogue)
     _add_server_status(app, metrics)
     return app
 
 
-def _add_recommendations(
-    app: FastAPI, catalogue: Catalogue, batcher: Batcher, coverage: ServedCoverage
-) -> None:
+def _add_recommendations(app: FastAPI, lists: Lists) -> None:
+    catalogue = lists.catalogue
+
     async def answer(
         model: str,
         user: ServedUser,
@@ -182,79 +145,84 @@ def _add_recommendations(
         k: int,
         filters: Mapping[str, str],
         why: int,
-        rated: Sequence[UserRatings],
+        explained: Sequence[int],
     ) -> Response:
-        """Return the k best items of these parties, with up to `why` of the `rated` items as reasons."""
-        profile = await run_in_threadpool(profile_user, catalogue, model, user, parties)
-        queries = make_queries(catalogue, model, profile, k, filters)
-        best = merge_rankings(catalogue, profile, await batcher.rank(queries), k)
-        coverage.note(best)
+        """Return the k best items of these parties, with up to `why` ratings at the parties `explained` as reasons."""
+        ((profile, best),) = await lists.make(model, [user], parties, k, filters)
         reasons: list[dict[str, Any]] = []
         if why:
+            rated = all_ratings(catalogue, user, explained, training=True)
             reasons = await run_in_threadpool(
                 explain_recommendations, catalogue, model, profile, rated, best, why, filters
             )
         items = describe_recommendations(catalogue, model, profile, best, reasons)
-        return _json_response({"recommendations": items})
+        return _respond({"recommendations": items})
 
-    @app.get(
-        "/v1/recommendations",
-        response_model=RecommendationsResponse,
-        tags=["recommend"],
-        summary="Recommend items to a user",
-    )
-    async def recommend(
+    @app.get("/v1/recommendations", response_model=schema.RecommendationsResponse)
+    async def recommend_items_to_a_user(
         request: Request,
         access: Granted,
         user: UserId,
         k: Count = 10,
         party: PartyName = None,
-        model: ModelName = "federated",
+        model: Model = "federated",
         why: MaxReasons = 0,
     ) -> Response:
         """Return the best items the user has not rated. Every item column is a filter: `&category=book`."""
-        who = lookup.find_user(catalogue, user, access.parties)
-        parties = lookup.find_parties(catalogue, party, access.parties)
+        who = find_user(catalogue, user)
+        parties = find_parties(catalogue, party, access.parties)
         known = ("user", "k", "party", "model", "why")
-        filters = lookup.read_filters(catalogue, request.query_params, known, access.parties)
-        lookup.check_model(catalogue, model)
-        rated = rated_by(catalogue, who, parties) if why else []
-        return await answer(model, who, parties, k, filters, why, rated)
+        filters = read_filters(catalogue, request.query_params, known, access.parties)
+        check_model(catalogue, model)
+        return await answer(model, who, parties, k, filters, why, parties)
 
-    @app.post(
-        "/v1/recommendations",
-        response_model=RecommendationsResponse,
-        tags=["recommend"],
-        summary="Recommend items to a newcomer",
-    )
-    async def recommend_to_newcomer(newcomer: Newcomer, access: Granted) -> Response:
+    @app.post("/v1/recommendations", response_model=schema.RecommendationsResponse)
+    async def recommend_items_to_a_newcomer(newcomer: schema.Newcomer, access: Granted) -> Response:
         """Return the best items for a newcomer, from their own ratings, or for a known user with further ratings.
 
         Nothing is stored.
         """
-        parties = lookup.find_parties(catalogue, newcomer.party, access.parties)
-        filters = lookup.read_filters(catalogue, newcomer.where, (), access.parties)
-        given = await run_in_threadpool(lookup.read_newcomer, catalogue, newcomer.ratings, access.parties)
-        who = lookup.find_user_with(catalogue, newcomer.user, given, access.parties)
-        why = newcomer.why
-        rated = rated_by(catalogue, who, access.parties) if why else []
-        return await answer(FEDERATED, who, parties, newcomer.k, filters, why, rated)
+        parties = find_parties(catalogue, newcomer.party, access.parties)
+        filters = read_filters(catalogue, newcomer.where, (), access.parties)
+        given = await run_in_threadpool(read_newcomer, catalogue, newcomer.ratings, access.parties)
+        row = None if newcomer.user is None else catalogue.users.find(newcomer.user)
+        who = ServedUser(row, given)
+        return await answer(FEDERATED, who, parties, newcomer.k, filters, newcomer.why, access.parties)
 
-    @app.post(
-        "/v1/recommendations/batch",
-        response_model=BatchResponse,
-        tags=["recommend"],
-        summary="Recommend items to many users",
-    )
-    async def recommend_to_many(batch: BatchRequest, access: Granted) -> Response:
+    @app.post("/v1/recommendations/batch", response_model=schema.BatchResponse)
+    async def recommend_items_to_many_users(batch: schema.BatchRequest, access: Granted) -> Response:
         """Return the best items for up to 1,000 users. A user who was not in training gets an error as answer."""
         access.charge(len(batch.users) - 1)
-        answer = await answer_batch(catalogue, batcher, batch, access.parties)
-        return Response(answer, media_type="application/json")
+        if len(batch.users) * batch.k > MAX_BATCH_ITEMS:
+            remedy = "request fewer users at a time, or fewer items"
+            raise HttpProblem(400, f"users times k is more than {MAX_BATCH_ITEMS:,}", remedy)
+        parties = find_parties(catalogue, batch.party, access.parties)
+        check_model(catalogue, batch.model)
+        filters = read_filters(catalogue, batch.where, (), access.parties)
+        answers: list[orjson.Fragment] = []
+        # in steps, so that other requests are answered in between
+        step = max(1, LARGEST_BATCH // len(parties))
+        for start in range(0, len(batch.users), step):
+            found: dict[str, ServedUser] = {}
+            errors: dict[str, dict[str, Any]] = {}
+            for user in batch.users[start : start + step]:
+                try:
+                    found[user] = find_user(catalogue, user)
+                except HttpProblem as problem:
+                    errors[user] = problem.as_dict()
+            made = await lists.make(batch.model, list(found.values()), parties, batch.k, filters)
+            described = {
+                user: {"recommendations": describe_recommendations(catalogue, batch.model, *own)}
+                for user, own in zip(found, made, strict=True)
+            }
+            for user in batch.users[start : start + step]:
+                own = described.get(user) or errors[user]
+                answers.append(orjson.Fragment(orjson.dumps({"user": user, **own})))
+        return _respond({"answers": answers})
 
 
 def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
-    @app.get("/v1/similar", response_model=SimilarResponse, tags=["recommend"], summary="Find similar items")
+    @app.get("/v1/similar", response_model=schema.SimilarResponse)
     async def find_similar_items(
         request: Request,
         access: Granted,
@@ -267,132 +235,106 @@ def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
 
         `among` names the only party to search. Every item column is a filter: `&category=book`.
         """
-        p, row = lookup.find_item(catalogue, item, party, access.parties)
-        parties = lookup.find_parties(catalogue, among, access.parties)
+        p, row = find_item(catalogue, item, party, access.parties)
+        parties = find_parties(catalogue, among, access.parties)
         known = ("item", "party", "k", "among")
-        filters = lookup.read_filters(catalogue, request.query_params, known, access.parties)
+        filters = read_filters(catalogue, request.query_params, known, access.parties)
         found = await run_in_threadpool(find_similar, catalogue, p, row, parties, k, filters)
-        return _json_response({"similar": found})
-
-    @app.get("/v1/rating", response_model=PredictionResponse, tags=["recommend"], summary="Predict a rating")
-    async def predict_rating(
-        access: Granted, user: UserId, item: ItemId, party: PartyName = None, model: ModelName = "federated"
-    ) -> Response:
-        """Return the predicted rating of an item, its share of the unrated items, and the known rating, if any."""
-        who = lookup.find_user(catalogue, user, access.parties)
-        p, row = lookup.find_item(catalogue, item, party, access.parties)
-        lookup.check_model(catalogue, model)
-        profile = await run_in_threadpool(profile_user, catalogue, model, who, [p])
-        ((ranker, query),) = make_queries(catalogue, model, profile, 1, {})
-        score = ranker.score_item(query, row)
-        (described,) = describe_recommendations(catalogue, model, profile, [(p, row, score)])
-        known = {own.party: own for own in all_ratings(catalogue, who, [p])}
-        found = known[p].ratings[known[p].items == row].tolist() if p in known else []
-        return _json_response({**described, "rated": found[0] if found else None})
+        return _respond({"similar": found})
 
 
 def _add_items(app: FastAPI, catalogue: Catalogue, folder: Path | None) -> None:
     one_at_a_time = CapacityLimiter(1)  # each loads the run
 
-    @app.post("/v1/items", response_model=NewItemsResponse, tags=["items"], summary="Add new items")
-    async def add_items(request: NewItemsRequest, access: Granted) -> Response:
+    def add(folder: Path, party: str, request: schema.NewItemsRequest) -> dict[str, Any]:
+        """Store the items in the run folder, where every worker notices them."""
+        items = {}
+        for item in request.items:
+            ratings = {rating.user: (rating.rating, rating.time) for rating in item.ratings}
+            items[item.item] = AddedItem(item.item, item.title, item.columns, ratings, item.features)
+        if len(items) < len(request.items):
+            remedy = "give each item once, with all its ratings"
+            raise HttpProblem(400, "the request has an item twice", remedy)
+        try:
+            report = NewItems(folder, Run.load(folder, added=False), party).add(items)
+        except DataError as error:
+            cause, _, remedy = str(error).partition("; ")
+            raise HttpProblem(400, cause, remedy or "correct the request") from None
+        added = [{"item": item.item, "ratings": len(item.ratings)} for item in report.items]
+        return {"items": added, "unknown_users": report.unknown_users}
+
+    @app.post("/v1/items", response_model=schema.NewItemsResponse)
+    async def add_new_items(request: schema.NewItemsRequest, access: Granted) -> Response:
         """Give items that were not in training a vector from their first ratings; they are served within seconds."""
         if folder is None:
             raise HttpProblem(404, "this server has no run folder to add items to", "use verfedgnn serve RUN")
-        parties = lookup.find_parties(catalogue, request.party, access.parties)
-        if len(parties) > 1:
-            names = ", ".join(catalogue.parties[p].name for p in parties)
-            raise HttpProblem(400, "several parties are served", f"add the field party, one of: {names}")
-        name = catalogue.parties[parties[0]].name
-        found = await to_thread.run_sync(add_new_items, folder, name, request, limiter=one_at_a_time)
-        return _json_response(found)
+        names = [catalogue.parties[p].name for p in find_parties(catalogue, request.party, access.parties)]
+        if len(names) > 1:
+            remedy = f"add the field party, one of: {', '.join(names)}"
+            raise HttpProblem(400, "several parties are served", remedy)
+        return _respond(await to_thread.run_sync(add, folder, names[0], request, limiter=one_at_a_time))
 
 
-def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures, others: Sequence[str]) -> None:
+def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
     describe = cache(lambda parties: describe_run(catalogue, parties))
 
-    @app.get("/v1/run", tags=["page"], summary="Describe the run")
-    async def show_run(access: Granted) -> Response:
-        sources = {"folder": pictures.folder is not None, "hosts": pictures.hosts}
-        described = await run_in_threadpool(describe, access.parties)
-        return _json_response({**described, "pictures": sources, "others": others})
+    @app.get("/v1/run")
+    async def describe_the_run(access: Granted) -> Response:
+        return _respond(await run_in_threadpool(describe, access.parties))
 
-    @app.get("/v1/users", tags=["page"], summary="Find users by the start of their id")
-    async def find_users(
-        access: Granted,
-        starts: Annotated[str, Query(max_length=1000)] = "",
-        party: PartyName = None,
-        k: Count = 8,
+    @app.get("/v1/users")
+    async def find_users_by_the_start_of_their_id(
+        access: Granted, starts: Text = "", party: PartyName = None, k: Count = 8
     ) -> Response:
-        parties = lookup.find_parties(catalogue, party, access.parties)
+        parties = find_parties(catalogue, party, access.parties)
         found = []
-        for user in lookup.find_user_ids(catalogue, starts, k, access.parties):
-            rated = all_ratings(catalogue, lookup.find_user(catalogue, user, access.parties), parties)
-            found.append({"user": user, "ratings": sum(len(own.items) for own in rated)})
-        return _json_response({"users": found})
+        for row in catalogue.index_users(access.parties).find_prefix(starts, k):
+            rated = sum(len(own.items) for own in catalogue.find_ratings(row, parties))
+            found.append({"user": str(catalogue.user_ids[row]), "ratings": rated})
+        return _respond({"users": found})
 
-    @app.get("/v1/items", tags=["page"], summary="Find items by a part of their title")
-    async def find_items(
-        access: Granted,
-        text: Annotated[str, Query(max_length=1000)] = "",
-        party: PartyName = None,
-        k: Count = 8,
+    @app.get("/v1/items")
+    async def find_items_by_a_part_of_their_title(
+        access: Granted, text: Text = "", party: PartyName = None, k: Count = 8
     ) -> Response:
         """Return the most rated items whose title or id contains the text; titles that start with it come first."""
-        parties = lookup.find_parties(catalogue, party, access.parties)
+        parties = find_parties(catalogue, party, access.parties)
         found = await run_in_threadpool(catalogue.search_items, text, parties, k)
-        return _json_response({"items": [catalogue.parties[p].describe(row) for p, row in found]})
+        return _respond({"items": [catalogue.parties[p].describe(row) for p, row in found]})
 
-    @app.get("/v1/history", tags=["page"], summary="List a user's highest ratings")
-    async def show_history(access: Granted, user: UserId, party: PartyName = None, k: Count = 10) -> Response:
+    @app.get("/v1/history")
+    async def list_highest_ratings(
+        access: Granted, user: UserId, party: PartyName = None, k: Count = 10
+    ) -> Response:
         """Return the highest ratings, how many ratings there are, and how many of them count as liked.
 
         `elsewhere` counts the other parties at which the user has ratings, of those that the request may see.
-        `known` is false for a user whom the server cannot serve without ratings from the request. Then `similar` has ids that
-        look like this one.
+        `known` is false for a user who was not in training. Then `similar` has ids that look like this one.
         """
-        parties = lookup.find_parties(catalogue, party, access.parties)
+        parties = find_parties(catalogue, party, access.parties)
         others = [p for p in access.parties if p not in parties]
-        who = lookup.find_user_with(catalogue, user, (), access.parties)
+        row = catalogue.users.find(user)
+        who = ServedUser(row)
         rated = [
             (rating, own.party, item)
             for own in all_ratings(catalogue, who, parties)
             for rating, item in zip(own.ratings.tolist(), own.items.tolist(), strict=True)
         ]
         best = sorted(rated, key=lambda entry: -entry[0])[:k]
-        items = [{**catalogue.parties[p].describe(item), "rating": value} for value, p, item in best]
-        liked = sum(rating >= catalogue.parties[p].liked_from for rating, p, _ in rated)
         answer = {
             "count": len(rated),
-            "liked": liked,
-            "elsewhere": sum(len(own.items) > 0 for own in all_ratings(catalogue, who, others)),
-            "known": who.row is not None or bool(who.newer) or bool(who.features),
-            "newer": bool(who.newer),
-            "trained": who.row is not None,
+            "liked": sum(rating >= catalogue.parties[p].liked_from for rating, p, _ in rated),
+            "elsewhere": len(all_ratings(catalogue, who, others)),
+            "known": row is not None,
+            "items": [{**catalogue.parties[p].describe(item), "rating": value} for value, p, item in best],
         }
-        if not answer["known"]:
+        if row is None:
             answer["similar"] = catalogue.index_users(access.parties).find_similar(user, 3)
-        return _json_response(answer | {"items": items})
-
-    @app.get(
-        "/v1/image",
-        tags=["page"],
-        summary="Show the picture of an item",
-        response_class=Response,
-        responses={
-            200: {"content": {kind: {} for kind in sorted(set(KINDS.values()))}},
-            204: {"description": "The item has no picture"},
-        },
-    )
-    async def show_image(access: Granted, item: ItemId, party: PartyName = None) -> Response:
-        """Return the picture that the item column `image` names, from the folder of `serve --images`; 204 without one."""
-        p, row = lookup.find_item(catalogue, item, party, access.parties)
-        named = catalogue.parties[p].table.columns.get(IMAGE)
-        found = await run_in_threadpool(pictures.read, "" if named is None else str(named[row]))
-        return Response(status_code=204) if found is None else Response(found[0], media_type=found[1])
+        return _respond(answer)
 
     for path, (name, kind) in PAGE_FILES.items():
-        app.get(path, include_in_schema=False)(_send_file(read_page_file(name), kind))
+        body = (resources.files("verfedgnn.serving") / "page" / name).read_bytes()
+        app.get(path, include_in_schema=False)(_send_file(body, kind))
 
 
 def _send_file(body: bytes, kind: str) -> Callable[[], Any]:
@@ -403,17 +345,12 @@ def _send_file(body: bytes, kind: str) -> Callable[[], Any]:
 
 
 def _add_server_status(app: FastAPI, metrics: ServerMetrics) -> None:
-    @app.get("/health", tags=["server"], summary="Check that the server responds")
-    async def check_health() -> Response:
-        return _json_response({"status": "ok"})
+    @app.get("/health")
+    async def check_that_the_server_responds() -> Response:
+        return _respond({"status": "ok"})
 
-    @app.get(
-        "/metrics",
-        tags=["server"],
-        summary="Metrics of the server for Prometheus",
-        response_class=PlainTextResponse,
-    )
-    async def show_metrics() -> Response:
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def show_metrics_for_prometheus() -> Response:
         kind, text = metrics.render()
         return Response(text, media_type=kind)
 
@@ -423,7 +360,12 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     async def reject_invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        raise describe_invalid_request(error.errors())
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part not in ("query", "body"))
+        cause = f"{where or 'the request'}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        # a body may hold lone surrogates, which UTF-8 cannot encode
+        encodable = cause.encode(errors="replace").decode()
+        raise HttpProblem(400, encodable, "correct the request; /openapi.json describes every parameter")
 
     async def reject_unrouted(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -1,4 +1,7 @@
-"""The application of a served run: when its link leads elsewhere, or its files change, requests move to the new state."""
+"""Served runs: requests move to a new state of a run when its link leads elsewhere or its files change, and a run may have a shadow.
+
+A run in the shadow gets the same requests as the served one; its answers are recorded and never sent.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,33 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
 
+import orjson
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.printable import make_printable
 from verfedgnn.runs.added_items import ADDED
 from verfedgnn.runs.run_layout import FORGET_JOURNAL, FORGET_RECORD
-from verfedgnn.serving.http.http_problems import HttpProblem, send_problem
+from verfedgnn.serving.http.request_guard import JsonLog
+from verfedgnn.serving.http.schema import HttpProblem
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at the link and at files that change."""
-
+COMPARED = "/v1/recommendations"
+"""The requests that a run in the shadow answers, too."""
+MOST_WAITING = 256
+"""Requests that may wait for the shadow; further ones are not compared."""
+REFUSED = (401, 403, 429, 503)
+"""Status of requests that the served run did not look at; the shadow, which has no rate limits, does not see them."""
 
 Versions = tuple[tuple[str, int, int], ...]
 """Names, times and sizes of files."""
@@ -43,15 +55,13 @@ class _RunState:
 
 
 def _read_state(link: Path) -> _RunState:
+    def versions(*files: Path) -> Versions:
+        return tuple((file.name, (stat := file.stat()).st_mtime_ns, stat.st_size) for file in files)
+
     folder = Path(os.path.realpath(link))  # raises nothing, also where links lead in a circle
-    changing = [*sorted((folder / ADDED).glob("*.jsonl")), *folder.glob("metrics.json")]
-    forgotten = _read_versions(folder.glob(FORGET_RECORD))
-    return _RunState(folder, forgotten, _read_versions(changing), (folder / FORGET_JOURNAL).exists())
-
-
-def _read_versions(files: Iterable[Path]) -> Versions:
-    stats = [(file.name, file.stat()) for file in files]
-    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+    changes = versions(*sorted((folder / ADDED).glob("*.jsonl")), *folder.glob("metrics.json"))
+    forgotten = versions(*folder.glob(FORGET_RECORD))
+    return _RunState(folder, forgotten, changes, (folder / FORGET_JOURNAL).exists())
 
 
 @dataclass
@@ -82,8 +92,7 @@ class LiveRun:
     def __init__(self, folder: Path, build: Callable[[Path], FastAPI]) -> None:
         self._folder = folder
         self._build = build
-        state = _read_state(folder)
-        self._current = self._load(state)
+        self._current = self._load(_read_state(folder))
         self._withdrawn = False
         """Whether the current run holds what was forgotten since, so that it must not answer."""
         self._failed: set[_RunState] = set()
@@ -100,7 +109,7 @@ class LiveRun:
         """Answer one request with the run that is current when it arrives."""
         if self._withdrawn:
             remedy = "its operator finds the reason on the standard error of the server"
-            await send_problem(HttpProblem(503, "this run is not served at present", remedy), send)
+            await HttpProblem(503, "this run is not served at present", remedy).send(send)
             return
         run = self._current
         run.open += 1
@@ -128,9 +137,8 @@ class LiveRun:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             await self._look(self._folder)
-            await self._look(
-                self._current.state.folder
-            )  # where the link led before, if it leads to nothing better
+            # where the link led before, if it leads to nothing better
+            await self._look(self._current.state.folder)
 
     async def _look(self, folder: Path) -> None:
         """Load a run if it has changed."""
@@ -160,7 +168,7 @@ class LiveRun:
             _report(f"{self._folder} leads to {target}, which cannot be served ({error}); {serves}")
             return
         old = self._current
-        before = old.state.folder
+        same = target == old.state.folder
         self._current = new
         self._withdrawn = False
         old.retired = True
@@ -170,12 +178,109 @@ class LiveRun:
         gc.collect()
         gc.freeze()
         _report(
-            f"now serving {target}"
-            if target != before
-            else f"serving {target} after its items, users or figures changed"
+            f"serving {target} after its items, users or figures changed" if same else f"now serving {target}"
         )
 
 
 def _report(text: str) -> None:
     sys.stderr.write(make_printable(f"{' '.join(text.split())}\n"))
     sys.stderr.flush()
+
+
+class _Answer:
+    """The status and the body of a response, collected while it is sent."""
+
+    def __init__(self) -> None:
+        self.status = 500
+        self.body = b""
+
+    def note(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif message["type"] == "http.response.body":
+            self.body += message.get("body", b"")
+
+    def items(self) -> list[tuple[str, str]] | None:
+        """Return the party and the id of each recommended item; None for an error."""
+        if self.status != 200:
+            return None
+        return [(item["party"], item["item"]) for item in orjson.loads(self.body)["recommendations"]]
+
+
+class ServedRuns:
+    """ASGI application of the server: the served run and, if there is one, a second run in its shadow.
+
+    The `log` of the shadow has the answers of both, without user ids unless `log_users` is true.
+    """
+
+    def __init__(
+        self,
+        served: LiveRun,
+        shadow: LiveRun | None = None,
+        log: JsonLog | None = None,
+        *,
+        log_users: bool = False,
+    ) -> None:
+        self._served = served
+        self._shadow = shadow
+        self._log = log
+        self._log_users = log_users
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request with the served run, or start and stop the runs with the server."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif self._shadow is None or scope.get("path") != COMPARED or scope.get("method") != "GET":
+            await self._served(scope, receive, send)
+        else:
+            await self._answer_twice(self._shadow, scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        runs = [run for run in (self._served, self._shadow) if run is not None]
+        await receive()
+        for run in runs:
+            await run.start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        for task in self._waiting:
+            task.cancel()
+        for run in runs:
+            await run.stop()
+        if self._log is not None:
+            self._log.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _answer_twice(self, shadow: LiveRun, scope: Scope, receive: Receive, send: Send) -> None:
+        copy = dict(scope)
+        served = _Answer()
+
+        async def send_and_note(message: Message) -> None:
+            served.note(message)
+            await send(message)
+
+        await self._served(scope, receive, send_and_note)
+        if served.status not in REFUSED and len(self._waiting) < MOST_WAITING:
+            task = asyncio.create_task(self._compare(shadow, copy, served))
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+
+    async def _compare(self, shadow: LiveRun, scope: Scope, served: _Answer) -> None:
+        """Log one request: the status and the items of both runs, and the share of items that both recommend."""
+        second = _Answer()
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            second.note(message)
+
+        await shadow(scope, receive, send)
+        line: dict[str, Any] = {}
+        if self._log_users:
+            line["user"] = parse_qs(scope["query_string"].decode("latin-1")).get("user", [""])[0]
+        first, other = served.items(), second.items()
+        overlap = len({*first} & {*other}) / max(len(first), len(other)) if first and other else None
+        line |= {"status": [served.status, second.status], "overlap": overlap}
+        if self._log is not None:
+            self._log.append({**line, "served": first, "shadow": other})

@@ -1,27 +1,46 @@
-"""Checks before every endpoint: API key, rights, rate, Host header and size; and headers and log of every response."""
+"""Checks before every endpoint: API key, rights, rate, Host header and size; and headers, metrics and log of every response.
+
+Neither metrics nor logs name a user.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cache, lru_cache
+from pathlib import Path
 from traceback import format_exception
+from typing import Any
 
+import orjson
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.hosts import is_loopback, parse_host_header
 from verfedgnn.core.printable import make_printable
-from verfedgnn.serving.http.access_log import AccessLog
 from verfedgnn.serving.http.api_keys import RIGHTS, Access, digest_key
-from verfedgnn.serving.http.http_problems import HttpProblem, send_problem
-from verfedgnn.serving.http.page_files import PAGE_FILES
-from verfedgnn.serving.http.server_metrics import ServerMetrics
+from verfedgnn.serving.http.schema import HttpProblem
 
+BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+"""Upper bounds of the histogram of response times, in seconds."""
 LARGEST_BODY = 2_000_000
 """Maximum size of a request body in bytes; 10,000 ratings take about 600,000."""
+_SCRIPTS = ("server.js", "draw.js", "items.js", "suggest.js", "newcomer.js", "page.js")
+PAGE_FILES = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    **{f"/{name}": (name, "text/javascript; charset=utf-8") for name in _SCRIPTS},
+}
+"""File name and media type of the static files of the web page, by path."""
 OPEN_PATHS = ("/health", *PAGE_FILES)
 """Paths that need no key, because they contain nothing of the run."""
 HEADERS = {
@@ -30,16 +49,64 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 }
+_SENT_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
-def make_content_policy(image_hosts: Sequence[str]) -> str:
-    """Return the content security policy: nothing from other servers but images of `image_hosts`."""
-    images = " ".join(["'self'", "blob:", *image_hosts])  # the page fetches pictures with its key, as blobs
-    return (
-        f"default-src 'none'; script-src 'self'; style-src 'self'; img-src {images}; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
+class ServerMetrics:
+    """Requests by route and status, response times, batch sizes and recommended items, for Prometheus."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        own: dict[str, Any] = {"registry": self._registry}
+        requests = Counter("verfedgnn_requests", "Requests answered.", ["route", "status"], **own)
+        seconds = Histogram(
+            "verfedgnn_request_seconds", "Response time in seconds.", ["route"], buckets=BUCKETS, **own
+        )
+        self._find = cache(lambda route, status: (requests.labels(route, str(status)), seconds.labels(route)))
+        sizes = (1, 2, 4, 8, 16, 32, 64)
+        self._batch = Histogram("verfedgnn_batch_questions", "Queries scored together.", buckets=sizes, **own)
+        self.items = Gauge("verfedgnn_catalogue_items", "Items that can be recommended.", ["party"], **own)
+        served = "Distinct items recommended since the run is served."
+        self.served = Gauge("verfedgnn_served_items", served, ["party"], **own)
+
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        """Count one answered request."""
+        counter, histogram = self._find(route, status)
+        counter.inc()
+        histogram.observe(seconds)
+
+    def count_batch(self, size: int) -> None:
+        """Count one batch of `size` queries."""
+        self._batch.observe(size)
+
+    def render(self) -> tuple[str, bytes]:
+        """Return the content type and the body of /metrics."""
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
+
+
+class JsonLog:
+    """A file with one line per request, which only its owner can read. `name` is that of its option, such as access."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write the {name} log {path}: {error.strerror}; choose another --{name}-log"
+            ) from None
+
+    def append(self, values: Mapping[str, Any]) -> None:
+        """Append a line with the time (UTC) and these values."""
+        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
+        with suppress(OSError):  # a full disk stops the log, not the server
+            os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+    def close(self) -> None:
+        """Close the file, so that nothing more can be written."""
+        os.close(self._file)
 
 
 class RequestGuard:
@@ -55,12 +122,9 @@ class RequestGuard:
         granted: Mapping[bytes, Access],
         everybody: Access,
         metrics: ServerMetrics,
-        log: AccessLog | None,
-        image_hosts: Sequence[str] = (),
+        log: JsonLog | None,
     ) -> None:
         self.app = app
-        headers = {**HEADERS, "content-security-policy": make_content_policy(image_hosts)}
-        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
         self._metrics = metrics
         self._log = log
         self._granted = granted
@@ -77,7 +141,7 @@ class RequestGuard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", []), *self._headers]
+                message["headers"] = [*message.get("headers", []), *_SENT_HEADERS]
             await send(message)
 
         try:
@@ -86,24 +150,23 @@ class RequestGuard:
                 receive = _limit_body(receive)
             await self.app(scope, receive, send_with_headers)
         except HttpProblem as problem:
-            await send_problem(problem, send_with_headers)
+            await problem.send(send_with_headers)
         except Exception as error:
             if status != 500:  # the response has begun and can only be broken off
                 raise
             lines = format_exception(type(error), error, error.__traceback__, chain=False)
             sys.stderr.write(make_printable("".join(lines)))
-            internal = HttpProblem(
-                500, "internal server error", "see the standard error of the server, and please report it"
-            )
-            await send_problem(internal, send_with_headers)
+            remedy = "see the standard error of the server, and please report it"
+            await HttpProblem(500, "internal server error", remedy).send(send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.perf_counter() - begin
             self._metrics.count_request(route, status, seconds)
             if self._log is not None:
-                access = scope.get("access")
-                name = None if access is None else access.key
-                self._log.write(name, scope["method"], route, status, seconds)
+                access: Access | None = scope.get("access")
+                name = None if access is None or access.key is None else access.key.name
+                line = {"key": name, "method": scope["method"], "route": route, "status": status}
+                self._log.append({**line, "ms": round(1000 * seconds, 2)})
 
     def _admit(self, scope: Scope) -> None:
         """Find the access of a request and store it in the scope; raise `HttpProblem` if it has none."""
@@ -118,9 +181,8 @@ class RequestGuard:
                 )
             scope["access"] = self._everybody
         elif scope["path"] not in OPEN_PATHS:
-            scope["access"] = self._check_key(
-                headers.get(b"authorization", b""), scope["method"], scope["path"]
-            )
+            authorization = headers.get(b"authorization", b"")
+            scope["access"] = self._check_key(authorization, (scope["method"], scope["path"]))
         if scope["method"] not in ("GET", "HEAD") and _comes_from_another_site(headers):
             raise HttpProblem(
                 403, "a web page of another site sent this request", "send it from the server's own page"
@@ -129,30 +191,22 @@ class RequestGuard:
         if length.isdigit() and int(length) > LARGEST_BODY:
             raise _body_too_large()
 
-    def _check_key(self, authorization: bytes, method: str, path: str) -> Access:
+    def _check_key(self, authorization: bytes, endpoint: tuple[str, str]) -> Access:
         scheme, _, key = authorization.partition(b" ")
         access = self._granted.get(digest_key(key)) if scheme == b"Bearer" else None
-        if access is None:
-            raise HttpProblem(
-                401,
-                "the API key is missing or wrong",
-                "send the header 'Authorization: Bearer KEY'",
-                {"www-authenticate": "Bearer"},
-            )
-        right = RIGHTS.get((method, path))
-        if right is not None and right not in access.rights:
+        if access is None or access.key is None:
+            remedy = "send the header 'Authorization: Bearer KEY'"
+            raise HttpProblem(401, "the API key is missing or wrong", remedy, {"www-authenticate": "Bearer"})
+        right = RIGHTS.get(endpoint)
+        if right is not None and right not in access.key.rights:
             raise HttpProblem(
                 403, f"this API key lacks the right '{right}'", "ask the operator of the server for it"
             )
-        wait = 0.0 if access.bucket is None else access.bucket.take()
+        wait = 0.0 if access.key.bucket is None else access.key.bucket.take()
         if wait:
             seconds = math.ceil(wait)
-            raise HttpProblem(
-                429,
-                "too many requests with this API key",
-                f"try again in {seconds} s",
-                {"retry-after": str(seconds)},
-            )
+            remedy, headers = f"try again in {seconds} s", {"retry-after": str(seconds)}
+            raise HttpProblem(429, "too many requests with this API key", remedy, headers)
         return access
 
 

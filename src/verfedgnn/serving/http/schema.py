@@ -1,10 +1,14 @@
-"""Types of requests and responses: they validate requests and describe the API in /openapi.json."""
+"""Types of requests, responses and errors: they validate requests and describe the API in /openapi.json."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Send
 
 from verfedgnn.runs.added_items import MOST_COLUMNS, Id, Number, Seconds, Text
 
@@ -17,6 +21,40 @@ MAX_USERS = 1000
 MAX_BATCH_ITEMS = 50_000
 """Maximum number of items per batch response, over all users; about 7 MB."""
 Filters = Annotated[dict[str, str], Field(max_length=10)]
+Count = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
+ModelName = Literal["federated", "alone"]
+
+
+class HttpProblem(Exception):
+    """A request that cannot be answered: a status, a cause and a remedy."""
+
+    def __init__(
+        self, status: int, cause: str, remedy: str, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        super().__init__(cause)
+        self.status = status
+        self.cause = cause
+        self.remedy = remedy
+        self.headers = headers
+        """Headers of the response, beside those of its body."""
+
+    def as_dict(self) -> dict[str, dict[str, str]]:
+        """Return the error as in the responses of the API."""
+        return {"error": {"cause": self.cause, "remedy": self.remedy}}
+
+    async def send(self, send: Send) -> None:
+        """Send the problem as the response to a request."""
+        await send_json(send, self.status, orjson.dumps(self.as_dict()), self.headers)
+
+
+async def send_json(
+    send: Send, status: int, body: bytes, headers: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Send a response of JSON."""
+    sent = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
+    sent += [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": sent})
+    await send({"type": "http.response.body", "body": body})
 
 
 class StrictRequest(BaseModel):
@@ -36,44 +74,38 @@ class NewcomerRating(StrictRequest):
     """Party that offers the item; needed only if several parties use the same id."""
 
 
-class Newcomer(StrictRequest):
+class ListRequest(StrictRequest):
+    """What requests for lists have in common."""
+
+    k: Count = 10
+    """Maximum number of items per user."""
+    party: Id | None = None
+    """Party whose items are recommended; all by default."""
+    where: Filters = {}
+    """Filters by item column, such as {"category": "book"}."""
+
+
+class Newcomer(ListRequest):
     """A user with ratings that the run does not hold: a newcomer, or a known user who has rated more since."""
 
     model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"ratings": [{"item": "50", "rating": 5}, {"item": "181", "rating": 4}], "k": 5, "why": 3}
-            ]
-        }
+        json_schema_extra={"examples": [{"ratings": [{"item": "50", "rating": 5}], "k": 5, "why": 3}]}
     )
     ratings: Annotated[list[NewcomerRating], Field(max_length=MAX_RATINGS)]
     """The user's ratings; an empty list returns recommendations for the average user."""
     user: Id | None = None
     """Id of the user; if it is known, the ratings are added to those that the server has."""
-    k: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 10
-    """Maximum number of items."""
-    party: Id | None = None
-    """Party whose items are recommended; all by default."""
-    where: Filters = {}
-    """Filters by item column, such as {"category": "book"}."""
     why: Annotated[int, Field(ge=0, le=20)] = 0
     """Maximum number of items the user liked that are named as reasons for each item."""
 
 
-class BatchRequest(StrictRequest):
-    """A request for the recommendations of several users who were in training."""
+class BatchRequest(ListRequest):
+    """A request for the recommendations of several users who were in training; users times k is at most 50,000."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"users": ["17", "18"], "k": 5}]})
     users: Annotated[list[Id], Field(min_length=1, max_length=MAX_USERS)]
     """Ids of the users, as in the data."""
-    k: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 10
-    """Maximum number of items per user; users times k must not exceed 50,000."""
-    party: Id | None = None
-    """Party whose items are recommended; all by default."""
-    model: Literal["federated", "alone"] = "federated"
+    model: ModelName = "federated"
     """Model trained by all parties together, or by each party alone."""
-    where: Filters = {}
-    """Filters by item column, such as {"category": "book"}."""
 
 
 class FirstRating(StrictRequest):
@@ -104,48 +136,46 @@ class NewItem(StrictRequest):
 class NewItemsRequest(StrictRequest):
     """New items of one party."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"party": "film", "items": [{"item": "new", "ratings": [{"user": "17", "rating": 5}]}]}
-            ]
-        }
-    )
     items: Annotated[list[NewItem], Field(min_length=1, max_length=MAX_ITEMS)]
     party: Id | None = None
     """Party that offers the items; needed only if several are served."""
 
 
-class AddedItemResponse(BaseModel):
+class Answer(BaseModel):
+    """A part of a response whose fields are described in /openapi.json."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class AddedItemResponse(Answer):
     """An added item and the number of ratings that its vector is estimated from."""
 
     item: str
     ratings: int
 
 
-class NewItemsResponse(BaseModel):
+class NewItemsResponse(Answer):
     """The added items; they are served within seconds."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
     items: list[AddedItemResponse]
     unknown_users: int
     """Number of ratings that were left out, because their users were not in training."""
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(Answer):
     """The cause of an error and its remedy."""
 
     cause: str
     remedy: str
 
 
-class ErrorResponse(BaseModel):
+class ErrorResponse(Answer):
     """The response to a request that cannot be answered."""
 
     error: ErrorDetail
 
 
-class ItemResponse(BaseModel):
+class ItemResponse(Answer):
     """An item of a party's catalogue."""
 
     item: str
@@ -157,16 +187,14 @@ class ItemResponse(BaseModel):
 class Reason(ItemResponse):
     """An item that the user liked and that contributes to a recommendation."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
     rating: float
     adds: float
     """Contribution of this rating to `taste` and `items`."""
 
 
-class Explanation(BaseModel):
+class Explanation(Answer):
     """The parts of a score: score = average + habit + taste + items + rest, before the softmax, or before a rating is clipped."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
     average: float
     """Score for the average user."""
     habit: float
@@ -177,6 +205,8 @@ class Explanation(BaseModel):
     """Contribution of the user's items at the same party, through the weights between items (EASE)."""
     rest: float
     """Contribution of what the trained model knows beyond the user's own ratings."""
+    moved: float
+    """How far the user's ratings move the item up: `taste` + `items`, or `rest` for a user who has ratings only elsewhere."""
     average_rank: int
     """Rank of the item for the average user, among the items of the party that the user has not rated and that match the filters."""
     because: list[Reason]
@@ -186,21 +216,20 @@ class Explanation(BaseModel):
 class RecommendedItem(ItemResponse):
     """A recommended item."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
     score: float
-    """What orders the list: how likely this is the user's next liked item, or the predicted rating if the run has no lists."""
+    """What orders the list: a share of the unrated items that adds up to 1, or the predicted rating if the run has no lists."""
     rating: float | None
     """Predicted rating, within the party's scale; null if the run predicts no ratings."""
     why: Explanation | None = None
 
 
-class RecommendationsResponse(BaseModel):
+class RecommendationsResponse(Answer):
     """The recommendations for one user."""
 
     recommendations: list[RecommendedItem]
 
 
-class BatchAnswer(BaseModel):
+class BatchAnswer(Answer):
     """The recommendations for one user of a batch request, or the error."""
 
     user: str
@@ -208,7 +237,7 @@ class BatchAnswer(BaseModel):
     error: ErrorDetail | None = None
 
 
-class BatchResponse(BaseModel):
+class BatchResponse(Answer):
     """The answers to a batch request, in the order of its users."""
 
     answers: list[BatchAnswer]
@@ -220,19 +249,7 @@ class SimilarItem(ItemResponse):
     similarity: float
 
 
-class SimilarResponse(BaseModel):
+class SimilarResponse(Answer):
     """The items most similar to another one."""
 
     similar: list[SimilarItem]
-
-
-class PredictionResponse(ItemResponse):
-    """The prediction for a user and an item."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-    score: float
-    """How likely this is the user's next liked item at the party, or the predicted rating if the run has no lists."""
-    rating: float | None
-    """Predicted rating, within the party's scale; null if the run predicts no ratings."""
-    rated: float | None
-    """Rating that the user gave, if the run contains it."""

@@ -1,4 +1,4 @@
-// Items in lists: title, kind, picture, stars, and the reasons for a recommendation.
+// Items in lists: title, kind, stars, and the reasons for a recommendation.
 "use strict";
 
 const nameOf = (item) => item.title || `Item ${item.item}`;
@@ -8,7 +8,7 @@ const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count ==
 const round = (value) => (Number.isInteger(value) ? `${value}` : value.toFixed(1));
 
 function kindOf(item) {
-  const kinds = Object.entries(item.columns).filter(([name, value]) => name !== "image" && value && value !== item.party);
+  const kinds = Object.entries(item.columns).filter(([, value]) => value && value !== item.party);
   return [...(item.party === state.party ? [] : [item.party]), ...kinds.map(([, value]) => value)].join(" · ");
 }
 
@@ -22,48 +22,17 @@ function named(item, ...more) {
   return make("span", { class: "what" }, make("span", { class: item.title ? "title" : "title id" }, nameOf(item)), kind ? make("span", { class: "kind" }, kind) : null, ...more);
 }
 
-// The picture of an item, or a tile with its first letter; nothing if no item of the organisation has a picture.
-function picture(item) {
-  if (!partyOf(item.party)?.images) return null;
-  const letter = (item.title || item.item).replace(/[^\p{L}\p{N}]/gu, "").charAt(0).toUpperCase() || "•";
-  const box = make("span", { class: "picture", "aria-hidden": "true" }, letter);
-  const source = item.columns.image ?? "", { hosts, folder } = state.run.pictures;
-  if (source.includes("://")) {
-    if (hosts.some((host) => source.startsWith(`${host}/`))) fill(box, source);
-  } else if (source && folder) load(item).then((address) => address && fill(box, address));
-  return box;
-}
-
-function fill(box, source) {
-  const image = make("img", { alt: "", width: 44, height: 44 });
-  image.addEventListener("load", () => box.replaceChildren(image));
-  image.src = source;
-}
-
-// Pictures need the key, which an <img> cannot send, so they are fetched.
-const loaded = new Map();
-function load(item) {
-  const key = keyOf(item);
-  if (!loaded.has(key)) loaded.set(key, fetchPicture(item).catch(() => null));
-  return loaded.get(key);
-}
-
-async function fetchPicture(item) {
-  const answer = await send("v1/image", { item: item.item, party: item.party });
-  return answer.ok ? URL.createObjectURL(await answer.blob()) : null;
-}
-
 // The reasons for a list. Items that the user liked and that most of the list follows from are named once, `above` it. `lines` has what
-// else is to be said about each item, or null: at most two liked items, or that customers with a similar taste like it. Items that any new
-// customer would see follow from nobody's taste if the user is new.
+// else is to be said about each item, or null: at most two liked items, or that customers with a similar taste like it. An item that the
+// user's ratings do not move up has no such reason. Items that any new customer would see follow from nobody's taste if the user is new.
 function reasonsFor(best, model) {
-  const found = best.map((item) => (state.user !== null || isPersonal(item.why) ? namedReasons(item.why) : [])), counts = new Map();
+  const found = best.map((item) => (item.why.moved > 0 && (state.user !== null || isPersonal(item.why)) ? namedReasons(item.why) : [])), counts = new Map();
   for (const name of found.flat()) counts.set(name, (counts.get(name) ?? 0) + 1);
   const common = [...counts].filter(([, count]) => best.length > 2 && 2 * count > best.length).sort((a, b) => b[1] - a[1]).map(([name]) => name).slice(0, 2);
   const follow = (names) => names.some((name) => common.includes(name));
   const listed = (names) => names.flatMap((name, index) => [index ? " and " : "", make("b", {}, name)]);
   const unknown = model === "alone" && state.count === 0;
-  const taste = best.map((item, index) => !unknown && !found[index].length && isPersonal(item.why)), alike = taste.every((is) => is);
+  const taste = best.map((item, index) => !unknown && !found[index].length && item.why.moved > 0 && isPersonal(item.why)), alike = taste.every((is) => is);
   const lines = found.map((names, index) => {
     const own = names.filter((name) => !common.includes(name));
     if (own.length) return make("p", { class: "why" }, `${follow(names) ? "Also because" : "Because"} this user liked `, ...listed(own), ".");

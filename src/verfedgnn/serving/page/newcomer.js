@@ -65,7 +65,7 @@ function drawGiven() {
       outdate();
       $("item").focus();
     });
-    return make("li", {}, make("div", { class: "line" }, picture(item), named(item), field, remove));
+    return make("li", {}, make("div", { class: "line" }, named(item), field, remove));
   }));
   $("ask-newcomer").disabled = given.size === 0;
   $("ask-hint").hidden = given.size > 0;
@@ -90,13 +90,12 @@ async function showNewcomer() {
   state.lists = { federated: { all: found.recommendations, best: found.recommendations } };
   showBest();
   showChanged();
-  $("between").hidden = true;
   $("for-user").hidden = false;
 }
 
 const itemSearch = suggest($("item"), $("items"), {
   find: async (text) => (await ask("v1/items", { text, party: state.party, k: 8 })).items.filter((item) => !given.has(keyOf(item))),
-  show: (item) => [picture(item), named(item)].filter((part) => part !== null),
+  show: (item) => [named(item)],
   choose: (item) => {
     given.set(keyOf(item), { item, rating: partyOf(item.party).scale[1] });
     $("item").value = "";

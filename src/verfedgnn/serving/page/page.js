@@ -21,21 +21,8 @@ async function start() {
   for (const part of document.querySelectorAll(".open")) part.hidden = false;
   $("warning").hidden = run.warning === null;
   $("warning").textContent = run.warning ?? "";
-  $("newer").hidden = run.newer.ratings === 0;
-  $("newer").textContent = describeNewer(run.newer);
-  $("sources").textContent = run.pictures.hosts.length ? `This page loads pictures from ${run.pictures.hosts.join(", ")} and nothing else from other servers.` : "This page loads nothing from other servers.";
   $("how").replaceChildren(...explanation(run.ranks).map((text) => make("p", {}, text)));
-  drawBytes($("bytes"), run);
-  drawPrivacy($("privacy"), run);
-  new ResizeObserver(() => drawCurves($("curve"), [run, ...beside])).observe($("curve"));
-  state.other = new URLSearchParams(location.hash.slice(1)).get("run");
-  guarded(loadRuns).then(() => state.lists.federated && guarded(showBetween));
   await follow();
-}
-
-function describeNewer(newer) {
-  const left = newer.left_out ? ` ${plural(newer.left_out, "rating")} of items that the run does not know ${newer.left_out === 1 ? "is" : "are"} left out.` : "";
-  return `${plural(newer.ratings, "rating")} of ${plural(newer.users, "user")} ${newer.ratings === 1 ? "is" : "are"} newer than the run; ${newer.unknown_users.toLocaleString("en")} of these users were not in training.${left}`;
 }
 
 const examplesOf = (name) => (partyOf(name) ?? state.run).examples;
@@ -57,7 +44,6 @@ function drawParty() {
   $("filter").replaceChildren(make("option", { value: "" }, "all items"), ...groups);
   $("filter").value = state.where;
   drawVerdict(state.run, party);
-  drawWorth($("worth"), state.run, party);
 }
 
 function chooseParty(name) {
@@ -98,8 +84,8 @@ function leaveUser() {
 
 // The part of the address after # says what is chosen, so that links and the back button work. Browsers do not send it to the server.
 function addressOf() {
-  const { party, model, where, other } = state;
-  const chosen = { user: state.user ?? state.unknown, party: party || null, model: model === "alone" ? model : null, where: where || null, run: other, new: $("newcomer").hidden ? null : writeGiven() };
+  const { party, model, where } = state;
+  const chosen = { user: state.user ?? state.unknown, party: party || null, model: model === "alone" ? model : null, where: where || null, new: $("newcomer").hidden ? null : writeGiven() };
   return `#${new URLSearchParams(Object.entries(chosen).filter(([, value]) => value !== null))}`;
 }
 
@@ -118,7 +104,6 @@ async function follow() {
   state.where = "";
   drawParty();
   if (named("filter", link.get("where"))) $("filter").value = state.where = link.get("where");
-  chooseRun(link.get("run"));
   closeNewcomer();
   leaveUser();
   state.unknown = null;
@@ -160,14 +145,13 @@ async function showUser() {
   showBest();
   showChanged();
   $("for-user").hidden = false;
-  guarded(showBetween);
 }
 
 const whoIs = () => (state.user === null ? "someone new" : `user ${state.user}`);
 
 function showLiked(history) {
   const liked = history.items.filter((item) => item.rating >= partyOf(item.party).liked_from);
-  $("liked").replaceChildren(...liked.map((item) => make("li", {}, make("div", { class: "line" }, picture(item), named(item), stars(item.rating)))));
+  $("liked").replaceChildren(...liked.map((item) => make("li", {}, make("div", { class: "line" }, named(item), stars(item.rating)))));
   $("liked-title").textContent = `Liked by user ${state.user}`;
   $("liked-note").textContent = describeLiked(history, liked.length);
 }
@@ -175,10 +159,9 @@ function showLiked(history) {
 function describeLiked(history, shown) {
   const where = state.party || "all organisations", from = [...new Set((state.party ? [partyOf(state.party)] : state.run.parties).map((party) => round(party.liked_from)))];
   const bar = from.length === 1 ? `${from[0]} ★ or more` : "the upper quarter of the scale";
-  const note = history.trained ? (history.newer ? " Some are newer than the run." : "") : " This user was not in training and is served from these ratings.";
-  if (history.count === 0) return `No ratings at ${where} yet.${note}`;
+  if (history.count === 0) return `No ratings at ${where} yet.`;
   const first = shown < history.liked ? `The highest ${shown} of them.` : "";
-  return `${history.liked.toLocaleString("en")} of ${plural(history.count, "rating")} at ${where} ${history.liked === 1 ? "is" : "are"} ${bar}. ${first}${note}`.trim();
+  return `${history.liked.toLocaleString("en")} of ${plural(history.count, "rating")} at ${where} ${history.liked === 1 ? "is" : "are"} ${bar}. ${first}`.trim();
 }
 
 function placeIn(model, item) {
@@ -192,7 +175,7 @@ function showBest() {
   const { best } = state.lists[model], party = partyOf(state.party);
   const { above, lines } = reasonsFor(best, model);
   const entries = best.map((item, index) => {
-    const line = make("div", { class: "line" }, make("span", { class: "place" }, `${index + 1}`), picture(item), named(item, moved(item, index + 1, other)),
+    const line = make("div", { class: "line" }, make("span", { class: "place" }, `${index + 1}`), named(item, moved(item, index + 1, other)),
       state.run.ranks && item.rating !== null ? make("span", { class: "small-share" }, percent(item.score)) : null,
       item.rating === null ? stars(item.score, true) : stars(item.rating));
     const [low, high] = partyOf(item.party).scale, share = state.run.ranks ? item.score / best[0].score : (item.rating - low) / (high - low || 1);
@@ -234,7 +217,7 @@ function withoutTitles(party) {
 function ordering(run, party) {
   const merged = party || run.parties.length === 1 ? "" : " The lists of the organisations are merged here; in a federation nobody has all of them.";
   if (!run.ranks) return `Ordered by predicted rating.${merged}`;
-  const order = `Ordered by how likely each item is the next one that the user likes.${merged}`;
+  const order = `Ordered by the score, the share of each item in the scores of all.${merged}`;
   return run.predicts ? `${order} Stars are predicted ratings.` : order;
 }
 

@@ -1,0 +1,194 @@
+"""The coordinator of a federation as the controller of a FLARE job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.analytix import AnalyticsDataType
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.server_engine_spec import ServerEngineSpec
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.message import Message
+from nvflare.private.defs import CellMessageHeaderKeys
+from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
+
+from verfedgnn.core.errors import Interrupted, RunError, VerFedGNNError
+from verfedgnn.core.files import lock_folder
+from verfedgnn.federation.agreement import Agreement
+from verfedgnn.federation.certificates import COORDINATOR
+from verfedgnn.federation.coordinator_service import CoordinatorService
+from verfedgnn.federation.roster import load_coordinator
+from verfedgnn.federation.status import StatusPublisher
+from verfedgnn.runs.tracking.tracker import TrackedRun
+from verfedgnn_flare.job_member import (
+    SERVER_CELL,
+    TASK,
+    check_agreement,
+    job_cell,
+    load_settings,
+    log_to_flare,
+)
+from verfedgnn_flare.job_transport import Identify, JobTransport
+
+_TICK = 0.25
+
+
+class FederationController(Controller):  # type: ignore[misc]
+    """The controller: it hands out one task that lasts as long as the training, and runs the coordinator's service meanwhile.
+
+    `agreement` is the fingerprint of the federation file.
+    """
+
+    def __init__(self, agreement: str) -> None:
+        super().__init__()
+        self.agreement = agreement
+        self._publisher: StatusPublisher | None = None
+        self._failed: list[str] = []
+        """Sites whose task ended with an error."""
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Do nothing: everything happens in `control_flow`."""
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Do nothing: `control_flow` ends when its signal is triggered."""
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Ignore a result that nobody waits for."""
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Run the training; a mistake that a person can fix ends the job with one sentence."""
+        log_to_flare(private=())
+        try:
+            self._coordinate(abort_signal, fl_ctx)
+        except Interrupted as stop:
+            if not abort_signal.triggered:
+                self.system_panic(f"{stop}; resubmit the job to resume", fl_ctx)
+        except VerFedGNNError as error:
+            self.system_panic(str(error), fl_ctx)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Report the status when FLARE collects statistics (`nvflare job stats`)."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._publisher is not None:
+            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
+            if isinstance(collector, GroupInfoCollector):
+                collector.set_info(group_name="verfedgnn", info=self._publisher.status)
+
+    def _coordinate(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        settings = load_settings(fl_ctx, COORDINATOR)
+        identity = load_coordinator(settings.federation)
+        agreement = identity.agreement
+        check_agreement(agreement, self.agreement)
+        run = settings.run_folder
+        engine = fl_ctx.get_engine()
+        roster = {party.name for party in agreement.parties}
+        clients = [client for client in engine.get_clients() if client.name in roster]
+        tracked = TrackedRun(_FlareStatistics(self, engine))
+        self._publisher = publisher = StatusPublisher(run, track=tracked)
+        transport = JobTransport(
+            engine.get_cell(),
+            {client.name: job_cell(client.get_fqcn(), fl_ctx.get_job_id()) for client in clients},
+            identify_clients(clients, fl_ctx.get_job_id()),
+            link_seconds=agreement.timeouts.link,
+        )
+        with closing(transport), lock_folder(run), publisher:
+            service = CoordinatorService(identity, transport, run, publisher, device=settings.device)
+            self._check_sites(agreement, clients, began=service.coordinator.began)
+            data = Shareable({SERVER_CELL: engine.get_cell().get_fqcn()})
+            task = Task(TASK, data, result_received_cb=self._take_result)
+            self.broadcast(task, fl_ctx, targets=clients, min_responses=len(clients))
+            service.run(lambda: abort_signal.triggered or self._is_hopeless(service, agreement))
+        self._wait_for_parties(task, abort_signal)
+
+    @staticmethod
+    def _check_sites(agreement: Agreement, clients: Sequence[Client], *, began: bool) -> None:
+        """Raise `RunError` if sites are missing that this job cannot do without, since no site can enter a running job."""
+        here = {client.name for client in clients}
+        missing = [party.name for party in agreement.parties if party.name not in here]
+        if len(here) < (agreement.quorum if began else len(agreement.parties)):
+            raise RunError(
+                f"the job runs without {', '.join(missing)}; start these sites, then resubmit the job"
+            )
+
+    def _take_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        if client_task.result.get_return_code() != ReturnCode.OK:
+            self._failed.append(client_task.client.name)
+
+    def _is_hopeless(self, service: CoordinatorService, agreement: Agreement) -> bool:
+        """Raise `RunError` if so many sites failed that no round can start in this job."""
+        if not self._failed or service.stage.finishing:
+            return False
+        left = len(agreement.parties) - len(self._failed)
+        if left < (agreement.quorum if service.coordinator.began else len(agreement.parties)):
+            raise RunError(
+                f"the party at {', '.join(self._failed)} failed; see local/verfedgnn-failure.txt there, then resubmit the job"
+            )
+        return False
+
+    def _wait_for_parties(self, task: Task, abort_signal: Signal) -> None:
+        """Wait until every site has chosen its gate and written its run folder."""
+        while task.completion_status is None and not abort_signal.triggered:
+            time.sleep(_TICK)
+        if self._failed:
+            raise RunError(
+                f"the training is finished, but the party at {', '.join(self._failed)} failed; "
+                "see local/verfedgnn-failure.txt there, then resubmit the job"
+            )
+
+
+def identify_clients(clients: Sequence[Client], job: str) -> Identify:
+    """Return how to recognise the site of a message: by the token that FLARE gave to it, in the header that FLARE adds.
+
+    FLARE's server checks the token's signature and that it comes from the site's cell. Names inside a message, such as those
+    of an aux request's context, are written by its sender.
+    """
+    by_token = {client.token: client for client in clients}
+
+    def identify(message: Message) -> str | None:
+        client = by_token.get(message.get_header(CellMessageHeaderKeys.TOKEN))
+        if client is None or message.get_header(MessageHeaderKey.ORIGIN) != job_cell(client.get_fqcn(), job):
+            return None
+        return str(client.name)
+
+    return identify
+
+
+class _FlareStatistics:
+    """A tracker that sends the coordinator's figures to the receivers of a job, such as TensorBoard's or MLflow's."""
+
+    def __init__(self, controller: FederationController, engine: ServerEngineSpec) -> None:
+        self._controller = controller
+        self._engine = engine
+
+    def start(self, name: str, folder: Path, run_id: str | None) -> str | None:
+        """Do nothing: FLARE's receivers start with the job."""
+        return None
+
+    def parameters(self, values: Mapping[str, str]) -> None:
+        """Do nothing: the settings are part of the agreement."""
+
+    def metrics(self, values: Mapping[str, Any], step: int) -> None:
+        """Send figures of one round."""
+        with self._engine.new_context() as fl_ctx:
+            for name, value in values.items():
+                dxo = create_analytic_dxo(name, float(value), AnalyticsDataType.SCALAR, global_step=step)
+                send_analytic_dxo(self._controller, dxo, fl_ctx)
+
+    def artefacts(self, files: Sequence[Path]) -> None:
+        """Do nothing: the files are in the run folder."""
+
+    def end(self, finished: bool) -> None:
+        """Do nothing: FLARE's receivers end with the job."""

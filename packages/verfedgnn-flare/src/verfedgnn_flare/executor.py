@@ -1,0 +1,151 @@
+"""A party of a federation as the executor of a FLARE job."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from functools import cache
+
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.message import Message
+from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
+
+from verfedgnn.config import Config
+from verfedgnn.core.errors import ConfigError, Interrupted, ProtocolError, VerFedGNNError
+from verfedgnn.core.files import check_writable, lock_folder
+from verfedgnn.data import Ratings, read_ratings
+from verfedgnn.data.read_options import ReadOptions
+from verfedgnn.data.table_sources import table_stem
+from verfedgnn.federation.certificates import COORDINATOR
+from verfedgnn.federation.coordinator_link import CoordinatorLink
+from verfedgnn.federation.party_session import load_finished, run_party
+from verfedgnn.federation.party_store import PartyStore
+from verfedgnn.federation.roster import load_party
+from verfedgnn.federation.status import StatusPublisher
+from verfedgnn.federation.transcript import Transcript
+from verfedgnn.privacy.id_matching import workers
+from verfedgnn.runs.prepared_data import check_declared
+from verfedgnn_flare.job_member import (
+    SERVER_CELL,
+    TASK,
+    check_agreement,
+    load_settings,
+    log_to_flare,
+    write_failure,
+)
+from verfedgnn_flare.job_transport import JobTransport
+from verfedgnn_flare.site_settings import SiteSettings
+
+_PUBLIC_STATUS = ("state", "stage", "round", "rounds", "waits_for")
+"""Fields of a party's status that FLARE's administrators may see; the others are about its own data."""
+
+
+class PartyExecutor(Executor):  # type: ignore[misc]
+    """The executor: its one task is the party's whole training, from aligning users to the run folder.
+
+    `agreement` is the fingerprint of the federation file. The reason of a failure goes to a file of the site and not to FLARE's
+    log, because it may quote data, and FLARE can stream logs to the server.
+    """
+
+    def __init__(self, agreement: str) -> None:
+        super().__init__()
+        self.agreement = agreement
+        self._publisher: StatusPublisher | None = None
+
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
+        """Run the party and return whether it has its model."""
+        if task_name != TASK:
+            return make_reply(ReturnCode.TASK_UNKNOWN)
+        log_to_flare()
+        try:
+            self._take_part(read_server_cell(shareable), fl_ctx, abort_signal)
+        except Interrupted:
+            return make_reply(ReturnCode.TASK_ABORTED)
+        except VerFedGNNError as error:
+            file = write_failure(fl_ctx, error)
+            self.logger.error(f"the party failed; the reason is in {file}")
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        return make_reply(ReturnCode.OK)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Report the public part of the status when FLARE collects statistics (`nvflare job stats`)."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._publisher is not None:
+            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
+            if isinstance(collector, GroupInfoCollector):
+                status = self._publisher.status
+                info = {name: status[name] for name in _PUBLIC_STATUS if name in status}
+                collector.set_info(group_name="verfedgnn", info=info)
+
+    def _take_part(self, server: str, fl_ctx: FLContext, abort_signal: Signal) -> None:
+        site = fl_ctx.get_identity_name()
+        settings = load_settings(fl_ctx, site)
+        identity = load_party(settings.federation)
+        check_agreement(identity.agreement, self.agreement)
+        if identity.name != site:
+            raise ConfigError(
+                f"the key in {settings.federation} is {identity.name}'s, but this site is {site}"
+            )
+        store = PartyStore(settings.run_folder, identity)
+        if store.is_trained:
+            load_finished(store, settings.device)
+            return
+        check_writable(store.folder)
+        read = cache(lambda: _read_own_ratings(settings, identity.agreement.config))
+        if not store.is_aligned:
+            read()  # reports a mistake in the ratings before the first message
+        pool = workers(settings.processes or os.cpu_count() or 1)
+        self._publisher = publisher = StatusPublisher(store.folder)
+        transport = JobTransport(
+            fl_ctx.get_engine().get_cell(),
+            {COORDINATOR: server},
+            lambda message: _identify_server(message, server),
+            link_seconds=identity.agreement.timeouts.link,
+        )
+        with closing(transport), lock_folder(store.folder), pool as each, publisher:
+            transcript = Transcript(store.folder, identity)
+            link = CoordinatorLink(identity, transport, lambda: abort_signal.triggered, transcript, publisher)
+            run_party(
+                store,
+                link,
+                read,
+                each=each,
+                pad_to=settings.pad_users,
+                checkpoint_every=settings.checkpoint_every,
+                device=settings.device,
+                after=settings.after,
+            )
+
+
+def read_server_cell(task: Shareable) -> str:
+    """Return the name of the coordinator's cell; raise `ProtocolError` if it is not one of FLARE's server."""
+    cell = task.get(SERVER_CELL)
+    if not isinstance(cell, str) or FQCN.split(cell)[0] != FQCN.ROOT_SERVER:
+        raise ProtocolError("the task names no cell of FLARE's server")
+    return cell
+
+
+def _identify_server(message: Message, server: str) -> str | None:
+    """Return the coordinator's name for a message from its cell.
+
+    FLARE's server admits no message whose origin is not the cell of its sender.
+    """
+    return COORDINATOR if message.get_header(MessageHeaderKey.ORIGIN) == server else None
+
+
+def _read_own_ratings(settings: SiteSettings, config: Config) -> Ratings:
+    if settings.ratings is None:
+        raise ConfigError("the settings of this site name no ratings; add `ratings` to local/verfedgnn.toml")
+    name = table_stem(settings.ratings)
+    reading = ReadOptions.from_texts(**{option: [text] for option, text in settings.reading.items()})
+    table = read_ratings(settings.ratings, **reading.for_each([name])[name])
+    check_declared(table, config)
+    return table

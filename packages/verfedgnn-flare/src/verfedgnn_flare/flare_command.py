@@ -1,0 +1,116 @@
+"""`verfedgnn flare`: a federation as a job of NVIDIA FLARE, and what its sites need for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from verfedgnn.cli.next_step import show_next
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.service_options import Every, FederationFile, ServiceThreads
+from verfedgnn.cli.shared_options import RUN, AsJson, Device, Quiet
+from verfedgnn.cli.source_options import reads_ratings
+
+if TYPE_CHECKING:
+    from verfedgnn.data.read_options import ReadOptions
+
+app = typer.Typer(
+    name="flare",
+    help="Run a federation as a job of NVIDIA FLARE, where the organisations already have it.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def job(
+    federation: FederationFile,
+    out: Annotated[Path, typer.Option(help="The folder in which the folder of the job is created.")],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the job. Default: the name of the federation.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a job that trains the federation, to be submitted with `nvflare job submit`.
+
+    It holds the fingerprint of the agreement, no code and no data. Submit it again to resume.
+    """
+    from verfedgnn_flare import recipe as find_recipe
+
+    recipe = find_recipe(federation, name=name)
+    recipe.export(str(out))
+    folder = out / recipe.name
+    output = Output(quiet=quiet, as_json=as_json)
+    output.result({"job": folder}, f"the job is in {folder}")
+    output.remark(f"next: nvflare job submit -j {folder}")
+
+
+@app.command()
+@reads_ratings
+def site(
+    *,
+    workspace: Annotated[Path, typer.Argument(help="The FLARE workspace of this site, which has `local`.")],
+    federation: Annotated[
+        Path,
+        typer.Option(help="Folder with federation.toml and the private key of the party or the coordinator."),
+    ],
+    ratings: Annotated[
+        str | None,
+        typer.Option(help="Ratings of a party: a file, a folder or postgresql://... The server has none."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder. Default: run, in the federation folder.")
+    ] = None,
+    reading: ReadOptions,
+    checkpoint_every: Every = 1,
+    device: Device = "cpu",
+    threads: ServiceThreads = 1,
+    after: Annotated[
+        Path | None,
+        typer.Option(
+            help="The party's run before this one, to compare the ratings with.", rich_help_panel=RUN
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Prepare a site, once: write local/verfedgnn.toml and allow the two classes of a job in local/resources.json.
+
+    In a simulation, `{site}` in a path is replaced by the name of the site.
+    """
+    from dataclasses import asdict
+
+    from verfedgnn_flare.site_settings import ALLOWED_CLASSES, prepare_site
+
+    settings: dict[str, Any] = {
+        "federation": _absolute(federation),
+        "ratings": ratings if ratings is None or "://" in ratings else _absolute(Path(ratings)),
+        "out": None if out is None else _absolute(out),
+        "reading": {option: texts[-1] for option, texts in asdict(reading).items() if texts},
+        "checkpoint_every": checkpoint_every,
+        "device": device,
+        "threads": threads,
+        "after": None if after is None else _absolute(after),
+    }
+    given = {key: value for key, value in settings.items() if value not in (None, {})}
+    file = prepare_site(workspace, given)
+    output = Output(quiet=quiet, as_json=as_json)
+    output.result(
+        {"settings": file, "allowed": ALLOWED_CLASSES},
+        f"{file} names the federation folder and the data; it stays at this site",
+        f"{file.with_name('resources.json')} allows {' and '.join(ALLOWED_CLASSES)}",
+    )
+    show_next(
+        output,
+        ["Restart the site if it is running."],
+        ["flare", "job", "--federation", "federation.toml", "--out", "jobs"],
+        "once all sites are prepared",
+    )
+
+
+def _absolute(path: Path) -> str:
+    return str(path.expanduser().absolute())

@@ -1,0 +1,206 @@
+"""Measured trainings: the rounds, bytes, CPU seconds, RMSE and NDCG@20 that a configuration takes and reaches.
+
+A data set is anything that `train --data` reads, or one of `names.CASES`, which are divided among parties in a fixed way.
+All trainings are kept in one JSON file, from which the table is made.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verfedgnn.config import Config
+from verfedgnn.core.errors import ConfigError, Interrupted
+from verfedgnn.data import PartyData, read_parties
+from verfedgnn.runs.metrics_file import describe_environment
+from verfedgnn.runs.run import Run
+from verfedgnn.training.progress import Watcher
+from verfedgnn.training.train import train
+from verfedgnn_research.experiments.result_tables import markdown, mean_std, write_text
+from verfedgnn_research.experiments.training_cell import commit
+from verfedgnn_research.names import CASES
+
+CIAO = ("1", "10", "3", "2")
+"""Categories of Ciao that stand for organisations, those with most ratings."""
+HEADER = ("data", "seeds", "RMSE", "rounds", "NDCG@20", "rounds of lists", "MB a party", "CPU seconds")
+Record = dict[str, Any]
+
+
+def read_case(name: str, seed: int, parties: int | None = None) -> list[PartyData]:
+    """Read a data set as the parties that it is divided among; `parties` is their number where `seed` divides it."""
+    if name not in CASES:
+        return read_parties([name], parties=parties, seed=seed)
+    folder = Path(os.environ.get("VERFEDGNN_DATA", ""))
+    if not folder.name:
+        raise ConfigError(f"{name} is read from the folder VERFEDGNN_DATA, which is not set; name the folder")
+    if name == "genre":
+        return read_parties(["ml-1m"], parties=3, seed=seed, by="genre")
+    if name == "amazon":
+        shops = folder / "amazon-books-movies-dense"
+        files = {shop: shops / f"Amazon-{shop.title()}-Dense.inter" for shop in ("books", "movies")}
+        return read_parties(files, duplicates="first")
+    with tempfile.TemporaryDirectory() as made:
+        return read_parties(
+            _divide_ciao(folder / "ciao" / "ratings.csv.gz", Path(made)),
+            users="all" if name == "ciao-all" else "any",
+        )
+
+
+def _divide_ciao(source: Path, folder: Path) -> dict[str, Path]:
+    """Write one file per category; ids of items get the category as a prefix, because some are in two."""
+    rows: dict[str, dict[tuple[str, str], str]] = {category: {} for category in CIAO}
+    with gzip.open(source, "rt") as file:
+        for row in csv.DictReader(file):
+            if row["category"] in rows and float(row["rating"]) > 0:
+                rows[row["category"]].setdefault((row["user"], row["item"]), row["rating"])
+    files = {}
+    for category, ratings in rows.items():
+        lines = [f"{user},{category}-{item},{rating}\n" for (user, item), rating in ratings.items()]
+        files[f"category-{category}"] = folder / f"{category}.csv"
+        files[f"category-{category}"].write_text("user,item,rating\n" + "".join(lines))
+    return files
+
+
+def measure(
+    name: str,
+    config: Config,
+    *,
+    parties: int | None = None,
+    device: str = "cpu",
+    watch: Watcher | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Record:
+    """Train on one data set and return what it reached and cost."""
+    data = read_case(name, config.seed, parties)
+    began = time.process_time()
+    run = train(data, config, device=device, watch=watch, stop=stop)
+    record = {
+        **_key(name, config, parties),
+        "cpu_seconds": round(time.process_time() - began, 2),
+        "parties": len(data),
+        "commit": commit(),
+        "environment": describe_environment(torch.device(device)),
+        "ratings": _figures(run),
+    }
+    return record | ({} if run.lists is None else {"lists": _figures(run.lists)})
+
+
+def _key(name: str, config: Config, parties: int | None) -> Record:
+    """Return what identifies a training."""
+    return {"data": name, "split_into": parties, "seed": config.seed, "config": config.fingerprint()}
+
+
+def _figures(run: Run) -> Record:
+    """Return the served accuracy, the rounds and the bytes of one training."""
+    metrics = run.metrics
+    traffic = metrics["bytes"]["up"] + metrics["bytes"]["down"]
+    return {
+        "test": metrics["test"],
+        "valid": metrics["valid"],
+        "rounds": metrics["rounds"],
+        "best_round": metrics["best_round"],
+        "bytes_per_party": round(traffic / len(run.parties)),
+    }
+
+
+def measure_all(
+    names: Sequence[str],
+    configs: Sequence[Config],
+    path: Path,
+    *,
+    parties: int | None = None,
+    device: str = "cpu",
+    watch: Callable[[str, int], Watcher | None] = lambda name, seed: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Record]:
+    """Train every data set with every configuration and return the records, in order.
+
+    Trainings that the file `path` has are not repeated, and each new one is added to it at once.
+    """
+    kept = read_records(path)
+    found = []
+    for name in names:
+        for config in configs:
+            key = _key(name, config, parties)
+            record = next((each for each in kept if key.items() <= each.items()), None)
+            if record is None:
+                if stop():
+                    raise Interrupted("stopped")
+                record = measure(
+                    name,
+                    config,
+                    parties=parties,
+                    device=device,
+                    watch=watch(name, config.seed),
+                    stop=stop,
+                )
+                kept.append(record)
+                write_text(path, json.dumps(kept, indent=1) + "\n")
+            found.append(record)
+    return found
+
+
+def read_records(path: Path) -> list[Record]:
+    """Return the trainings of a file, none if there is no file."""
+    if not path.exists():
+        return []
+    try:
+        found: list[Record] = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        raise ConfigError(f"{path} is not a file of `verfedgnn bench`; choose another --out") from None
+    return found
+
+
+def bench_rows(records: Sequence[Record]) -> list[list[str]]:
+    """Return a row per data set: means and standard deviations over seeds, in the columns of `HEADER`."""
+    rows = []
+    for name in dict.fromkeys(record["data"] for record in records):
+        chosen = [record for record in records if record["data"] == name]
+        lists = [record["lists"] for record in chosen if "lists" in record]
+        traffic = [
+            sum(record[part]["bytes_per_party"] for part in ("ratings", "lists") if part in record)
+            for record in chosen
+        ]
+        rows.append(
+            [
+                name,
+                ", ".join(str(record["seed"]) for record in chosen),
+                mean_std(record["ratings"]["test"]["rmse"] for record in chosen),
+                _mean(record["ratings"]["rounds"] for record in chosen),
+                mean_std(each["test"]["ndcg@20"] for each in lists or [r["ratings"] for r in chosen]),
+                _mean(each["rounds"] for each in lists) if lists else "-",
+                f"{statistics.mean(traffic) / 1e6:.1f}",
+                _mean(record["cpu_seconds"] for record in chosen),
+            ]
+        )
+    return rows
+
+
+def _mean(values: Iterable[float]) -> str:
+    return f"{statistics.mean(values):,.0f}"
+
+
+def bench_page(records: Sequence[Record], command: str) -> str:
+    """Return the table as Markdown, with the command that made it."""
+    commits = ", ".join(sorted({str(record["commit"]) for record in records}))
+    devices = ", ".join(sorted({record["environment"]["device"] for record in records}))
+    lines = [
+        "# Cost and accuracy of trainings",
+        "",
+        f"`{command}`, commit {commits}, on {devices}.",
+        "Test part; mean ± standard deviation over seeds. RMSE and NDCG@20 are those of what parties serve. MB are one",
+        "party's, both directions. CPU seconds are those of all parties and the coordinator together, with the choice of",
+        "what each party serves.",
+        "",
+    ]
+    return "\n".join(lines) + "\n" + markdown(HEADER, bench_rows(records))

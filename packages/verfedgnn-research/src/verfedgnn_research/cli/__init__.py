@@ -1,0 +1,1 @@
+"""Commands of `verfedgnn` that research adds, one module each."""

@@ -1,0 +1,102 @@
+"""`verfedgnn bench`: what trainings cost and reach, on several data sets and seeds."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from verfedgnn.cli.completion import complete_data_sets
+from verfedgnn.cli.next_step import show_next
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import (
+    AsJson,
+    Device,
+    Model,
+    Parties,
+    Preset,
+    Quiet,
+    Settings,
+    Threads,
+    use_threads,
+)
+from verfedgnn.cli.signals import Halt
+from verfedgnn.cli.train_command import parse_gnn
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.reports.round_progress import RoundProgress
+from verfedgnn_research.names import CASES
+
+if TYPE_CHECKING:
+    from verfedgnn.training.progress import Watcher
+
+
+def _complete(incomplete: str) -> list[str]:
+    return sorted({*complete_data_sets(incomplete), *(name for name in CASES if name.startswith(incomplete))})
+
+
+def bench(
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help=f"Data sets, each as in `train --data`, or one of {', '.join(CASES)}. Default: synthetic.",
+            autocompletion=_complete,
+        ),
+    ] = None,
+    preset: Preset = None,
+    model: Model = None,
+    set_: Settings = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, from 0 on.", min=1)] = 3,
+    parties: Parties = None,
+    out: Annotated[
+        Path, typer.Option(help="JSON file for the records; the table is written next to it, as Markdown.")
+    ] = Path("bench.json"),
+    device: Device = "cpu",
+    threads: Threads = 1,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train on several data sets and seeds, and write rounds, bytes, CPU seconds, RMSE and NDCG@20.
+
+    Each training is saved at once: Ctrl-C loses only the running one, and the same command resumes.
+    """
+    from verfedgnn.config import build_config, parse_settings
+    from verfedgnn.core.files import check_writable
+    from verfedgnn_research.bench import HEADER, bench_page, bench_rows, measure_all
+    from verfedgnn_research.experiments.result_tables import write_text
+
+    use_threads(threads)
+    output = Output(quiet=quiet, as_json=as_json)
+    if out.suffix != ".json":
+        raise ConfigError(f"the records are a JSON file, such as {out.with_suffix('.json')}, not {out}")
+    check_writable(out.parent)
+    names = data or ["synthetic"]
+    settings = parse_settings(set_ or [])
+    chosen = preset or "best"
+    configs = [
+        build_config(preset=chosen, model=parse_gnn(model), overrides={**settings, "seed": seed})
+        for seed in range(seeds)
+    ]
+    with RoundProgress(hidden=quiet) as progress, Halt(quiet=quiet, after="the rounds under way") as halt:
+
+        def watch(name: str, seed: int) -> Watcher:
+            return lambda event: progress.round(replace(event, label=f"{name}, seed {seed}: {event.label}"))
+
+        records = measure_all(
+            names, configs, out, parties=parties, device=device, watch=watch, stop=halt.asked
+        )
+    words = ["verfedgnn", "bench", *names, "--preset", chosen, "--seeds", str(seeds)]
+    words += [*([] if model is None else ["--model", model])]
+    words += [*([] if parties is None else ["--parties", str(parties)])]
+    words += [word for setting in set_ or [] for word in ("--set", setting)]
+    page = out.with_suffix(".md")
+    write_text(page, bench_page(records, shlex.join(words)))
+    table = Table(*HEADER, title=f"Trainings with preset {chosen} (test part)", title_justify="left")
+    for row in bench_rows(records):
+        table.add_row(*row)
+    output.result({"records": out, "page": page, "trainings": records}, table, f"written: {out}, {page}")
+    sentence = "Every training is measured; other methods are compared on the same data next."
+    show_next(output, [sentence], ["compare", "--data", names[0]])

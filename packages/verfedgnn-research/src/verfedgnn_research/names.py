@@ -1,0 +1,35 @@
+"""Names that help and completion show. Nothing here loads torch, because a TAB must not wait for it."""
+
+from __future__ import annotations
+
+METHODS = (
+    "bias",
+    "mf",
+    "biased-mf",
+    "central",
+    "alone",
+    "fedpergnn",
+    "fedsage",
+    "fedsage+",
+    "verfedgnn",
+    "best",
+    "best-gated",
+    "private",
+)
+EXPERIMENTS = (
+    "table1",
+    "table2",
+    "table3",
+    "table4",
+    "table5",
+    "table6",
+    "table7",
+    "figure2",
+    "figure3",
+    "figure4",
+    "figure5",
+)
+"""Names of methods and experiments. A test compares them with the modules that define them."""
+CASES = ("amazon", "ciao-all", "ciao-any", "genre")
+"""Data sets of `bench` that are divided among parties in a fixed way: two shops, categories of Ciao with the users of all or of
+any, and the genres of ML-1M."""

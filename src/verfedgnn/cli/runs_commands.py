@@ -1,0 +1,245 @@
+"""`verfedgnn runs`, `diff` and `promote`: list runs, compare two, and let one replace another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from verfedgnn.cli.completion import complete_run_folders
+from verfedgnn.cli.next_step import fresh_path, show_next
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import AsJson, Quiet
+from verfedgnn.core.errors import ConfigError, NotPromoted, RunError
+
+if TYPE_CHECKING:
+    from verfedgnn.reports.difference_view import DifferenceTable
+    from verfedgnn.runs.run_list import RunSummary
+
+SHOWN_NAMES = 3
+"""Number of names of parties that a cell shows."""
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Folder that contains run folders.")] = Path("runs"),
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """List runs, oldest first: data, preset, parties, accuracy, bytes, privacy budget spent and the run before each."""
+    from verfedgnn.reports.phrases import format_metric, format_size
+    from verfedgnn.runs.run_list import list_runs
+
+    output = Output(quiet=quiet, as_json=as_json)
+    found = list_runs(folder)
+    table = Table(
+        "run",
+        "date (UTC)",
+        "preset",
+        "parties",
+        "ratings",
+        "RMSE",
+        "NDCG@20",
+        "bytes",
+        "epsilon",
+        "after",
+    )
+    for run in found:
+        name = run.folder + "".join(f" <- {link}" for link in run.links)
+        table.add_row(
+            escape(name),
+            run.date[:16].replace("T", " "),
+            escape(run.preset or "-"),
+            _shorten(run.parties),
+            "-" if run.ratings is None else f"{run.ratings:,} of {run.users:,} users",
+            format_metric(run.rmse) if run.finished else "not finished",
+            format_metric(run.ndcg),
+            "-" if run.bytes is None else format_size(run.bytes),
+            "-" if run.epsilon is None else f"{run.epsilon:.3g}",
+            escape(run.after or "-"),
+        )
+    output.result([run.to_dict() for run in found], table if found else f"no runs in {folder}")
+    _show_next(output, folder, found)
+
+
+def _show_next(output: Output, folder: Path, found: list[RunSummary]) -> None:
+    """Suggest to resume the newest run, to compare the two newest, or to report the only one."""
+    places = [str(folder / run.folder) for run in found]
+    finished = [place for place, run in zip(places, found, strict=True) if run.finished]
+    if not found:
+        sentence = f"There are no runs in {folder}; a training with --out writes one."
+        command = ["train", "--data", "synthetic", "--lift", "--out", str(fresh_path(folder / "first"))]
+    elif not found[-1].finished:
+        sentence = "The newest run is not finished; it resumes from its last checkpoint."
+        command = ["train", "--resume", places[-1]]
+    elif len(finished) > 1:
+        sentence = (
+            f"{len(finished)} runs are finished; the two newest can be compared on the same test ratings."
+        )
+        command = ["diff", *finished[-2:]]
+    else:
+        sentence = "One run is finished."
+        command = ["report", finished[-1]]
+    show_next(output, [sentence], command)
+
+
+def _shorten(names: list[str]) -> str:
+    more = len(names) - SHOWN_NAMES
+    shown = [*names[:SHOWN_NAMES], *([f"{more} more"] if more > 0 else [])]
+    return escape(", ".join(shown)) or "-"
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(help="Earlier run folder.", autocompletion=complete_run_folders)],
+    after: Annotated[Path, typer.Argument(help="Later run folder.", autocompletion=complete_run_folders)],
+    out: Annotated[Path | None, typer.Option(help="HTML page to write, and the same as Markdown.")] = None,
+    sample: Annotated[
+        int, typer.Option(help="Number of users whose recommendations are compared, at most.", min=1)
+    ] = 1000,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two runs: settings, data, accuracy on the test ratings of both, and how recommendations changed."""
+    from verfedgnn.core.files import check_writable
+    from verfedgnn.evaluation.run_difference import difference
+    from verfedgnn.reports.difference_view import difference_document, difference_tables
+    from verfedgnn.runs.run import Run
+    from verfedgnn.runs.run_folder import check_outside
+
+    output = Output(quiet=quiet, as_json=as_json)
+    if out is not None:
+        if out.suffix.lower() != ".html":
+            raise ConfigError(
+                f"--out {out} is not a page; use for example --out {out.with_suffix('.html').name}"
+            )
+        check_writable(out.parent)
+        check_outside(out)
+    runs = [Run.load(folder, added=False) for folder in (before, after)]
+    with output.busy("comparing"):
+        found = difference(*runs, sample=sample)
+    names = [folder.resolve().name for folder in (before, after)]
+    if out is not None:
+        difference_document(found, *names).write(out.parent, out.stem)
+    output.result(found, *show_tables(difference_tables(found)))
+    if out is not None:
+        output.remark(f"written: {out}")
+    better = {metric: table["overall"]["better"] for metric, table in found["figures"].items()}
+    chosen = before if "no" in better.values() and "yes" not in better.values() else after
+    words = {"yes": "better", "no": "worse"}
+    judged = ", ".join(
+        f"{metric.upper()} {words.get(word, 'not clearly different')}" for metric, word in better.items()
+    )
+    show_next(output, [f"The later run on the same test ratings: {judged}."], ["serve", str(chosen)])
+
+
+def show_tables(tables: Sequence[DifferenceTable]) -> list[RenderableType]:
+    """Return tables for the terminal, each with its note."""
+    shown: list[RenderableType] = []
+    for found in tables:
+        if found.rows:
+            table = Table(*found.header, title=found.title, title_justify="left", caption_justify="left")
+            table.caption = found.note or None
+            for row in found.rows:
+                table.add_row(*(escape(cell) for cell in row))
+            shown += [table, ""]
+        elif found.note:
+            shown += [f"{found.title}. {found.note}", ""]
+    return shown
+
+
+def promote(
+    challenger: Annotated[
+        Path, typer.Argument(help="Run folder of tonight.", autocompletion=complete_run_folders)
+    ],
+    over: Annotated[
+        Path,
+        typer.Option(
+            help="Run folder that is served now, or the link to it.", autocompletion=complete_run_folders
+        ),
+    ],
+    link: Annotated[
+        Path | None,
+        typer.Option(
+            help="Symbolic link that `serve` follows; it is switched to the challenger if it is promoted."
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            help="Loss, in per cent of RMSE and NDCG@20, that is accepted, also against the best run so far.",
+            min=0,
+        ),
+    ] = 0.0,
+    max_lost: Annotated[
+        float,
+        typer.Option(
+            help="Largest share of a party's users, items or ratings, in per cent, that may be gone.",
+            min=0,
+            max=100,
+        ),
+    ] = 10.0,
+    textfile: Annotated[
+        Path | None,
+        typer.Option(help="File of metrics for Prometheus (node_exporter): result, accuracy and drift."),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Promote a run over the one that is served, unless it is worse beyond its interval on ratings that neither was trained on.
+
+    It must not be worse than the best run that was promoted before, either, so that tolerated losses do not add up.
+    The exit code is 0 if the challenger is promoted and 5 if the champion is kept.
+    """
+    from verfedgnn.core.files import switch_link
+    from verfedgnn.data.ratings import format_count
+    from verfedgnn.evaluation.promotion import judge_challenger, read_best, write_best
+    from verfedgnn.reports.difference_view import figure_tables
+    from verfedgnn.reports.night_metrics import write_textfile
+    from verfedgnn.runs.forget_record import is_federated, read_forgotten_users
+    from verfedgnn.runs.run import Run
+
+    output = Output(quiet=quiet, as_json=as_json)
+    if challenger.resolve() == over.resolve():
+        raise RunError(
+            f"{challenger} and {over} are the same run, so there is nothing to compare; give another run"
+        )
+    if link is not None and link.exists() and link.resolve() != over.resolve():
+        raise RunError(
+            f"{link} leads to {link.resolve().name}, but {challenger} would be compared with {over}; pass --over {link}"
+        )
+    champion = Run.load(over, added=False)
+    run = Run.load(challenger, added=False)
+    gone = read_forgotten_users(over).find(run.parties[0].ratings.user_ids, federated=is_federated(over))
+    if gone.any():
+        count = format_count(int(gone.sum()), "user")
+        raise RunError(f"{challenger} has {count} forgotten in {over}; forget them in {challenger}, too")
+    best = read_best(over.resolve())
+    others = {path: Run.load(path, added=False) for path in set(best.values()) - {over.resolve()}}
+    with output.busy("comparing"):
+        found = judge_challenger(
+            champion,
+            run,
+            best={metric: others.get(path, champion) for metric, path in best.items()},
+            tolerance=tolerance,
+            max_lost=max_lost,
+        )
+    if textfile is not None:
+        write_textfile(textfile, found)
+    if found["promoted"]:
+        write_best(challenger, best | dict.fromkeys(found["best_in"], challenger))
+        if link is not None:
+            switch_link(link, challenger)
+    found = {"challenger": str(challenger), "champion": str(over), **found}
+    tables = [
+        *figure_tables(found["figures"]["new"], "Test ratings that came since"),
+        *figure_tables(found["figures"]["shared"], "Test ratings of both runs"),
+    ]
+    switched = "" if link is None else f"; {link} leads to it"
+    text = f"promoted: {challenger}{switched}" if found["promoted"] else f"kept: {over}"
+    output.result(found, *show_tables(tables), text)
+    if not found["promoted"]:
+        raise NotPromoted(f"{challenger} was not promoted: {'; '.join(found['reasons'])}")

@@ -1,0 +1,196 @@
+"""`verfedgnn items` and `verfedgnn forget`: items that come after a training, users and items that go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from verfedgnn.cli.next_step import show_next
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
+from verfedgnn.cli.source_options import reads_ratings_hiding
+from verfedgnn.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from verfedgnn.data.item_table import ItemTable
+    from verfedgnn.data.read_options import ReadOptions
+    from verfedgnn.upkeep.new_items import AddedReport, NewItems
+
+SHOWN = 20
+"""Most items that are listed."""
+
+app = typer.Typer(name="items", help="Add items that come after a training.", no_args_is_help=True)
+
+
+@app.callback()
+def root() -> None:
+    """Add items that come after a training."""
+
+
+@app.command()
+@reads_ratings_hiding("query", "events", "encoding", "delimiter", "scale", "catalogue")
+def add(
+    run: RunFolder,
+    *,
+    party: Annotated[
+        str | None, typer.Option(help="Party that offers the items; needed if the run has several.")
+    ] = None,
+    ratings: Annotated[Path | None, typer.Option(help="First ratings of the new items.")] = None,
+    items: Annotated[
+        Path | None, typer.Option(help="Table with a row per new item: its id, title and further columns.")
+    ] = None,
+    reading: ReadOptions,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give new items a vector from their first ratings, so that they are recommended before the next training.
+
+    It takes milliseconds an item and sends nothing to anybody. Repeat the command with further ratings of the same items. A server
+    that serves the run notices the items within seconds.
+    """
+    from verfedgnn.data.item_table import read_item_table
+    from verfedgnn.data.table_sources import read_table
+    from verfedgnn.upkeep.new_items import make_items
+
+    if ratings is None and items is None:
+        raise ConfigError("nothing to add; give --ratings FILE, --items FILE or both")
+    new = open_items(run, party)
+    options = reading.for_each(["ratings"])["ratings"]
+    first = None if ratings is None else read_table(ratings, **options)
+    report = new.add(make_items(first, None if items is None else read_item_table(items)))
+    _show(report, run, new.party, Output(quiet=quiet, as_json=as_json))
+
+
+@app.command()
+def features(
+    run: RunFolder,
+    table: Annotated[Path, typer.Argument(help="Table with a row per item: its id and its features.")],
+    party: Annotated[
+        str | None, typer.Option(help="Party that offers the items; needed if the run has several.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Store features of a party's items, and add the items of the table that had no ratings in training.
+
+    A column is a category (several values separated by |), a number, text, or a list of numbers. Items without ratings get the
+    vector that follows from their features, and ratings that come later refine it. Features stay in the party's run folder.
+    """
+    from verfedgnn.data.item_table import read_item_table
+
+    new = open_items(run, party)
+    report = new.set_features(read_item_table(table))
+    output = Output(quiet=quiet, as_json=as_json)
+    fitted = new.features
+    assert fitted is not None
+    for name, prior in fitted.priors.items():
+        output.remark(
+            f"{name}: features explain {100 * prior.explained:.0f} % of how users see an unknown item"
+        )
+    _show(report, run, new.party, output)
+
+
+def open_items(run: Path, party: str | None) -> NewItems:
+    """Return the new items of a party; its name is needed if the run has several."""
+    from verfedgnn.runs.run import Run
+    from verfedgnn.upkeep.new_items import NewItems
+
+    loaded = Run.load(run, added=False)
+    names = [each.name for each in loaded.parties]
+    if party is None and len(names) > 1:
+        raise ConfigError(f"the run has several parties; choose one with --party: {', '.join(names)}")
+    return NewItems(run, loaded, party or names[0])
+
+
+def read_feature_options(given: Sequence[str], names: Sequence[str]) -> dict[str, ItemTable]:
+    """Return the tables that `--features NAME=FILE` gives to the named parties."""
+    from verfedgnn.data.item_table import read_item_table
+
+    found = {}
+    for text in given:
+        name, equals, file = text.partition("=")
+        if not equals or name not in names:
+            raise ConfigError(
+                f"--features takes NAME=FILE with one of the parties {', '.join(names)}, not '{text}'"
+            )
+        found[name] = read_item_table(Path(file))
+    return found
+
+
+def _show(report: AddedReport, run: Path, party: str, output: Output) -> None:
+    table = Table("item", "title", "ratings", title=f"Added to {escape(party)}", title_justify="left")
+    for item in report.items[:SHOWN]:
+        table.add_row(escape(item.item), escape(item.title), str(len(item.ratings)))
+    items = [{"item": item.item, "title": item.title, "ratings": len(item.ratings)} for item in report.items]
+    output.result({"items": items, "unknown_users": report.unknown_users}, table)
+    if len(report.items) > SHOWN:
+        output.remark(f"and {len(report.items) - SHOWN:,} more")
+    if report.unknown_users:
+        output.remark(
+            f"left out {report.unknown_users:,} ratings of users who were not in training; they take part in the next one"
+        )
+    sentence = (
+        "The items are recommended from now on; the next training gives them a vector from all their ratings."
+    )
+    show_next(output, [sentence], ["serve", str(run)])
+
+
+def forget(
+    run: RunFolder,
+    user: Annotated[
+        list[str] | None, typer.Option(help="Id of the user, as in the data. Repeatable.")
+    ] = None,
+    user_file: Annotated[Path | None, typer.Option(help="Text file with one id of a user per line.")] = None,
+    item: Annotated[
+        list[str] | None, typer.Option(help="Id of the item, as in the data. Repeatable.")
+    ] = None,
+    item_file: Annotated[Path | None, typer.Option(help="Text file with one id of an item per line.")] = None,
+    party: Annotated[
+        str | None, typer.Option(help="Party that offers the items; needed if several have these ids.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove users or items and their ratings from a run folder, and repair its model without them.
+
+    A record, forget.json, says what was done and what remains, with a keyed hash instead of the id. If the command is interrupted, the
+    same command finishes it. Remove them from your own data, too: the next training reads it again.
+    """
+    from verfedgnn.upkeep.forget import finish_forgetting, forget_items, forget_users
+
+    users = [*(user or []), *_read_ids(user_file)]
+    items = [*(item or []), *_read_ids(item_file)]
+    output = Output(quiet=quiet, as_json=as_json)
+    if users and items:
+        raise ConfigError("give users or items, not both; run the command once for each")
+    if items:
+        record = forget_items(run, items, party)
+    elif users:
+        record = forget_users(run, users)
+    else:
+        finished = finish_forgetting(run)
+        if finished is None:
+            raise ConfigError("nothing to forget; give --user ID, --item ID, or a file of ids")
+        record = finished
+    ratings = sum(record["ratings"].values())
+    again = sum(record["items_estimated_again"].values())
+    repaired = (
+        f"estimated {again:,} items again" if record["users"] else f"removed {len(record['items']):,} items"
+    )
+    output.result(record, f"removed {ratings:,} ratings; {repaired}")
+    for text in record["remains"]:
+        output.remark(f"remains: {text}")
+
+
+def _read_ids(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    try:
+        return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}); give a text file with one id per line") from None

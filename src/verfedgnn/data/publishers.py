@@ -1,0 +1,289 @@
+"""Readers of publishers' layouts: MovieLens in its three forms, BookCrossing, and Yelp's open data set."""
+
+import html
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+from numpy.typing import NDArray
+
+from verfedgnn.core.errors import DataError
+from verfedgnn.data.column_names import normalise_name
+from verfedgnn.data.ids import CODED_TEXT, TEXT, look_up
+from verfedgnn.data.rating_checks import make_ratings
+from verfedgnn.data.ratings import Ratings, format_count
+from verfedgnn.data.table_sources import read_table
+from verfedgnn.data.text_files import TextTable, open_stream, read_first_bytes, reading
+from verfedgnn.data.value_parsing import parse_numbers
+
+PAPER_SUBSET = (6000, 3000)
+"""Number of users and items in the paper's dense subset of BookCrossing."""
+# The content of u.genre, for copies that lack it.
+_GENRES_100K = [
+    "unknown",
+    "Action",
+    "Adventure",
+    "Animation",
+    "Children's",
+    "Comedy",
+    "Crime",
+    "Documentary",
+    "Drama",
+    "Fantasy",
+    "Film-Noir",
+    "Horror",
+    "Musical",
+    "Mystery",
+    "Romance",
+    "Sci-Fi",
+    "Thriller",
+    "War",
+    "Western",
+]
+_BLOCK = 16 << 20
+
+
+def read_movielens_100k(
+    path: Path, items: Path | None = None, *, name: str = "ml-100k", **options: Any
+) -> Ratings:
+    """Read MovieLens-100K: u.data, tab separated without a header, and u.item for titles and genres."""
+    text = TextTable(path, delimiter="\t", header=False, quoted=False)
+    ratings = _read_stars(text, ["user", "item", "rating", "time"], name, options)
+    if items is None:
+        return ratings
+    genres = _genre_names(items.with_name("u.genre"))
+    flags = [f"genre-{n}" for n in range(len(genres))]
+    table = TextTable(items, delimiter="|", header=False, quoted=False, encoding="latin-1").read(
+        dict.fromkeys(["item", "title", *flags], TEXT),
+        names=["item", "title", "released", "video", "link", *flags],
+    )
+    first = pc.case_when(
+        pc.make_struct(*(pc.equal(table[flag], "1") for flag in flags)), *map(pa.scalar, genres)
+    )
+    return _described(ratings, table["item"], table["title"], genre=first)
+
+
+def read_movielens_dat(
+    path: Path, items: Path | None = None, *, name: str = "ml-1m", **options: Any
+) -> Ratings:
+    """Read MovieLens-1M or -10M: ratings.dat with '::' between fields, and movies.dat for titles and genres."""
+    # The delimiter ':' splits '::' into two, so every other column is empty.
+    names = ["user", "a", "item", "b", "rating", "c", "time"]
+    ratings = _read_stars(TextTable(path, delimiter=":", header=False, quoted=False), names, name, options)
+    if items is None:
+        return ratings
+    with reading(items), open_stream(items) as stream:
+        raw = stream.read()
+    try:  # 10M is UTF-8, 1M latin-1.
+        lines = raw.decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        lines = raw.decode("latin-1").splitlines()
+    fields = [line.split("::") for line in lines if line]
+    if any(len(parts) != 3 for parts in fields):
+        raise DataError(
+            f"{items} has lines that are not MovieID::Title::Genres; download it again or move it away"
+        )
+    ids, titles, genres = (pa.array([parts[k] for parts in fields], TEXT) for k in range(3))
+    return _described(ratings, ids, titles, genre=_first_genre(genres))
+
+
+def read_movielens_csv(
+    path: Path, items: Path | None = None, *, name: str = "movielens", **options: Any
+) -> Ratings:
+    """Read MovieLens-20M and later, or an older edition as CSV: ratings.csv and movies.csv with headers."""
+    ratings = read_table(path, name=name, **options)
+    ratings = replace(ratings, scale=_stars(ratings.rating), scale_declared=True)
+    if items is None:
+        return ratings
+    found = TextTable(items).header_names()
+    if len(found) < 3:
+        raise DataError(
+            f"{items} has columns {', '.join(found)} instead of movieId, title, genres; download it again"
+        )
+    movies = TextTable(items).read(dict.fromkeys(found[:3], TEXT))
+    ids, titles, genres = (movies[column] for column in found[:3])
+    return _described(ratings, ids, titles, genre=_first_genre(genres))
+
+
+def _stars(rating: NDArray[Any]) -> tuple[float, float]:
+    """Return the scale: 1 to 5, or 0.5 to 5 in editions with half stars."""
+    return (0.5 if (rating % 1 > 0).any() else 1.0), 5.0
+
+
+def _read_stars(text: TextTable, names: list[str], name: str, options: dict[str, Any]) -> Ratings:
+    types = {"user": CODED_TEXT, "item": CODED_TEXT, "rating": CODED_TEXT, "time": pa.int64()}
+    table = text.read(types, names=names)
+    scale = _stars(parse_numbers(table["rating"]).values)
+    columns = (table["user"], table["item"], table["rating"])
+    return make_ratings(*columns, time=table["time"], scale=scale, name=name, where=text.at, **options)
+
+
+def _genre_names(path: Path) -> list[str]:
+    if not path.exists():
+        return _GENRES_100K
+    with reading(path):
+        lines = path.read_text("latin-1").splitlines()
+    return [line.split("|")[0] for line in lines if "|" in line]
+
+
+def _first_genre(genres: pa.Array | pa.ChunkedArray) -> pa.Array:
+    first = pc.list_element(pc.split_pattern(genres, "|"), 0)
+    return pc.if_else(pc.equal(first, "(no genres listed)"), "", first)
+
+
+def _described(ratings: Ratings, ids: Any, titles: Any, **columns: Any) -> Ratings:
+    """Return ratings with titles and further columns of items, given by item id."""
+    found = {key: look_up(ratings.item_ids, ids, values) for key, values in columns.items()}
+    return replace(ratings, titles=look_up(ratings.item_ids, ids, titles), columns=found)
+
+
+def read_bookcrossing(
+    path: Path,
+    books: Path | None = None,
+    *,
+    subset: tuple[int, int] | None = PAPER_SUBSET,
+    name: str = "book-crossing",
+    **options: Any,
+) -> Ratings:
+    """Read the explicit ratings (1 to 10; 0 means "implicit"), by default those of the most active users and items.
+
+    `subset` = (users, items) keeps the users with the most explicit ratings, then the items with the most ratings by those users.
+    Ties are broken by the order of ids, and users left without a rating are dropped. None keeps all explicit ratings.
+    """
+    text = _bookcrossing_text(path)
+    table = text.read({"User-ID": CODED_TEXT, "ISBN": CODED_TEXT, "Book-Rating": CODED_TEXT})
+    rows = np.flatnonzero(parse_numbers(table["Book-Rating"]).values != 0)
+    implicit = table.num_rows - len(rows)
+    table = table.take(pa.array(rows))
+    ratings = make_ratings(
+        *(table[column] for column in ("User-ID", "ISBN", "Book-Rating")),
+        scale=(1, 10),
+        name=name,
+        notes=(f"{format_count(implicit, 'implicit row')} (rating 0) left out",) if implicit else (),
+        where=lambda row: text.at(int(rows[row])),
+        **options,
+    )
+    if subset is not None:
+        ratings = select_densest(ratings, *subset)
+    if books is None:
+        return ratings
+    # Common copies have a few broken lines, and titles are optional.
+    about = _bookcrossing_text(books).read({"ISBN": TEXT, "Book-Title": TEXT}, broken=[])
+    wanted = about.filter(pc.is_in(about["ISBN"], value_set=pa.array(ratings.item_ids, TEXT)))
+    titles = pa.array([html.unescape(title) for title in wanted["Book-Title"].to_pylist()], TEXT)
+    return _described(ratings, wanted["ISBN"], titles)
+
+
+def _bookcrossing_text(path: Path) -> TextTable:
+    return TextTable(path, delimiter=";", escape="\\", encoding="latin-1")
+
+
+def select_densest(ratings: Ratings, users: int, items: int) -> Ratings:
+    """Keep the `users` users with the most ratings, then the `items` items with the most ratings by those users."""
+    kept = ratings.select_users(_most(ratings.user, ratings.n_users, users))
+    kept = kept.select_items(_most(kept.item, kept.n_items, items))
+    active = np.bincount(kept.user, minlength=kept.n_users) > 0
+    left = int((~active).sum())
+    kept = kept.select_users(active)
+    return kept.with_notes(
+        f"kept the {users:,} users with the most ratings, then the {items:,} items with the most ratings by them:"
+        f" {len(kept):,} of {len(ratings):,} ratings; dropped {format_count(left, 'user')} left without a rating"
+    )
+
+
+def _most(codes: NDArray[np.int32], size: int, count: int) -> NDArray[np.int64]:
+    """Return the `count` most frequent codes in ascending order. The stable sort breaks ties by the smaller id."""
+    frequency = np.bincount(codes, minlength=size)
+    return np.sort(np.argsort(-frequency, kind="stable")[:count])
+
+
+def read_yelp(
+    path: Path,
+    businesses: Path | None = None,
+    *,
+    name: str = "yelp",
+    duplicates: str = "last",
+    **options: Any,
+) -> Ratings:
+    """Read reviews as ratings of businesses (1 to 5 stars), and businesses for names. Review texts are never kept.
+
+    By default the latest of several reviews of a business by one user counts.
+    """
+    read_first_bytes(path)
+    table = _read_json(path, {"user_id": TEXT, "business_id": TEXT, "stars": pa.float64(), "date": TEXT})
+    order = np.arange(table.num_rows)
+    dates = None
+    if table["date"].null_count < table.num_rows:
+        try:
+            dates = pc.cast(table["date"], pa.timestamp("s"))
+        except pa.ArrowInvalid as error:
+            reason = str(error).splitlines()[0][:120]
+            raise DataError(
+                f"{path} has an invalid date ({reason}); write dates as 2018-07-07 22:09:11"
+            ) from error
+        order = pc.sort_indices(dates).to_numpy()
+        table, dates = table.take(order), dates.take(order)
+    ratings = make_ratings(
+        *(table[column] for column in ("user_id", "business_id", "stars")),
+        time=dates,
+        scale=(1, 5),
+        name=name,
+        duplicates=duplicates,
+        where=lambda row: f"line {order[row] + 1} of {path.name}",
+        **options,
+    )
+    if businesses is None:
+        return ratings
+    about = _read_json(businesses, dict.fromkeys(("business_id", "name", "categories", "city"), TEXT))
+    category = pc.list_element(pc.split_pattern(pc.fill_null(about["categories"], ""), ", "), 0)
+    return _described(ratings, about["business_id"], about["name"], category=category, city=about["city"])
+
+
+def _read_json(path: Path, fields: dict[str, pa.DataType]) -> pa.Table:
+    with reading(path), open_stream(path) as stream:
+        try:
+            return pa.json.read_json(
+                stream,
+                read_options=pa.json.ReadOptions(block_size=_BLOCK),
+                parse_options=pa.json.ParseOptions(
+                    explicit_schema=pa.schema(list(fields.items())), unexpected_field_behavior="ignore"
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            reason = str(error).splitlines()[0][:120]
+            raise DataError(
+                f"{path} does not hold Yelp's JSON lines ({reason}); each line needs {', '.join(fields)}"
+            ) from error
+
+
+# Main file, companion file with titles, reader. The first entry whose main file exists determines the layout.
+_LAYOUTS = (
+    ("u.data", "u.item", read_movielens_100k),
+    ("ratings.dat", "movies.dat", read_movielens_dat),
+    ("BX-Book-Ratings.csv", "BX-Books.csv", read_bookcrossing),
+    ("yelp_academic_dataset_review.json", "yelp_academic_dataset_business.json", read_yelp),
+    ("ratings.csv", "movies.csv", read_movielens_csv),
+)
+
+
+def find_layout(path: Path) -> tuple[Path, Path | None, Any] | None:
+    """Return main file, companion file or None, and reader, if a path is in a publisher's layout; otherwise None."""
+    folder = path if path.is_dir() else path.parent
+    for main, companion, read in _LAYOUTS:
+        candidates = [folder / main, folder / f"{main}.gz"]
+        files = [path] if path in candidates else [f for f in candidates if path.is_dir() and f.exists()]
+        if files and not (main == "ratings.csv" and not _is_movielens(files[0])):
+            beside = (folder / companion, folder / f"{companion}.gz")
+            return files[0], next((file for file in beside if file.exists()), None), read
+    return None
+
+
+def _is_movielens(path: Path) -> bool:
+    """Return whether a ratings.csv is that of MovieLens and not another table of that name."""
+    return {"userid", "movieid", "rating"} <= {
+        normalise_name(name) for name in TextTable(path).header_names()
+    }

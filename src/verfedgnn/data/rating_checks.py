@@ -1,0 +1,356 @@
+"""Checks of all rows of a table at once, and `make_ratings`, which refuses a table with a fatal problem.
+
+`data check` lists every problem that `make_ratings` would refuse, so a table is usable exactly when it can be read.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from verfedgnn.core.errors import DataError
+from verfedgnn.core.option_names import option
+from verfedgnn.data.ids import (
+    LONGEST_ID,
+    LONGEST_TITLE,
+    NOTHING,
+    StrArray,
+    as_item_text,
+    encode_unordered,
+    number_ids,
+    sort_numbered,
+    to_numpy,
+)
+from verfedgnn.data.ratings import Mask, Ratings, count_rows
+from verfedgnn.data.value_parsing import (
+    CORRECT,
+    as_number_column,
+    find_infinite,
+    parse_numbers,
+    parse_times,
+    quote_value,
+)
+
+DUPLICATES = ("error", "first", "last", "mean")
+MISSING = ("error", "drop")
+SHOWN = 5
+"""Number of places that are shown for each kind of problem."""
+
+
+@dataclass(frozen=True)
+class DataProblem:
+    """One kind of problem and the rows that have it."""
+
+    kind: str
+    """Name of the problem for programs."""
+    text: str
+    """Description of the problem for people, with the number of rows."""
+    remedy: str
+    """What to do about the problem."""
+    count: int
+    """Number of rows."""
+    places: tuple[int, ...] = ()
+    """The first few rows, in order."""
+    values: tuple[str, ...] = ()
+    """Ratings or times in these rows; "" for values that must not be shown."""
+    fatal: bool = False
+    """Whether the problem makes the table unusable."""
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedRows:
+    """The rows of a table with users and items as codes, and their problems. Places of problems are rows counted from 0."""
+
+    user: NDArray[np.int32]
+    item: NDArray[np.int32]
+    rating: NDArray[np.float64]
+    time: NDArray[np.int64] | None
+    users: pa.Array
+    """Distinct user ids, in no particular order."""
+    items: pa.Array
+    """Distinct item ids, in no particular order."""
+    gone: Mask
+    """Rows that lack something and are left out."""
+    bad: Mask
+    """Rows with any problem, and those that repeat an earlier pair."""
+    problems: list[DataProblem]
+    notes: tuple[str, ...]
+    """Sentences about how the columns were read."""
+
+
+def check_options(duplicates: str, missing: str) -> None:
+    """Raise `DataError` for unknown values of `duplicates` and `missing`."""
+    for name, given, known in (("duplicates", duplicates, DUPLICATES), ("missing", missing, MISSING)):
+        if given not in known:
+            raise DataError(f"{name}={given!r} is unknown; use one of {', '.join(known)}")
+
+
+def fill_in() -> str:
+    """Return the remedy for rows without a user, an item, a rating or a kind of event."""
+    return f"fill it in, or leave them out with {option('missing', 'drop')}"
+
+
+def note_left_out(count: int, lack: str) -> str:
+    """Return the note about rows that were left out because they lack something."""
+    return count_rows(count, f"have {lack}: left out")
+
+
+def find_absent(codes: NDArray[np.int32], ids: pa.Array) -> Mask:
+    """Return a mask of the rows without an id, given the codes of `number_ids`."""
+    # The appended entry is for nulls, whose code is -1.
+    return np.append(_mask(pc.equal(ids, "")), True)[codes]
+
+
+def check_rows(
+    user: Any,
+    item: Any,
+    rating: Any,
+    time: Any = None,
+    *,
+    scale: tuple[float, float] | None = None,
+    duplicates: str = "error",
+    missing: str = "error",
+) -> CheckedRows:
+    """Find all problems of the rows. The columns are of Arrow, arrays or sequences of one length."""
+    check_options(duplicates, missing)
+    with ThreadPoolExecutor(2) as both:
+        (users, user_ids), (items, item_ids) = both.map(number_ids, (user, item), ("user", "item"))
+    parsed = parse_numbers(rating, scale)
+    problems: list[DataProblem] = []
+    bad = np.zeros(len(users), bool)
+
+    def note(
+        kind: str, mask: Mask, what: str, remedy: str, *, outcome: str = "", warning: bool = False
+    ) -> None:
+        """Add a fatal problem, or a warning; `outcome` says how such rows are handled."""
+        count = int(mask.sum())
+        if count:
+            text = count_rows(count, what) + (f": {outcome}" if outcome else "")
+            places = tuple(np.flatnonzero(mask)[:SHOWN].tolist())
+            fatal = not outcome and not warning
+            problems.append(DataProblem(kind, text, "" if outcome else remedy, count, places, fatal=fatal))
+            if not warning:
+                bad[mask] = True
+
+    dropped = "left out" if missing == "drop" else ""
+    note("no-user", find_absent(users, user_ids), "have no user", fill_in(), outcome=dropped)
+    note("no-item", find_absent(items, item_ids), "have no item", fill_in(), outcome=dropped)
+    lacking = np.isnan(parsed.values) & ~parsed.unlike
+    note("no-rating", lacking, "have a rating that is missing or NaN", fill_in(), outcome=dropped)
+    gone = bad.copy() if dropped else np.zeros(len(bad), bool)
+    if gone.all():
+        lack = (
+            "no row has a user, an item and a rating" if len(gone) else "there are only columns, no ratings"
+        )
+        problems.append(DataProblem("empty", lack, "check how it was written", 1, fatal=True))
+    for role, codes, ids in (("user", users, user_ids), ("item", items, item_ids)):
+        # The appended entry is for rows without an id, whose code is -1.
+        lengths = pc.utf8_length(ids)
+        overlong = np.append(_mask(pc.greater(lengths, LONGEST_ID)), False)[codes] & ~gone
+        what = f"have a {role} of up to {pc.max(lengths)} characters, more than {LONGEST_ID}"
+        remedy = f"name another column with {option('columns', {role: '...'})}"
+        note(f"long-{role}", overlong, what, remedy)
+        nothing = pc.is_in(ids, value_set=pa.array([*filter(None, NOTHING), "None"], ids.type))
+        called = np.append(_mask(nothing), False)[codes] & ~gone
+        what = f"have a {role} called NA, NULL or the like, which counts as an id"
+        remedy = f"leave the {role} empty where there is none, then {option('missing', 'drop')} leaves those rows out"
+        note(f"named-nothing-{role}", called, what, remedy, warning=True)
+    hardly = parsed.remedy == CORRECT and 2 * int(parsed.unlike.sum()) > len(bad)
+    remedy = (
+        f"name the column of ratings with {option('columns', {'rating': '...'})}" if hardly else parsed.remedy
+    )
+    note("not-a-number", parsed.unlike, "have a rating that is not a number", remedy)
+    infinite = find_infinite(parsed.values) & ~gone
+    note("infinite", infinite, "have a rating that is infinite (more than 3.4e38)", CORRECT)
+    if scale is not None:
+        outside = ~bad & ((parsed.values < scale[0]) | (parsed.values > scale[1]))
+        what = f"have a rating outside the scale {scale[0]:g} to {scale[1]:g}"
+        note("off-scale", outside, what, f"correct them or give another {option('scale')}")
+    seconds, notes = (None, ()) if time is None else parse_times(_chunked(time), gone)
+    outcome = {"error": "", "mean": "the mean rating is taken"}.get(
+        duplicates, f"the {duplicates} one is kept"
+    )
+    remedy = f"keep one with {option('duplicates', 'first')}, or use last or mean"
+    repeated = _find_repeated(users, items, len(item_ids), ~bad)
+    note("repeated", repeated, "repeat a (user, item) pair", remedy, outcome=outcome)
+    return CheckedRows(
+        *(users, items, parsed.values, seconds, user_ids, item_ids),
+        *(gone, bad, problems, (*parsed.notes, *notes)),
+    )
+
+
+def make_ratings(
+    user: Any,
+    item: Any,
+    rating: Any,
+    *,
+    time: Any = None,
+    titles: Any = None,
+    columns: Mapping[str, Any] | None = None,
+    scale: tuple[float, float] | None = None,
+    name: str = "ratings",
+    duplicates: str = "error",
+    missing: str = "error",
+    notes: tuple[str, ...] = (),
+    where: Callable[[int], str] | None = None,
+) -> Ratings:
+    """Check columns with one entry per rating and return them as `Ratings`.
+
+    `user`, `item`, `rating`, `time`, `titles` and each of `columns` are arrays or sequences of one length.
+    Titles and columns belong to items; the first entry that is not empty is used.
+
+    Args:
+        user: Ids of users.
+        item: Ids of items.
+        rating: Ratings, as numbers or text.
+        time: Times as numbers (seconds or milliseconds since 1970), dates or text.
+        titles: Titles of items.
+        columns: Further columns of items, by name.
+        scale: Lowest and highest rating; by default those of the data.
+        name: Name of the table in messages.
+        duplicates: How to treat repeated (user, item) pairs: "error", "first", "last" or "mean".
+        missing: How to treat rows without a user, an item or a rating: "error" or "drop".
+        notes: Sentences about how the columns were read.
+        where: Function that describes the place of a row in errors.
+    """
+    at = where or (lambda row: f"row {row} of {name} (counted from 0)")
+    rating = as_number_column(rating)
+    if len({len(user), len(item), len(rating)}) > 1:
+        raise DataError(
+            f"{name} has {len(user):,} users, {len(item):,} items and {len(rating):,} ratings; give one of each per row"
+        )
+    for what, column in {"time": time, "titles": titles, **(columns or {})}.items():
+        if column is not None and len(column) != len(rating):
+            raise DataError(
+                f"{name} has {len(column):,} entries of {what} for {len(rating):,} ratings; give one of each per row"
+            )
+    rows = check_rows(user, item, rating, time, scale=scale, duplicates=duplicates, missing=missing)
+    _refuse(rows, rating, name, at)
+    kept: Any = np.flatnonzero(~rows.gone) if rows.gone.any() else slice(None)
+    values = rows.rating[kept]
+    low, high = scale if scale is not None else (float(values.min()), float(values.max()))
+    user_code, user_ids = sort_numbered(*used_ids(rows.user[kept], rows.users))
+    item_code, item_ids = sort_numbered(*used_ids(rows.item[kept], rows.items))
+    left_out = int(rows.gone.sum())
+    table = Ratings(
+        user=user_code,
+        item=item_code,
+        rating=values.astype(np.float32),
+        user_ids=user_ids,
+        item_ids=item_ids,
+        time=None if rows.time is None else rows.time[kept],
+        titles=None if titles is None else first_per_item(titles, "title", item_code, len(item_ids), kept),
+        columns={
+            key: first_per_item(column, key, item_code, len(item_ids), kept)
+            for key, column in (columns or {}).items()
+        },
+        scale=(float(low), float(high)),
+        scale_declared=scale is not None,
+        name=name,
+        notes=(
+            *notes,
+            *rows.notes,
+            *([note_left_out(left_out, "no user, item or rating")] if left_out else []),
+        ),
+    )
+    repeated = next((problem for problem in rows.problems if problem.kind == "repeated"), None)
+    return table if repeated is None else _without_repeated(table, duplicates, rows.bad[kept])
+
+
+def _refuse(rows: CheckedRows, rating: Any, name: str, at: Callable[[int], str]) -> None:
+    """Raise `DataError` for the first fatal problem; one error names every kind of missing value."""
+    fatal = {problem.kind: problem for problem in rows.problems if problem.fatal}
+    if "not-a-number" in fatal:
+        row = fatal["not-a-number"].places[0]
+        value = quote_value(str(rating[row].as_py()).strip())
+        raise DataError(f"the rating {value} in {at(row)} is not a number: {fatal['not-a-number'].remedy}")
+    if not len(rating) or "empty" in fatal:
+        raise DataError(f"{name} has no ratings; give a table with at least one row")
+    repeated = fatal.pop("repeated", None)
+    lacking = [problem for problem in fatal.values() if problem.kind.startswith("no-")]
+    if fatal:
+        shown = lacking or [next(iter(fatal.values()))]
+        texts = [f"{problem.text}, the first in {at(problem.places[0])}" for problem in shown]
+        raise DataError(f"{'; '.join(texts)}: {shown[0].remedy}")
+    if repeated is not None:
+        second = repeated.places[0]
+        same = (rows.user == rows.user[second]) & (rows.item == rows.item[second]) & ~rows.gone
+        first = int(same.argmax())
+        pair = (rows.users[int(rows.user[first])].as_py(), rows.items[int(rows.item[first])].as_py())
+        raise DataError(
+            f"{repeated.text}, first {pair} in {at(first)} and {at(second)}:"
+            f" keep one with {option('duplicates', 'first')} (or last, mean) or remove them"
+        )
+
+
+def first_per_item(
+    values: Any, what: str, item: NDArray[np.int32], n_items: int, kept: Any = slice(None)
+) -> StrArray:
+    """Return the first non-empty value of each item."""
+    if isinstance(values, pa.Array | pa.ChunkedArray) and pa.types.is_dictionary(values.type):
+        codes, texts = encode_unordered(values)
+        texts = as_item_text(texts, what)
+    else:
+        codes, texts = encode_unordered(as_item_text(values, what))
+    codes = codes[kept]
+    # The appended entry is for nulls, whose code is -1.
+    dictionary = np.append(to_numpy(texts, LONGEST_TITLE), "")
+    filled = np.flatnonzero((dictionary != "")[codes])[::-1]
+    first = np.full(n_items, -1, np.int64)
+    # Assigned from last to first, so that the first value remains.
+    first[item[filled]] = codes[filled]
+    return dictionary[first]
+
+
+def _without_repeated(table: Ratings, duplicates: str, repeated: Mask) -> Ratings:
+    """Keep one row of each pair; `repeated` masks all rows of a pair but the first."""
+    kept = np.flatnonzero(~repeated)
+    if duplicates != "first":
+        key = table.user.astype(np.int64) * table.n_items + table.item
+        order = np.argsort(key, kind="stable")
+        new = np.append(True, key[order[1:]] != key[order[:-1]])
+        if duplicates == "last":
+            kept = np.sort(order[np.append(new[1:], True)])
+        else:
+            group = np.cumsum(new) - 1
+            rating = table.rating.copy()
+            rating[order[new]] = np.bincount(group, weights=table.rating[order]) / np.bincount(group)
+            table = replace(table, rating=rating)
+    outcome = "took the mean rating" if duplicates == "mean" else f"kept the {duplicates}"
+    repeats = count_rows(int(repeated.sum()), "repeat a (user, item) pair")
+    return table.take(kept).with_notes(f"{repeats}: {outcome}")
+
+
+def used_ids(codes: NDArray[np.int32], ids: pa.Array) -> tuple[NDArray[np.int32], pa.Array]:
+    """Return codes and ids without the ids that no row has."""
+    there = np.bincount(codes, minlength=len(ids)) > 0
+    if there.all():
+        return codes, ids
+    recoded = np.cumsum(there, dtype=np.int32) - np.int32(1)
+    return recoded[codes], ids.filter(pa.array(there))
+
+
+def _find_repeated(user: NDArray[np.int32], item: NDArray[np.int32], items: int, valid: Mask) -> Mask:
+    """Return a mask of the valid rows whose pair occurs in an earlier valid row."""
+    key = user.astype(np.int64) * items + item
+    key[~valid] = -1 - np.flatnonzero(~valid)
+    in_order = np.sort(key)
+    repeated = np.zeros(len(key), bool)
+    if (in_order[1:] == in_order[:-1]).any():
+        order = np.argsort(key, kind="stable")
+        repeated[order[1:]] = in_order[1:] == in_order[:-1]
+    return repeated
+
+
+def _chunked(values: Any) -> pa.ChunkedArray:
+    array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, from_pandas=True)
+    return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+
+
+def _mask(array: Any) -> Mask:
+    return np.asarray(array, bool)

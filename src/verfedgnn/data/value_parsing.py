@@ -1,0 +1,318 @@
+"""Parsing of ratings (decimal points and commas) and of times (numbers, dates in several formats) in whole columns.
+
+A comma is decimal only if nothing else is possible: no rating in the column has a point, and either some comma cannot be a
+thousands separator (`3,5`, `0,125`, unlike `1,234`) or the given scale ends below 1,000.
+"""
+
+import time as clock
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from verfedgnn.core.errors import DataError
+from verfedgnn.core.option_names import option
+from verfedgnn.data.ids import NOTHING, Column, encode_unordered, is_text, trim
+from verfedgnn.data.ratings import Mask, count_rows
+
+_COMMA = r"^[-+]?[0-9]*,[0-9]+$"
+_POINT = r"^[-+]?([0-9]+\.[0-9]*|\.[0-9]+)$"
+_THOUSANDS = r"^[-+]?[1-9][0-9]{0,2},[0-9]{3}$"
+CORRECT = "correct or remove them"
+
+EARLIEST = 631_152_000
+"""Start of 1990 in seconds since 1970. Earlier times probably have another unit."""
+_DAY = 86_400
+LATEST_SECONDS = 10**11
+"""Times whose median is larger are milliseconds: as seconds this is the year 5138."""
+NO_TIME = np.iinfo(np.int64).min
+_MOST = 9e18
+"""Largest absolute value of a time in seconds or milliseconds."""
+_KINDS = (
+    pa.int64(),
+    pa.float64(),
+    *(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC")),
+)
+_DATE = r"^([0-9]{1,2})%s([0-9]{1,2})%s([0-9]{4})(?:,? +|T|$)"
+"""Pattern of 31.12.2025, 31/12/2025 18:05 or 3-4-2025, 9:05:00; the separator is filled in."""
+_LATE = "(?:1[3-9]|[23][0-9])"
+"""Pattern of a day that cannot be a month."""
+
+
+def quote_value(value: str) -> str:
+    """Return a value for messages: shortened, quoted, and without control characters."""
+    return repr(shorten(value))
+
+
+def shorten(value: str) -> str:
+    """Shorten a text to 40 characters."""
+    return value if len(value) <= 40 else value[:37] + "..."
+
+
+@dataclass(frozen=True, eq=False)
+class ParsedNumbers:
+    """A parsed column of ratings."""
+
+    values: NDArray[np.float64]
+    """The ratings, NaN if missing or not a number."""
+    unlike: Mask
+    """Mask of the values that are present but not numbers."""
+    remedy: str = CORRECT
+    """What to do about the values that are not numbers."""
+    notes: tuple[str, ...] = ()
+    """Sentences about how the column was read."""
+
+
+def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> ParsedNumbers:
+    """Parse ratings from an Arrow column, a numpy array or a sequence; `scale` is the scale that the user gave."""
+    column = as_number_column(ratings)
+    if not is_text(column.type) and not pa.types.is_dictionary(column.type):
+        values = _stored(column)
+        return ParsedNumbers(values, np.zeros(len(values), bool))
+    place, words = encode_unordered(column)
+    remedy = CORRECT
+    notes: tuple[str, ...] = ()
+    if is_text(words.type):
+        words = _without_nothing(words)
+        found = _cast(words)
+        if found is None:
+            written = words
+            words, remedy = _pointed(words, scale)
+            notes = () if words is written else ("ratings were read with a decimal comma",)
+            found = _cast(words)
+        if found is None:
+            found = pa.array([_number(word) for word in words.to_pylist()], pa.float64())
+    else:
+        found = pa.array(_stored(words))
+    # The appended entry is for nulls, whose code is -1.
+    unlike = np.append(np.asarray(pc.and_(pc.is_valid(words), pc.is_null(found)), bool), False)[place]
+    values = np.append(found.to_numpy(zero_copy_only=False), np.nan)[place]
+    return ParsedNumbers(values, unlike, remedy, notes)
+
+
+def as_number_column(ratings: Any) -> Column:
+    """Convert ratings to an Arrow column; number types that Arrow does not support, such as fractions, become floats."""
+    if isinstance(ratings, Column):
+        return pc.cast(ratings, pa.string()) if ratings.type == pa.string_view() else ratings
+    array = np.asarray(ratings)
+    if array.dtype.kind in "fiub":
+        return pa.array(array)
+    try:
+        return pa.array(array.tolist(), from_pandas=True)
+    except (pa.ArrowException, TypeError, OverflowError):
+        pass
+    try:
+        return pa.array(array.astype(np.float64))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError("a rating is not a number; correct it or remove the row") from error
+
+
+def find_infinite(rating: NDArray[np.float64]) -> Mask:
+    """Return a mask of the ratings that are infinite in single precision, in which they are stored."""
+    with np.errstate(over="ignore"):
+        return np.isinf(rating.astype(np.float32))
+
+
+def _stored(column: Column) -> NDArray[np.float64]:
+    try:
+        cast = pc.cast(column, pa.float64(), safe=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(
+            f"the rating column has type {column.type}, which is not a number; correct or convert it"
+        ) from error
+    return np.asarray(cast, np.float64)
+
+
+def _without_nothing(column: Column) -> Column:
+    """Return trimmed text, null where it means a missing value in a text file."""
+    text = trim(column)
+    return pc.if_else(
+        pc.is_in(text, value_set=pa.array(NOTHING, text.type)), pa.scalar(None, text.type), text
+    )
+
+
+def _pointed(words: pa.Array, scale: tuple[float, float] | None) -> tuple[pa.Array, str]:
+    """Replace decimal commas by points. If commas are ambiguous, return the words unchanged and a remedy."""
+    commas = _count(words, _COMMA)
+    if not commas:
+        return words, CORRECT
+    if _count(words, _POINT):
+        return words, "some ratings have a decimal comma and others a point; use one of them throughout"
+    if _count(words, _THOUSANDS) == commas and (scale is None or max(map(abs, scale)) >= 1000):
+        return words, (
+            "a comma before three digits may be a decimal comma or a thousands separator; replace or remove it, or give the"
+            f" scale if ratings are below 1,000 ({option('scale', (1, 5))})"
+        )
+    pointed = pc.replace_substring(words, ",", ".")
+    return pc.if_else(pc.match_substring_regex(words, _COMMA), pointed, words), CORRECT
+
+
+def _count(words: pa.Array, pattern: str) -> int:
+    return int(pc.sum(pc.match_substring_regex(words, pattern)).as_py() or 0)
+
+
+def _cast(words: pa.Array) -> pa.Array | None:
+    try:
+        return pc.cast(words, pa.float64())
+    except pa.ArrowInvalid:
+        return None
+
+
+def _number(word: str | None) -> float | None:
+    """Return the number that Arrow reads, or None."""
+    found = None if word is None else _cast(pa.array([word]))
+    return None if found is None else float(found[0].as_py())
+
+
+def latest_plausible_time(now: int | None = None) -> int:
+    """Return the latest plausible time of a rating: one day from now, because time zones differ."""
+    return (int(clock.time()) if now is None else now) + _DAY
+
+
+def parse_times(
+    column: pa.ChunkedArray, but: Mask | None = None, *, gaps: bool = False
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Parse numbers (seconds or milliseconds), dates or timestamps to seconds since 1970.
+
+    Return the seconds, or None if the column cannot be parsed or, unless `gaps` are allowed, lacks a time; and notes for the
+    user. `but` masks rows that will be left out. They, and gaps, have the time `NO_TIME`.
+    """
+    if but is not None and but.any():
+        found, notes = parse_times(column.filter(pa.array(~but)), gaps=gaps)
+        time = np.full(len(but), NO_TIME)
+        time[~but] = NO_TIME if found is None else found
+        return None if found is None else time, notes
+    if pa.types.is_dictionary(column.type):
+        column = pc.cast(column, column.type.value_type)
+    parsed = _parse_time_text(column)
+    if is_text(parsed.type):
+        parsed = _parse_time_text(column, _detect_day_first(column))
+    seconds = _as_seconds(parsed)
+    if seconds is None:
+        return None, (_why_unreadable(column),)
+    missing = seconds.null_count
+    if missing and (not gaps or missing == len(seconds)):
+        return None, (note_missing_times(missing),)
+    numbers: NDArray[np.int64] = np.asarray(seconds.drop_null())
+    notes = ()
+    if not _is_date(parsed.type) and len(numbers) and np.median(np.abs(numbers)) > LATEST_SECONDS:
+        numbers, notes = numbers // 1000, ("times were read as milliseconds",)
+    if missing:
+        times = np.full(len(seconds), NO_TIME)
+        times[np.asarray(pc.is_valid(seconds), bool)] = numbers
+        return times, notes
+    return numbers, notes
+
+
+def note_missing_times(count: int) -> str:
+    """Return the note about rows without a time, because of which all times are left out."""
+    return count_rows(count, "have no time: all times are left out")
+
+
+def _as_seconds(column: Column) -> Column | None:
+    """Return numbers as integers and dates as seconds since 1970, null where there is no time; None for other types."""
+    kind = column.type
+    if _is_date(kind):
+        # A finer unit would overflow for distant years.
+        return pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64())
+    if pa.types.is_floating(kind):
+        there = pc.less(pc.abs(column), _MOST)
+        return pc.cast(pc.if_else(there, column, pa.scalar(None, kind)), pa.int64(), safe=False)
+    if pa.types.is_integer(kind) or pa.types.is_null(kind):
+        return pc.cast(column, pa.int64(), safe=False)
+    return None
+
+
+def _is_date(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def _parse_time_text(column: Column, day_first: bool | None = None) -> Column:
+    """Parse text as numbers, as ISO 8601 with or without a zone, or as 31.12.2025 18:05; return other columns unchanged.
+
+    31/12/2025 and 31-12-2025 are parsed only if `day_first` says which number is the day.
+    """
+    if not is_text(column.type):
+        return column
+    given = _without_nothing(column)
+    if given.null_count == len(given):
+        return pa.nulls(len(given))
+    found = _cast_times(given)
+    if found is None:
+        found = _cast_times(_as_iso(given, day_first))
+    return column if found is None else found
+
+
+def _cast_times(given: Column) -> Column | None:
+    """Cast text to the first type that fits all values, or return None."""
+    # Testing the first value avoids slow failures on whole columns.
+    first = given.slice(pc.index(pc.is_valid(given), True).as_py(), 1)
+    for kind in _KINDS:
+        try:
+            pc.cast(first, kind)
+            return pc.cast(given, kind)
+        except pa.ArrowInvalid:
+            continue
+    return None
+
+
+def _detect_day_first(column: Column) -> bool | None:
+    """Return whether dates such as 3/4/2025 have the day first, judged by dates such as 31/12/2025; None if none decides it."""
+    if _any(column, rf"^\s*{_LATE}[/-][0-9]+[/-][0-9]{{4}}"):
+        return True
+    return False if _any(column, rf"^\s*[0-9]+[/-]{_LATE}[/-][0-9]{{4}}") else None
+
+
+def _any(text: Column, pattern: str) -> bool:
+    return bool(pc.any(pc.match_substring_regex(text, pattern)).as_py())
+
+
+def _as_iso(text: Column, day_first: bool | None) -> Column:
+    """Rewrite dates that begin with the day or the month as ISO 8601; leave ambiguous and other texts unchanged."""
+    orders = {r"\.": True} | ({} if day_first is None else {"/": day_first, "-": day_first})
+    found = [(_DATE % (mark, mark), r"\3-\2-\1 " if day else r"\3-\1-\2 ") for mark, day in orders.items()]
+    # Pad month, day and hour to two digits.
+    digits = [
+        (r"^([0-9]{4}-)([0-9]-)", r"\10\2"),
+        (r"^([0-9]{4}-[0-9]{2}-)([0-9] )", r"\10\2"),
+        (r" ([0-9]:)", r" 0\1"),
+    ]
+    for pattern, iso in found + digits:
+        if _any(text, pattern):
+            text = pc.replace_substring_regex(text, pattern, iso)
+    return trim(text)
+
+
+def _why_unreadable(column: pa.ChunkedArray) -> str:
+    """Explain why a column is not one of times. A value is shown only if all values before it are times."""
+    neither = "the times are neither numbers nor dates: left out"
+    if not is_text(column.type):
+        return neither
+    given = _without_nothing(column).drop_null()
+    both = [_as_iso(given, order) for order in (True, False)]
+    unsure = given.filter(pc.match_substring_regex(given, "^[0-9]{1,2}[/-]"))
+    if len(unsure) and not any(is_text(_parse_time_text(dates).type) for dates in both):
+        example = quote_value(unsure[0].as_py())
+        return f"the day or the month may come first in times such as {example}: left out, write them as 2025-12-31 18:05"
+    row = max(_alike(dates, kind) for dates in both for kind in _KINDS)
+    if not row:
+        return neither
+    return f"the time {quote_value(given[row].as_py())} cannot be read like those before it: all times are left out"
+
+
+def _alike(given: pa.ChunkedArray, kind: pa.DataType) -> int:
+    """Return how many values from the start can be cast to `kind`."""
+    low = 0
+    high = len(given)
+    middle = 1
+    while low < high:
+        try:
+            pc.cast(given[low:middle], kind)
+            low = middle
+        except pa.ArrowInvalid:
+            high = middle - 1
+        middle = (low + high + 1) // 2
+    return low

@@ -1,0 +1,182 @@
+"""Messages of any size between a federation and its network, as frames of a bounded size.
+
+    size of the message 8 | place of this frame's bytes in it 8 | bytes
+
+A message is cut into frames of `FRAME_BYTES`; its last one may be shorter. Frames of one message follow each other in order. Small
+frames of messages that are sent together travel as one, one after the other. A receiver holds at most one incomplete message of each
+peer, and no message that is larger than it expects.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal, Protocol
+
+import numpy as np
+
+from verfedgnn.core.errors import ProtocolError
+from verfedgnn.protocol.wire.framing import Buffer, EncodedMessage
+
+FRAME_BYTES = 1 << 24
+"""Number of bytes of a message in one frame."""
+FRAME_HEAD = struct.Struct("<QQ")
+LARGEST_FRAME = FRAME_HEAD.size + FRAME_BYTES
+ABOUT = "/about"
+"""Path under which the coordinator tells a party about itself, without letting it join."""
+MOST_TOGETHER = 4
+"""Number of frames that may travel as one, so that few bytes cannot keep a receiver busy for long."""
+
+
+@dataclass(frozen=True)
+class TransportEvent:
+    """Something that happened to a peer.
+
+    joined, left: It has connected and can send, or is gone.
+    message: It sent `data`.
+    part: A part of a large message arrived.
+    broken: It sent what is no part of an acceptable message, for the `reason` given.
+    second: A second process wants to join under its name and was refused.
+
+    `peer` is authenticated: nobody without its key can use that name.
+    """
+
+    kind: Literal["joined", "left", "message", "part", "broken", "second"]
+    peer: str
+    data: Buffer = b""
+    reason: str = ""
+
+
+class Transport(Protocol):
+    """A carrier of bytes between a coordinator and its parties, ignorant of their meaning."""
+
+    largest: int
+    """Number of bytes of the largest message to accept from a peer."""
+
+    def send(self, to: str, *messages: EncodedMessage) -> None:
+        """Queue messages, which travel together, and return at once. Those to an absent peer are lost; a `left` event reports it."""
+
+    def next(self, timeout: float) -> TransportEvent | None:
+        """Return the next event, or None after `timeout` seconds without one."""
+
+    def close(self) -> None:
+        """Deliver queued messages for a short time at most, then end all connections."""
+
+
+def size_of(message: EncodedMessage) -> int:
+    """Return the number of bytes of an encoded message."""
+    return sum(map(len, message))
+
+
+def cut_message(message: EncodedMessage) -> Iterator[bytes]:
+    """Yield the frames of a message; each is made when it is asked for."""
+    size = size_of(message)
+    rest = deque([memoryview(part) for part in message])
+    for start in range(0, max(1, size), FRAME_BYTES):
+        missing = min(FRAME_BYTES, size - start)
+        pieces: list[Buffer] = [FRAME_HEAD.pack(size, start)]
+        while missing:
+            part = rest.popleft()
+            pieces.append(part[:missing])
+            if len(part) > missing:
+                rest.appendleft(part[missing:])
+            missing -= len(pieces[-1])
+        yield b"".join(pieces)
+
+
+def cut_messages(messages: Iterable[EncodedMessage]) -> Iterator[bytes]:
+    """Yield the frames of messages that are sent together; small ones travel as one."""
+    full = FRAME_HEAD.size + FRAME_BYTES
+    together: list[bytes] = []
+    for frame in chain.from_iterable(map(cut_message, messages)):
+        if len(together) == MOST_TOGETHER or (together and len(frame) + sum(map(len, together)) > full):
+            yield b"".join(together)
+            together = []
+        if len(frame) == full:
+            yield frame
+        else:
+            together.append(frame)
+    if together:
+        yield b"".join(together)
+
+
+def split_frames(data: Buffer) -> Iterator[Buffer]:
+    """Yield the frames that travelled as one. The last one has all that is left, be it too little or too much."""
+    rest = memoryview(data)
+    for _ in range(MOST_TOGETHER - 1):
+        if len(rest) < FRAME_HEAD.size:
+            break
+        size, start = FRAME_HEAD.unpack_from(rest)
+        stop = FRAME_HEAD.size + min(FRAME_BYTES, size - start)
+        if not FRAME_HEAD.size <= stop < len(rest):
+            break
+        yield rest[:stop]
+        rest = rest[stop:]
+    yield rest
+
+
+class FrameJoiner:
+    """The incomplete messages of all peers. `largest` is the size of the largest message that a peer may send now.
+
+    Memory for a message is taken when its first frame arrives, and the operating system provides it as it is filled. A peer that
+    announces much and sends little therefore occupies little.
+    """
+
+    def __init__(self, largest: int = FRAME_BYTES) -> None:
+        self.largest = largest
+        self._incomplete: dict[str, tuple[memoryview, int]] = {}
+        """The memory of each incomplete message, and how much of it is filled."""
+
+    def take(self, peer: str, frame: Buffer) -> memoryview | None:
+        """Add a frame of `peer` and return the message that it completes, or None.
+
+        The rest of a message that was refused is ignored. Raise `ProtocolError` if a message is too large, or if a frame repeats or
+        leaves out bytes.
+        """
+        if len(frame) < FRAME_HEAD.size:
+            raise ProtocolError(f"a frame of {len(frame)} bytes is shorter than its head")
+        size, start = FRAME_HEAD.unpack_from(frame)
+        body = memoryview(frame)[FRAME_HEAD.size :]
+        data, filled = self._incomplete.pop(peer, (None, 0))
+        if data is not None and (size, start) != (len(data), filled):
+            raise ProtocolError(f"a frame begins at byte {start:,} where byte {filled:,} is due")
+        if data is None and start:
+            return None
+        if size > self.largest:
+            raise ProtocolError(f"a message of {size:,} bytes, where at most {self.largest:,} are expected")
+        if len(body) != min(FRAME_BYTES, size - start):
+            raise ProtocolError(f"a frame has {len(body):,} bytes, not as many as its place in the message")
+        if data is None:
+            if len(body) == size:
+                return body
+            data = np.empty(size, np.uint8).data
+        filled += len(body)
+        data[start:filled] = body
+        if filled == size:
+            return data
+        self._incomplete[peer] = (data, filled)
+        return None
+
+    def drop(self, peer: str) -> None:
+        """Forget the incomplete message of a peer that has left."""
+        self._incomplete.pop(peer, None)
+
+
+def join_frames(joiner: FrameJoiner, event: TransportEvent) -> Iterator[TransportEvent]:
+    """Yield what a transport reports for an event whose data are frames: messages, parts of one, or why the rest is refused."""
+    if event.kind in ("joined", "left"):
+        joiner.drop(event.peer)
+    if event.kind != "message":
+        yield event
+        return
+    for frame in split_frames(event.data):
+        try:
+            data = joiner.take(event.peer, frame)
+        except ProtocolError as error:
+            yield TransportEvent("broken", event.peer, reason=str(error))
+            return
+        kind: Literal["part", "message"] = "part" if data is None else "message"
+        yield TransportEvent(kind, event.peer, b"" if data is None else data)

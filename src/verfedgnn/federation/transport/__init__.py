@@ -1,1 +1,0 @@
-"""How bytes travel between organisations."""

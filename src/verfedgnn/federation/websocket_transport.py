@@ -1,0 +1,474 @@
+"""The transport between organisations: websockets over mutual TLS 1.3 between pinned certificates.
+
+    party                                                      coordinator
+    TLS handshake, in which each side checks the other's certificate against the roster
+    GET / with the random name of its process           ->
+                                                        <-     101, or 409 and the reason
+    reports "joined", sends an empty message            ->     reports "joined"
+    frames                                              <->    frames
+
+A party that the coordinator reports can therefore already send. A websocket message is one frame of `frames.py`. Each
+member has a thread with an event loop, which reads, writes and dials; the services call `send` and `next` from their own.
+The kernel detects cut links: it answers for a process that is stopped or busy, and nobody answers for a cut cable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import queue
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any
+
+from verfedgnn.core.connection_table import ConnectionTable, shut_down
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.version import installed_version
+from verfedgnn.federation.certificates import error_reason, peer_fingerprint, pinned_tls, tls_context
+from verfedgnn.federation.event_log import FailureLog
+from verfedgnn.federation.frames import (
+    ABOUT,
+    LARGEST_FRAME,
+    FrameJoiner,
+    Transport,
+    TransportEvent,
+    cut_messages,
+    join_frames,
+    size_of,
+)
+from verfedgnn.federation.roster import MemberIdentity
+from verfedgnn.protocol.wire.framing import EncodedMessage
+
+try:
+    from websockets.asyncio.client import ClientConnection
+    from websockets.asyncio.client import connect as dial
+    from websockets.asyncio.connection import Connection
+    from websockets.asyncio.server import ServerConnection, serve
+    from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+    from websockets.http11 import Request, Response
+    from websockets.protocol import State
+except ModuleNotFoundError:
+    raise ConfigError("a federation needs websockets: pip install 'verfedgnn[federation]'") from None
+
+HANDSHAKE_SECONDS = 10.0
+"""Number of seconds that a TLS handshake, or the request after it, may take."""
+FRAMES_IN_FLIGHT = 4
+"""Number of frames of one connection that may be read but not yet handled."""
+OUTBOX_MESSAGES = 64
+"""How often messages may be sent to one slow peer, and wait, before it is disconnected."""
+OUTBOX_BYTES = 1 << 31
+"""Number of bytes that may wait for one slow peer before it is disconnected; twice its largest message if that is more."""
+CLOSE_SECONDS = 2.0
+"""Number of seconds for which queued messages are still delivered when a transport closes."""
+PAUSES = (0.5, 1.0, 2.0, 4.0)
+"""Seconds between attempts to connect; the last one repeats."""
+_PROCESS = "Verfedgnn-Process"
+_BACKLOG = 1024
+
+# Its log names peers; the events that matter are logged by the services.
+logging.getLogger("websockets").setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def connected(identity: MemberIdentity, listen: tuple[str, int] | None = None) -> Iterator[Transport]:
+    """Open the transport, log failed connections, and close the transport at the end."""
+    transport = connect(identity, FailureLog(), listen)
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+def connect(
+    identity: MemberIdentity, refused: Callable[[str], None], listen: tuple[str, int] | None = None
+) -> Transport:
+    """Open the coordinator's listener at `listen`, or a party's connection to the agreed address.
+
+    Only the agreed peers are admitted. `refused` is called with the reason whenever a connection fails.
+    """
+    agreement = identity.agreement
+    host, port = address = listen or (agreement.host, agreement.port)
+    try:
+        return WebsocketTransport(identity, address, refused)
+    except OSError as error:
+        remedy = "free the port or use another --listen"
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; {remedy}") from None
+
+
+class _Inbox:
+    """The frames of one peer that were read and not yet handled; a new connection of the peer brings no further room."""
+
+    def __init__(self) -> None:
+        self.read = 0
+        """Number of frames that were read."""
+        self.handled = 0
+        """Number of frames that the service has handled."""
+        self.room = asyncio.Event()
+        """Set unless reading waits until the service has handled a frame."""
+        self.room.set()
+
+    def is_full(self) -> bool:
+        """Return whether reading must wait."""
+        return self.read - self.handled >= FRAMES_IN_FLIGHT
+
+
+class _Bounded(Connection):
+    """A websocket that ends when its peer takes no answers: every ping is answered, and answers wait without a bound."""
+
+    def data_received(self, data: bytes) -> None:
+        """Read and answer; frames to write wait for each other, so more than two are the answers to pings."""
+        super().data_received(data)
+        if self.transport.get_write_buffer_size() > 2 * LARGEST_FRAME:
+            self.transport.abort()
+
+
+class _BoundedServer(_Bounded, ServerConnection): ...
+
+
+class _BoundedClient(_Bounded, ClientConnection): ...
+
+
+class _Link:
+    """One connection to a peer, which the event loop owns."""
+
+    def __init__(self, peer: str, process: str, websocket: Connection) -> None:
+        self.peer = peer
+        self.process = process
+        """Random name of the peer's process."""
+        self.websocket = websocket
+        self.joined = False
+        self.outbox: asyncio.Queue[tuple[EncodedMessage, ...] | None] = asyncio.Queue()
+        """Messages to write; None is the end."""
+        self.waiting = 0
+        """Number of bytes in the outbox."""
+        self.limit = OUTBOX_BYTES
+        self.writer: asyncio.Task[None] | None = None
+
+    def put(self, messages: tuple[EncodedMessage, ...]) -> None:
+        """Queue messages, or end the connection if the peer lets too much wait."""
+        size = sum(map(size_of, messages))
+        self.limit = max(self.limit, 2 * size)
+        if self.outbox.qsize() >= OUTBOX_MESSAGES or self.waiting > self.limit:
+            self.websocket.transport.abort()
+            return
+        self.waiting += size
+        self.outbox.put_nowait(messages)
+
+    async def write(self, *, ready: bool) -> None:
+        """Write messages until the end of the outbox or of the connection; say first that this side is `ready`."""
+        try:
+            if ready:
+                await self.websocket.send(b"")
+            while (messages := await self.outbox.get()) is not None:
+                for frame in cut_messages(messages):
+                    await self.websocket.send(frame)
+                self.waiting -= sum(map(size_of, messages))
+                del messages  # they may hold a copy of all public parameters
+        except Exception:
+            # The peer is gone, or memory is short. On joining again it gets what it missed.
+            self.websocket.transport.abort()
+
+    async def finish(self) -> None:
+        """Write what is queued, then close the connection; the peer's answer says that it has read everything."""
+        self.outbox.put_nowait(None)
+        if self.writer is not None:
+            await asyncio.wait([self.writer])
+        await self.websocket.close()
+
+
+class WebsocketTransport:
+    """One member's end: the coordinator's listens, a party's connects and reconnects."""
+
+    def __init__(
+        self, identity: MemberIdentity, address: tuple[str, int], refused: Callable[[str], None]
+    ) -> None:
+        agreement = identity.agreement
+        server = identity.is_coordinator
+        peers = agreement.parties if server else (agreement.coordinator,)
+        own = identity.member.certificate
+        self._roster = {peer.fingerprint: peer.name for peer in peers}
+        self._context = tls_context(
+            server=server, authority=agreement.authority, certificate=own, key=identity.key_pem()
+        )
+        self._context.sslobject_class = pinned_tls(self._roster, refused)
+        self._address = address
+        self._link_seconds = agreement.timeouts.link
+        self._refused = refused
+        self._listener = _Listener(address) if server else None
+        self._process = secrets.token_hex(16)
+        self._links: dict[str, _Link] = {}
+        self._inboxes = {peer: _Inbox() for peer in self._roster.values()}
+        self._lost = 0
+        """Number of connections that have ended."""
+        self._closed = False
+        self._events: queue.Queue[tuple[TransportEvent, _Inbox | None]] = queue.Queue()
+        """Events, and where a frame is counted."""
+        self._handled: _Inbox | None = None
+        """Where the frame that was taken last is counted."""
+        self._joiner = FrameJoiner()
+        self._joined: Iterator[TransportEvent] = iter(())
+        self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)
+        self._loop = self._runner.get_loop()
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="transport", daemon=True)
+        self._thread.start()
+
+    # -- Transport, from the thread of a service ---------------------------------------------------------
+
+    @property
+    def largest(self) -> int:
+        """Number of bytes of the largest message to accept from a peer."""
+        return self._joiner.largest
+
+    @largest.setter
+    def largest(self, size: int) -> None:
+        self._joiner.largest = size
+
+    def send(self, to: str, *messages: EncodedMessage) -> None:
+        """Queue messages, which travel together, and return at once."""
+        self._call(self._put, to, messages)
+
+    def next(self, timeout: float) -> TransportEvent | None:
+        """Return the next event. Taking one marks the frame of the previous one as handled."""
+        for event in self._joined:
+            return event
+        if self._handled is not None:
+            self._handled.handled += 1
+            if not self._handled.room.is_set():
+                self._call(self._handled.room.set)
+            self._handled = None
+        try:
+            frame, self._handled = self._events.get(timeout=max(0.0, timeout))
+        except queue.Empty:
+            return None
+        self._joined = join_frames(self._joiner, frame)
+        return next(self._joined)
+
+    def close(self) -> None:
+        """Deliver queued messages for two seconds at most, then end all connections."""
+        if not self._closed:
+            self._closed = True
+            self._call(self._closing.set)
+            self._thread.join(2 * CLOSE_SECONDS)
+
+    def _call(self, function: Callable[..., object], *values: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(function, *values)
+
+    # -- the event loop ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with self._runner:
+            self._runner.run(self._carry())
+
+    async def _carry(self) -> None:
+        if self._listener is None:
+            dialing = asyncio.create_task(self._dial())
+            await self._closing.wait()
+            await self._finish()
+            dialing.cancel()
+            return
+        server = await serve(
+            self._serve, sock=self._listener, ssl=self._context, backlog=_BACKLOG,
+            process_request=self._answer, server_header=None, create_connection=_BoundedServer, **_limits(),
+        )  # fmt: skip
+        await self._closing.wait()
+        server.close(close_connections=False)
+        await self._finish()
+        for stranger in self._listener.strangers:
+            shut_down(stranger)
+
+    async def _finish(self) -> None:
+        """Deliver what is queued, and end all connections."""
+        finishing = [asyncio.create_task(link.finish()) for link in self._links.values()]
+        if finishing:
+            await asyncio.wait(finishing, timeout=CLOSE_SECONDS)
+        for link in list(self._links.values()):
+            link.websocket.transport.abort()
+
+    def _put(self, to: str, messages: tuple[EncodedMessage, ...]) -> None:
+        link = self._links.get(to)
+        if link is not None and link.joined:
+            link.put(messages)
+
+    def _report(self, kind: Any, peer: str) -> None:
+        self._events.put((TransportEvent(kind, peer), None))
+
+    async def _hold(self, link: _Link) -> None:
+        """Carry frames both ways until the connection ends."""
+        inbox = self._inboxes[link.peer]
+        link.joined = True
+        self._report("joined", link.peer)
+        link.writer = asyncio.create_task(link.write(ready=self._listener is None))
+        try:
+            while True:
+                frame = await link.websocket.recv(decode=False)
+                while inbox.is_full() and self._links.get(link.peer) is link:
+                    inbox.room.clear()
+                    if inbox.is_full():  # the service looks at `room` after it has counted
+                        await inbox.room.wait()
+                if self._links.get(link.peer) is not link:
+                    break
+                inbox.read += 1
+                self._events.put((TransportEvent("message", link.peer, frame), inbox))
+        except ConnectionClosed:
+            pass
+        finally:
+            link.writer.cancel()
+            self._lose(link)
+
+    def _lose(self, link: _Link) -> None:
+        """Forget a connection; report the peer as gone unless another connection has taken its place."""
+        if self._links.get(link.peer) is link:
+            del self._links[link.peer]
+            self._inboxes[link.peer].room.set()  # it may be waiting with a frame
+            self._lost += 1
+            if self._lost % 16 == 0:
+                gc.collect()  # a websocket refers to itself, and holds what was read and not taken
+            if link.joined and not self._closed:
+                self._report("left", link.peer)
+
+    def _peer(self, websocket: Connection) -> str:
+        tls = websocket.transport.get_extra_info("ssl_object")
+        return self._roster[peer_fingerprint(tls)]
+
+    # -- the coordinator's side --------------------------------------------------------------------------
+
+    def _answer(self, websocket: ServerConnection, request: Request) -> Response | None:
+        """Answer a peer's request: let it join, unless another process has its name, or tell it about this side.
+
+        A newer connection of the same process takes the place of an older one.
+        """
+        assert self._listener is not None
+        sock = websocket.transport.get_extra_info("socket")
+        self._listener.forget(sock.fileno())
+        peer = self._peer(websocket)
+        process = request.headers.get(_PROCESS, "")
+        older = self._links.get(peer)
+        if older is not None and older.websocket.state <= State.OPEN and older.process != process:
+            if request.path != ABOUT:
+                self._report("second", peer)
+            reason = f"another process of {peer} is connected to the coordinator; stop one of the two"
+            return websocket.respond(HTTPStatus.CONFLICT, reason)
+        if request.path == ABOUT:
+            about = {"time": time.time(), "version": installed_version()}
+            return websocket.respond(HTTPStatus.OK, json.dumps(about))
+        if older is not None:
+            self._lose(older)
+            older.websocket.transport.abort()
+        _notice_cuts(sock, self._link_seconds)
+        self._links[peer] = _Link(peer, process, websocket)
+        return None
+
+    async def _serve(self, websocket: ServerConnection) -> None:
+        link = self._links.get(self._peer(websocket))
+        if link is None or link.websocket is not websocket:
+            return
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                ready = await websocket.recv(decode=False)
+        except (ConnectionClosed, TimeoutError):
+            ready = b"not ready"
+        if ready == b"" and self._links.get(link.peer) is link:
+            await self._hold(link)
+        self._lose(link)
+
+    # -- a party's side ----------------------------------------------------------------------------------
+
+    async def _dial(self) -> None:
+        """Hold a connection to the coordinator, again and again."""
+        attempts = 0
+        while not self._closing.is_set():
+            link = await self._reach()
+            if link is not None:
+                attempts = 0
+                self._links[link.peer] = link
+                await self._hold(link)
+            await asyncio.sleep(PAUSES[min(attempts, len(PAUSES) - 1)])
+            attempts += 1
+
+    async def _reach(self) -> _Link | None:
+        """Connect to the coordinator once; report why that fails."""
+        host, port = self._address
+        try:
+            # With a host of its own, a redirection elsewhere is not followed.
+            websocket = await dial(
+                "wss://coordinator/", host=host, port=port, ssl=self._context, server_hostname="", proxy=None,
+                additional_headers={_PROCESS: self._process}, user_agent_header=None,
+                create_connection=_BoundedClient, **_limits(),
+            )  # fmt: skip
+            _notice_cuts(websocket.transport.get_extra_info("socket"), self._link_seconds)
+            return _Link(self._peer(websocket), self._process, websocket)
+        except ssl.SSLError:
+            pass  # reported during the handshake
+        except OSError as error:
+            self._refused(f"cannot reach {host}:{port} ({error_reason(error)})")
+        except InvalidStatus as error:
+            self._refused((error.response.body or b"")[:500].decode("utf-8", "replace"))
+        except (InvalidHandshake, ValueError):
+            unknown = "it does not know this party's certificate"
+            self._refused(f"the coordinator closed the connection at once: {unknown}")
+        return None
+
+
+def _limits() -> dict[str, Any]:
+    return {
+        "compression": None,
+        "max_size": LARGEST_FRAME,
+        "max_queue": 1,
+        "open_timeout": HANDSHAKE_SECONDS,
+        "close_timeout": CLOSE_SECONDS,
+        "ping_interval": 20,  # keeps the connection known to firewalls
+        "ping_timeout": None,
+    }
+
+
+class _Listener(socket.socket):
+    """A listening socket whose connections are strangers at first."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        super().__init__(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+        self.strangers = ConnectionTable(patience=0.0)
+        try:
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.bind(address)
+            self.listen(_BACKLOG)
+        except OSError:
+            self.close()
+            raise
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection and put it on the table of strangers."""
+        sock, address = super().accept()
+        self.forget()
+        self.strangers.add(sock, address[0])
+        return sock, address
+
+    def forget(self, number: int = -1) -> None:
+        """Take closed connections off the table, and the one with a file number, whose peer is no longer a stranger."""
+        for sock in self.strangers:
+            if sock.fileno() in (-1, number):
+                self.strangers.remove(sock)
+
+
+def _notice_cuts(sock: Any, link_seconds: float) -> None:
+    """Let the kernel end a connection whose other end has not answered for that many seconds."""
+    seconds = max(3, round(link_seconds))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in {
+        "TCP_KEEPIDLE": seconds // 3,
+        "TCP_KEEPINTVL": seconds // 3,
+        "TCP_KEEPCNT": 2,
+        "TCP_USER_TIMEOUT": 1000 * seconds,
+    }.items():
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,0 +1,202 @@
+"""What a coordinator holds: the replica, the last sums and updates, the best parameters, and what each party has of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, MaskStream, remove_masks
+from verfedgnn.protocol.checkpoint_state import CheckpointState, to_tensor
+from verfedgnn.protocol.round.aggregation import (
+    FULL_COPY,
+    Unmasking,
+    sum_gradients,
+    sum_neighbourhoods,
+    update_type,
+)
+from verfedgnn.protocol.round.mask_context import mask_context, sum_digest
+from verfedgnn.protocol.round.replica import Replica
+from verfedgnn.protocol.round.solved_round import compute_update
+from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
+
+KEPT_UPDATES = 8
+"""Updates that are kept for parties that missed them; more would be larger than a full copy."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """The update of the public parameters of one round."""
+
+    round: int
+    parties: list[int]
+    """Indices of the parties in the sum; empty if the round was abandoned."""
+    total: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class NeighbourhoodSum:
+    """A sum of neighbourhoods that the coordinator hands out."""
+
+    parties: list[int]
+    """Indices of the parties in the sum."""
+    trip: tuple[int, int]
+    """Round and trip in which they sent their neighbourhoods."""
+    total: NDArray[np.integer[Any]]
+
+
+class PublicState:
+    """The public parameters of one training of `parties` parties, and the sums from which they follow."""
+
+    def __init__(self, replica: Replica, parties: int) -> None:
+        self.replica = replica
+        self.config = replica.config
+        self.parties = parties
+        self.best = replica.parameters.clone()
+        """Parameters of the best validation."""
+        self.updates: deque[Update] = deque(maxlen=KEPT_UPDATES)
+        """The updates of the last rounds, in order."""
+        self.neighbourhood_sum: NeighbourhoodSum | None = None
+        """The last sum of neighbourhoods."""
+        self.parameters_round: dict[str, int] = {}
+        """Round of the public parameters that each party has."""
+        self.sums_received: dict[str, tuple[int, int]] = {}
+        """Round and trip of the summed neighbourhoods that each party has."""
+        self._summed: NDArray[Any] | None = None
+        """The summed gradients of the trip that is being closed."""
+
+    # -- what parties have -----------------------------------------------------------------------------------
+
+    def welcome(self, name: str) -> None:
+        """Note that a party has the public parameters of the present round, and no sum."""
+        self.parameters_round[name] = self.replica.round
+        self.sums_received.pop(name, None)
+
+    def describe_party(self, name: str) -> tuple[int, tuple[int, int] | None]:
+        """Return what a party has; parties for which it is equal get the same RoundStart."""
+        return self.parameters_round[name], self.sums_received.get(name)
+
+    def news_for(self, name: str) -> dict[str, Any]:
+        """Return the fields of a RoundStart with updates and sums that a party lacks, or with a full copy instead of updates."""
+        known = self.parameters_round[name]
+        missed = self._updates_since(known)
+        updates = missed or []
+        shared = self.neighbourhood_sum
+        if shared is not None and self.sums_received.get(name) == shared.trip:
+            shared = None
+        totals = [update.total for update in updates if update.parties]
+        return {
+            "updates_from": known + 1,
+            "update_parties": [update.parties for update in updates],
+            "neighbourhood_parties": [] if shared is None else shared.parties,
+            "neighbourhood_trip": (0, 0) if shared is None else shared.trip,
+            "updates": np.concatenate(totals) if totals else None,
+            "neighbourhoods": None if shared is None else shared.total,
+            **(self.replica.full_copy() if missed is None else {}),
+        }
+
+    def _updates_since(self, round: int) -> list[Update] | None:
+        """Return the updates after `round`; None if a full copy is needed, or smaller."""
+        missed = [update for update in self.updates if update.round > round]
+        if self.replica.round - round > len(missed):
+            return None
+        size = sum(update.total.nbytes for update in missed)
+        return None if size > FULL_COPY * self.replica.model.size else missed
+
+    def note_reply(self, name: str, start: RoundStart) -> None:
+        """Note that a party has taken what its RoundStart carried."""
+        self.parameters_round[name] = self.replica.round
+        if start.neighbourhoods is not None:
+            self.sums_received[name] = start.neighbourhood_trip
+
+    # -- one trip --------------------------------------------------------------------------------------------
+
+    def mask_context(self, start: RoundStart) -> bytes:
+        """Hash what the active parties of a trip must have received alike; `start` is what one of them was asked."""
+        last = self.neighbourhood_sum
+        digest = "" if last is None else sum_digest(last.parties, last.trip, last.total)
+        return mask_context(start, self.replica, digest)
+
+    def add_up(
+        self, round: int, trip: int, replies: Mapping[int, RoundReply], streams: Sequence[MaskStream]
+    ) -> None:
+        """Add up the replies, by party, and remove the masks of `streams` from their sums. Raise `SumError` if they do not add up."""
+        ordered = sorted(replies.items())
+        gradients = [reply.gradient for _, reply in ordered if reply.gradient is not None]
+        shared = [(i, reply.neighbourhoods) for i, reply in ordered if reply.neighbourhoods is not None]
+        if gradients:
+            self._summed = sum_gradients(gradients, self.config, self.parties, _unmasking(GRADIENT, streams))
+        if shared:
+            unmask = _unmasking(NEIGHBOURHOOD, streams)
+            total = sum_neighbourhoods([values for _, values in shared], self.config, unmask)
+            self.neighbourhood_sum = NeighbourhoodSum([i for i, _ in shared], (round, trip), total)
+
+    def keep_best(self) -> None:
+        """Keep the parameters that were validated in this trip as the best ones."""
+        self.best.copy_(self.replica.parameters)
+
+    def step(self, round: int, parties: list[int]) -> None:
+        """Take the public step with the summed gradients of the trip."""
+        summed = self._summed
+        assert summed is not None, "some party trains in every round"
+        self._summed = None
+        replica = self.replica
+        if replica.model.solved is not None:
+            summed = compute_update(
+                replica.model,
+                replica.parameters,
+                replica.accumulator,
+                torch.from_numpy(summed).to(self.best.device),
+                ratings=replica.ratings,
+                items=sum(replica.items),
+            )
+        replica.apply(torch.from_numpy(summed).to(self.best.device), parties, round)
+        self.updates.append(Update(round, parties, summed))
+
+    def skip(self, round: int) -> None:
+        """Go on to an abandoned round, which has no update."""
+        self.replica.skip(round)
+        self.updates.append(Update(round, [], np.zeros(0, update_type(self.config, self.parties))))
+
+    # -- checkpoints -----------------------------------------------------------------------------------------
+
+    def put(self, state: CheckpointState) -> None:
+        """Store everything in a checkpoint."""
+        state.put_arrays(self.replica.arrays())
+        state.put_arrays({"best": self.best.cpu().numpy()})
+        state.put_arrays({f"update.{i}": update.total for i, update in enumerate(self.updates)})
+        state.values |= {
+            "updates": [[update.round, update.parties] for update in self.updates],
+            "neighbourhoods": None
+            if self.neighbourhood_sum is None
+            else [self.neighbourhood_sum.parties, *self.neighbourhood_sum.trip],
+            "parameters_round": self.parameters_round,
+            "sums_received": self.sums_received,
+        }
+        if self.neighbourhood_sum is not None:
+            state.put_arrays({"neighbourhoods": self.neighbourhood_sum.total})
+
+    def restore(self, state: CheckpointState, round: int) -> None:
+        """Read what `put` stored after `round`."""
+        values = state.values
+        self.replica.load(state.arrays, round)
+        self.best = to_tensor(state.arrays["best"], self.best.device)
+        self.updates.extend(
+            Update(r, p, state.arrays[f"update.{i}"]) for i, (r, p) in enumerate(values["updates"])
+        )
+        if values["neighbourhoods"] is not None:
+            parties, of_round, trip = values["neighbourhoods"]
+            self.neighbourhood_sum = NeighbourhoodSum(
+                parties, (of_round, trip), state.arrays["neighbourhoods"]
+            )
+        self.parameters_round = dict(values["parameters_round"])
+        self.sums_received = {name: (trip[0], trip[1]) for name, trip in values["sums_received"].items()}
+
+
+def _unmasking(use: int, streams: Sequence[MaskStream]) -> Unmasking:
+    return lambda total: remove_masks(total, streams, use) if streams else total
