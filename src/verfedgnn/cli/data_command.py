@@ -84,8 +84,7 @@ def check(
     if conclusion.doubtful:
         return
     words = TrainingWords.of(data, reading, parties=fitting_parties(found))
-    lift = len(found) > 1 or fitting_parties(found) != 1
-    show_next(output, [conclusion.text], words.train(out="runs/first", lift=lift))
+    show_next(output, [conclusion.text], words.train(out="runs/first"))
 
 
 @app.command()

@@ -220,7 +220,7 @@ def read_own_ratings(ratings: str | None, reading: ReadOptions, config: Config) 
 
 def _show(run: Run, folder: Path, output: Output) -> None:
     output.result(run.metrics, run_table(run.metrics))
-    show_run_findings(output, run, folder, None)
+    show_run_findings(output, run, folder)
 
 
 def coordinator(

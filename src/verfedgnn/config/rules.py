@@ -111,7 +111,5 @@ def _missing_for_skellam(config: Config) -> str | None:
         "training.batch = 0 and participation = 1 (every rating in every round)": not training.batch
         and training.participation == 1,
         "lists = false (a second training would release more)": not config.lists,
-        "split.kind = rating or newcomers (by time, one rating more moves others to another part)": config.split.kind
-        != "time",
     }
     return next((condition for condition, met in conditions.items() if not met), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -60,14 +61,21 @@ class TrainingConfig(Section):
 class SplitConfig(Section):
     """The split of ratings into training, validation and test parts."""
 
-    kind: Literal["rating", "time", "newcomers"] = "rating"
-    """rating: at random by `fractions`; time: each user's last rating at a party tests, the one before validates; newcomers:
-    at each party, everything of a tenth of the users tests, and of another tenth validates."""
-    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
-    """Shares of training, validation and test (paper: 60/20/20). With newcomers, 0.8, 0.1 and 0.1 of the users are used."""
+    kind: Literal["auto", "date", "random", "rating", "all"] = "auto"
+    """date: by the two `dates`; random: by `fractions`. Both withhold some users at each party, on whom newcomers are judged. auto: by
+    date if all parties have times and enough customers after the second date, else random. rating: by `fractions`, and nobody is
+    withheld. all: every rating trains."""
+    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    """Shares of training, validation and test (paper: 60/20/20)."""
+    dates: tuple[date, date] | None = None
+    """First days of validation and of test, such as ["2025-01-01", "2025-03-01"]. unset: where `kind` is auto, chosen by `fractions`."""
 
     @model_validator(mode="after")
     def _check_sum(self) -> SplitConfig:
         if abs(sum(self.fractions) - 1) > 1e-6 or min(self.fractions) < 0:
             raise ValueError(f"split.fractions = {list(self.fractions)} must be shares that add up to 1")
+        if self.kind == "date" and self.dates is None:
+            raise ValueError("split.kind = date needs split.dates, the first days of validation and of test")
+        if self.dates is not None and self.dates[0] >= self.dates[1]:
+            raise ValueError("split.dates must be in order: the first day of validation, then that of test")
         return self

@@ -140,8 +140,10 @@ class CoordinatorService:
                 stage.end(first.record.ended)
             self._run_stage(stage, stop)
         self.publisher.update(self.status, now=True)
-        for stage in rest:
-            first.store.add_lists(stage.store)
+        for stage in reversed(rest):
+            outer, _, name = stage.stage.place.rpartition("/")
+            into = next(each for each in self.stages if each.stage.place == outer)
+            into.store.add_figures(name, stage.store)
         self.transcript.finish()
         without = [name for name in self.names if any(name in stage.without_result for stage in self.stages)]
         if without:

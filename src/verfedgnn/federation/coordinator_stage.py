@@ -102,6 +102,9 @@ class CoordinatorStage:
 
     def take_hello(self, name: str, message: Hello) -> None:
         """Let a party join, or tell it for whom it waits."""
+        if self.stage.continues is not None and not self.coordinator.began:
+            judged = self.service.stages[self.stage.continues].coordinator
+            self.coordinator.start = judged.public if judged.began and judged.best.round else None
         self.coordinator.hello(message)
         self.greeted.add(name)
         if self.coordinator.state is CoordinatorState.CANCELLED:
@@ -334,7 +337,7 @@ class CoordinatorStage:
         record.seconds += time.monotonic() - self._round_began
         self._round_began = 0.0
         self._outlook.note_round(closed.round, coordinator.rounds, record.ledger.total())
-        if closed.valid_error is not None:
+        if closed.valid_error is not None and self.stage.continues is None:  # all ratings train
             error = closed.valid_error
             entry = history_entry(closed.round, error, coordinator.config, record.ledger, record.seconds)
             record.history.append(entry)
@@ -351,7 +354,7 @@ class CoordinatorStage:
         coordinator = self.coordinator
         messages = self._last_messages()
         seconds = self.timeouts.finish
-        if not self.stage.last and self.record.ended is None:
+        if self is not self.service.stages[-1] and self.record.ended is None:
             seconds = self.absent.deadline or math.inf  # the next training needs every party
         self._finish_deadline = time.monotonic() + seconds
         if not coordinator.began:

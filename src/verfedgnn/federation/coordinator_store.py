@@ -119,11 +119,11 @@ class CoordinatorStore:
             write_json(self.folder / "ledger.json", record.ledger.to_dict())
             write_json(self._metrics, metrics)
 
-    def add_lists(self, lists: CoordinatorStore) -> None:
-        """Report the training of lists, which `lists` keeps, in the figures of this one."""
-        figures, added = (json.loads(each._metrics.read_text("utf-8")) for each in (self, lists))
+    def add_figures(self, name: str, other: CoordinatorStore) -> None:
+        """Report the figures of another training under a name in those of this one."""
+        figures, added = (json.loads(each._metrics.read_text("utf-8")) for each in (self, other))
         with writing(self.folder):
-            write_json(self._metrics, figures | {"lists": added})
+            write_json(self._metrics, figures | {name: added})
 
 
 # -- what an operator asks for -----------------------------------------------------------------------------------------------

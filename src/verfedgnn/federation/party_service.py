@@ -80,10 +80,13 @@ class PartyService:
         self.identity = store.identity
         self.config = stage.config
         self.folder = store.begin_stage(stage)
-        self.prepared, alignment = store.load(self.device)
+        prepared, alignment = store.load(self.device)
+        judged = None if stage.continues is None else store.read_result(store.stages[stage.continues])
+        self.prepared = prepared if judged is None else prepared.with_everything(store.stages[0].config)
         data = self.prepared.input
-        self.takes_part = stage.first or bool(len(liked(data.train, data.scale)))
+        self.takes_part = stage.first or not self.config.ranks or bool(len(liked(data.train, data.scale)))
         """Whether the party has ratings to train on; lists need liked items."""
+        self.takes_part &= judged is None or bool(judged.rounds)
         config = self.config if self.takes_part else store.stages[0].config
         policy = make_policy(self.identity, self.config, alignment)
         self.ledger = open_ledger(self.folder, config)
@@ -97,6 +100,7 @@ class PartyService:
             policy,
             ledger=self.ledger,
             commitments=SurvivorLog(self.folder / "survivors.jsonl"),
+            start=None if judged is None or not judged.rounds else judged.arrays["public"].to(self.device),
         )
         self.progress = self.candidate.progress
         self.party: Party | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -34,7 +35,7 @@ from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import begin_folder, write_history
-from verfedgnn.runs.run_layout import LAST_RELEASE, LISTS, RESULT
+from verfedgnn.runs.run_layout import FINAL, LAST_RELEASE, LISTS, RESULT
 
 LEDGER = "releases.jsonl"
 _RELEASES = "releases"
@@ -64,6 +65,14 @@ class PartyStore:
         self.identity = identity
         self.stages = list_stages(identity.agreement)
         """The trainings of the federation, in their order."""
+
+    @property
+    def withholding_secret(self) -> bytes:
+        """The secret that draws the users whom this party withholds, the same in every training."""
+        config = self.identity.agreement.config
+        if "noise" in config.unprotected:
+            return simulated_secret(config.seed, self.identity.index)
+        return derive_key(hashlib.sha256(self.identity.key_file.read_bytes()).digest(), "withheld users")
 
     @property
     def is_aligned(self) -> bool:
@@ -102,7 +111,7 @@ class PartyStore:
         with writing(self.folder):
             for name in (_MARK, "secret"):
                 (self.folder / name).unlink(missing_ok=True)
-            for name in ("parties", "checkpoint", LISTS):
+            for name in ("parties", "checkpoint", LISTS, FINAL):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def load(self, device: torch.device) -> tuple[Prepared, str]:

@@ -17,8 +17,7 @@ from verfedgnn.core.files import replacing
 from verfedgnn.core.option_names import worded
 from verfedgnn.data import Ratings
 from verfedgnn.data.ids import id_text
-from verfedgnn.reports.run_report import run_document
-from verfedgnn.reports.run_summary import run_html
+from verfedgnn.reports.run_report import run_document, run_html
 from verfedgnn.runs.recommendations import Recommendation, Recommendations
 from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_folder import check_outside

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.pairs import PartyInput
@@ -146,13 +147,19 @@ def local_federation(
     *,
     party: type[Party] = Party,
     policy: Policy = LOCAL,
+    start: Tensor | None = None,
 ) -> LocalRuntime:
-    """Join a coordinator and one party for each input on this machine; secrets derive from the configured seed."""
+    """Join a coordinator and one party for each input on this machine; secrets derive from the configured seed.
+
+    The training continues from the public parameters `start`, if they are given.
+    """
     ratings = sum(len(data.train) for data in inputs)
     config = config.for_parties(len(inputs)).for_data(inputs[0].users, ratings)
-    coordinator = Coordinator(config, [data.name for data in inputs], device, masked=policy.masks)
+    coordinator = Coordinator(
+        config, [data.name for data in inputs], device, masked=policy.masks, start=start
+    )
     candidates = [
-        Candidate(data, config, simulated_secret(config.seed, index), device, policy, party)
+        Candidate(data, config, simulated_secret(config.seed, index), device, policy, party, start=start)
         for index, data in enumerate(inputs)
     ]
     return LocalRuntime(coordinator, candidates)

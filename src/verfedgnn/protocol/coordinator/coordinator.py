@@ -81,6 +81,7 @@ class Coordinator:
         agreement: str | None = None,
         training: str = "local",
         masked: bool = False,
+        start: Tensor | None = None,
     ) -> None:
         self.config = config
         self.names = list(names)
@@ -88,6 +89,8 @@ class Coordinator:
         self.agreement = agreement
         self.training = training
         self.masked = masked and config.masking
+        self.start = start
+        """Public parameters of the training that this one continues; None if it begins anew."""
         self.state = CoordinatorState.GATHERING
         self.members = Membership(names, len(self.names) if quorum is None else quorum)
         self.best = BestValidation(config)
@@ -156,7 +159,7 @@ class Coordinator:
         self.typical = sum(typical_rating(hello.scale) for hello in hellos) / len(hellos)
         self.ratings = sum(hello.ratings for hello in hellos)
         replica = Replica.initial(
-            self.config, self.model, self.items, self.ratings, self.typical, self.device
+            self.config, self.model, self.items, self.ratings, self.typical, self.device, self.start
         )
         self.public_state = PublicState(replica, len(self.names))
         self.rounds = self.replica.rounds

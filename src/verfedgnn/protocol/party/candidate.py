@@ -6,6 +6,7 @@ import secrets
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ProtocolError
@@ -46,9 +47,12 @@ class Candidate:
         party: type[Party] = Party,
         ledger: ReleaseLedger | None = None,
         commitments: ListCommitments | None = None,
+        start: Tensor | None = None,
     ) -> None:
         self.setup = PartySetup.of(data, config, secret, device, policy)
         self.progress = PartyProgress.initial(self.setup)
+        self.start = start
+        """Public parameters of the training that this one continues; None if it begins anew."""
         self.party_class = party
         self.ledger = ledger
         """Account of what the party releases; None on one machine."""
@@ -178,7 +182,13 @@ class Candidate:
         """Return the replica before the first round, drawn from the agreed seed."""
         setup = self.setup
         return Replica.initial(
-            setup.config, setup.model, message.items, message.ratings, message.typical, setup.device
+            setup.config,
+            setup.model,
+            message.items,
+            message.ratings,
+            message.typical,
+            setup.device,
+            self.start,
         )
 
     def _new_masks(self) -> PartyMasks | None:

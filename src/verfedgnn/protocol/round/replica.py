@@ -90,9 +90,16 @@ class Replica:
         ratings: int,
         typical: float,
         device: torch.device,
+        start: Tensor | None = None,
     ) -> Replica:
-        """Draw the replica before the first round; `ratings` counts the training ratings of all parties."""
-        parameters = model.initial_public(config.seed, typical).to(device)
+        """Draw the replica before the first round; `ratings` counts the training ratings of all parties.
+
+        With the public parameters `start` of another training, it continues from them, and counts ratings anew.
+        """
+        drawn = model.initial_public(config.seed, typical) if start is None else start.clone()
+        parameters = drawn.to(device)
+        if start is not None:
+            model.views(parameters)["totals"].zero_()
         return cls(config, model, items, ratings, parameters, torch.zeros_like(parameters), 0)
 
     @property

@@ -27,7 +27,13 @@ from torch import Tensor
 
 from verfedgnn.core.graph import Graph
 from verfedgnn.core.key_stream import KeyStream
-from verfedgnn.gnn.factor_model import ItemFactors, PublicFactors, as_product, solve_factors
+from verfedgnn.gnn.factor_model import (
+    ROUNDS_BEFORE_PRIOR,
+    ItemFactors,
+    PublicFactors,
+    as_product,
+    solve_factors,
+)
 from verfedgnn.gnn.list_model import choose_strengths, solve_lists
 from verfedgnn.gnn.model import Model
 from verfedgnn.gnn.rater_solver import PublicRaters, choose_reads, solve_raters
@@ -104,6 +110,7 @@ def solve_at_home(
     views = model.views(parameters)
     first = is_first(model, parameters)
     totals = own_totals(model, graph, targets)
+    continues = first and bool(views["users"][:, -1].any())
     if first:
         views = {name: view.clone() for name, view in views.items()}
         _start_users(layout, views, totals)
@@ -115,7 +122,7 @@ def solve_at_home(
         solved = lists.items
         sums = {"grams": torch.stack([lists.grams[0] / max(1, ratings), lists.grams[1] / max(1, items)])}
     else:
-        kept = ItemFactors(private["items"])
+        kept = ItemFactors(private["items"], rounds=ROUNDS_BEFORE_PRIOR if continues else 0)
         if home[0] > 0:
             kept = replace(
                 kept, noise=float(home[0]), rounds=int(home[1]), prior=home[2:] if home[2] > 0 else None
@@ -164,17 +171,23 @@ def own_totals(model: Model, graph: Graph, targets: Tensor) -> Tensor:
 
 
 def _start_users(layout: SolvedLayout, views: Mapping[str, Tensor], totals: Tensor) -> None:
-    """Set counts and first biases in place; users without ratings start at 0."""
+    """Set counts and first biases in place; users without ratings start at 0.
+
+    A training that continues another one keeps that one's biases.
+    """
     views["totals"].copy_(totals)
     rated = totals[:, :1] > 0
-    biases = totals[:, 1] / (totals[:, 0] + BIAS_DAMPING)
     for name in ("users", "raters"):
         if name in views:
             views[name].mul_(rated)
-    if not layout.lists:
-        views["users"][:, -1] = biases
-        if layout.rater_columns:
-            views["raters"][:, layout.config.raters] = biases
+    if layout.lists:
+        return
+    first = totals[:, 1] / (totals[:, 0] + BIAS_DAMPING)
+    biases = [views["users"][:, -1]]
+    if layout.rater_columns:
+        biases.append(views["raters"][:, layout.config.raters])
+    for column in biases:
+        column.copy_(torch.where(column == 0, first, column))
 
 
 def _hide_directions(total: Tensor, items: int, *, lists: bool) -> Tensor:
