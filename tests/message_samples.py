@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from verfedgnn.protocol.wire import alignment_messages as align
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol import messages as align
+from verfedgnn.protocol.messages import (
     Finish,
     Finished,
     Hello,

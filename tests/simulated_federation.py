@@ -21,12 +21,9 @@ from hub import agree
 from verfedgnn.federation.agreement import list_stages
 from verfedgnn.federation.coordinator_stage import CoordinatorStage
 from verfedgnn.privacy.masking import GRADIENT, share_threshold
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.candidate import Candidate
-from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.party.party_masks import ListCommitments
-from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.masks import ListCommitments
+from verfedgnn.protocol.messages import (
     Finish,
     Message,
     RoundReply,
@@ -38,6 +35,8 @@ from verfedgnn.protocol.wire.messages import (
     decode,
     encode,
 )
+from verfedgnn.protocol.party import Candidate, Party
+from verfedgnn.protocol.party_setup import Policy
 from verfedgnn.runs.prepared_data import prepare
 
 Place = tuple[int, int, int]

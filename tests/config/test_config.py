@@ -8,9 +8,8 @@ import pytest
 
 from verfedgnn import Config, ConfigError
 from verfedgnn.config import build_config, load_config, parse_settings, presets, settings
-from verfedgnn.config.exchange_modes import ExactExchange, NoExchange, ProjectedExchange
-from verfedgnn.config.gradient_mechanisms import LaplaceGradients
 from verfedgnn.config.model_forms import FactorModel
+from verfedgnn.config.sections import ExactExchange, LaplaceGradients, NoExchange, ProjectedExchange
 from verfedgnn.config.variants import CHOICES
 from verfedgnn.core.option_names import on_command_line
 

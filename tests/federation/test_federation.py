@@ -16,8 +16,8 @@ import verfedgnn as vf
 from hub import SERVER, Killed, Trial
 from verfedgnn.federation import coordinator_stage
 from verfedgnn.federation.agreement import Timeouts
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.messages import (
     RoundReply,
     RoundStart,
     decode,

@@ -23,10 +23,9 @@ from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.frames import TransportEvent
 from verfedgnn.federation.status import StatusPublisher
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.candidate import Candidate
-from verfedgnn.protocol.round.aggregation import neighbourhood_shape, neighbourhood_type
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.aggregation import neighbourhood_shape, neighbourhood_type
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.messages import (
     Finish,
     Hello,
     Message,
@@ -36,6 +35,7 @@ from verfedgnn.protocol.wire.messages import (
     decode,
     encode,
 )
+from verfedgnn.protocol.party import Candidate
 from verfedgnn.runs.prepared_data import prepare
 
 EXAMPLES = 500

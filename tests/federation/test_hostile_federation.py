@@ -18,7 +18,7 @@ from test_federation import HASTY, Fault, assert_same, in_round, killed_at, loca
 
 import verfedgnn as vf
 from hub import SERVER
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.messages import (
     Hello,
     Refused,
     RoundReply,
@@ -329,7 +329,7 @@ def test_parties_told_different_things_do_not_add_up(
 ) -> None:
     """A coordinator that gives all but one party other parameters gets noise instead of that party's gradient."""
     from verfedgnn.gnn.model import Model
-    from verfedgnn.protocol.round.replica import parameters_digest
+    from verfedgnn.protocol.replica import parameters_digest
 
     chosen = settings(evaluate_every=9)
     nothing = torch.zeros(Model(chosen.model, small_parties[0].ratings.n_users).size)

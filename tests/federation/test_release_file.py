@@ -15,8 +15,8 @@ import verfedgnn as vf
 from hub import SERVER, Killed, Trial
 from verfedgnn.core.errors import RunError
 from verfedgnn.federation.party_store import LEDGER, open_ledger
-from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
-from verfedgnn.protocol.wire.messages import RoundReply, decode
+from verfedgnn.protocol.messages import RoundReply, decode
+from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
 from verfedgnn.runs.run_layout import LAST_RELEASE
 
 PRIVATE = vf.Config.preset("private", epochs=6, evaluate_every=3)

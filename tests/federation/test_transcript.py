@@ -21,8 +21,8 @@ from verfedgnn.federation.agreement import Agreement, save_agreement
 from verfedgnn.federation.frames import TransportEvent
 from verfedgnn.federation.transcript import TRANSCRIPT, Transcript, TranscriptEntry, read_lines
 from verfedgnn.federation.transcript_check import check_transcript, compare_transcripts, summarise_comparison
-from verfedgnn.protocol.party.common_statements import TO_EACH, common_statements
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.common_statements import TO_EACH, common_statements
+from verfedgnn.protocol.messages import (
     Message,
     RoundStart,
     ShareRequest,

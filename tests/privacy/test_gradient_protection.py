@@ -16,16 +16,16 @@ from verfedgnn import Config, ConfigError
 from verfedgnn.core.key_stream import KeyStream, NoiseKey
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.privacy.accounting import privacy_report
-from verfedgnn.privacy.gradient_protection import (
+from verfedgnn.privacy.protections import (
     add_laplace,
     clip,
     invert_rescale,
     protect,
     quantize_ternary,
 )
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.round.aggregation import participation_scale
-from verfedgnn.protocol.round.optimizer import step
+from verfedgnn.protocol.aggregation import participation_scale
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.replica import step
 
 SIGMAS = 5.0
 """Statistical tests fail beyond five standard errors: less than once in a million by chance; see test_projection.py."""
@@ -218,7 +218,7 @@ def test_a_step_in_pieces_is_a_step(
     start = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     found = []
     for piece in (1 << 10, 1 << 18, 1 << 30):
-        monkeypatch.setattr("verfedgnn.protocol.round.optimizer.PIECE", piece)
+        monkeypatch.setattr("verfedgnn.protocol.replica.PIECE", piece)
         parameters, sums, gradient = (value.clone() for value in start)
         sums.square_()
         step(parameters, sums, gradient, optimizer, 0.1)

@@ -22,14 +22,14 @@ from verfedgnn.privacy.masking import (
     MaskSeeds,
     add_masks,
     lost_streams,
+    recover_seeds,
     remove_masks,
     self_stream,
     share_threshold,
 )
-from verfedgnn.privacy.share_recovery import recover_seeds
-from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.round.replica import parameters_digest
-from verfedgnn.protocol.wire.messages import RoundStart
+from verfedgnn.protocol.messages import RoundStart
+from verfedgnn.protocol.party_setup import Policy
+from verfedgnn.protocol.replica import parameters_digest
 
 
 class Circle:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.protocol.coordinator.membership import refusal
-from verfedgnn.protocol.wire.messages import Hello
+from verfedgnn.protocol.coordinator import refusal
+from verfedgnn.protocol.messages import Hello
 
 CONFIG = vf.Config.preset("paper", masking=True)
 HELLO = Hello(
@@ -68,7 +68,7 @@ def test_who_comes_back_must_be_the_same(change: dict[str, Any]) -> None:
 
 
 def test_another_version_is_refused_by_both_sides() -> None:
-    from verfedgnn.protocol.wire.framing import VERSION, decode, encode
+    from verfedgnn.protocol.framing import VERSION, decode, encode
 
     data = bytearray(encode(HELLO))
     data[4] = VERSION + 1

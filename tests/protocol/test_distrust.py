@@ -13,11 +13,11 @@ import verfedgnn as vf
 from helpers import config, federation
 from verfedgnn.core.metrics import squared_errors
 from verfedgnn.privacy.rating_dp import rating_epsilon
-from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.party.policy import LOCAL
-from verfedgnn.protocol.party.release_ledger import GRADIENT, VALIDATION, ReleaseLedger
-from verfedgnn.protocol.round.replica import parameters_digest
-from verfedgnn.protocol.wire.messages import Finish, RoundReply, RoundStart, Welcome
+from verfedgnn.protocol.messages import Finish, RoundReply, RoundStart, Welcome
+from verfedgnn.protocol.party import Party
+from verfedgnn.protocol.party_setup import LOCAL
+from verfedgnn.protocol.release_ledger import GRADIENT, VALIDATION, ReleaseLedger
+from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.training.local_runtime import LocalRuntime
 
 FRESH = replace(LOCAL, fresh_noise=True)

@@ -17,12 +17,12 @@ from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.skellam_noise import SkellamNoise
-from verfedgnn.protocol.party.party import read_neighbourhoods
-from verfedgnn.protocol.party.party_progress import SentNeighbourhoods
-from verfedgnn.protocol.party.policy import LOCAL, Policy
-from verfedgnn.protocol.round.replica import Replica
-from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
+from verfedgnn.privacy.rating_dp import SkellamNoise
+from verfedgnn.protocol.messages import RoundReply, RoundStart
+from verfedgnn.protocol.party import read_neighbourhoods
+from verfedgnn.protocol.party_progress import SentNeighbourhoods
+from verfedgnn.protocol.party_setup import LOCAL, Policy
+from verfedgnn.protocol.replica import Replica
 from verfedgnn.training.local_runtime import LocalRuntime
 
 SIGMAS = 5

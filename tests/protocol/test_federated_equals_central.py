@@ -15,8 +15,8 @@ from verfedgnn.core.graph import build_graph
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.operator import inverse_sqrt
-from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.round.optimizer import step
+from verfedgnn.protocol.party import Party
+from verfedgnn.protocol.replica import step
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
 

@@ -16,8 +16,8 @@ import verfedgnn as vf
 from synthetic_party import made_party, scale_config
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.privacy.projection import Projection
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.candidate import Candidate
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.party import Candidate
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.training.local_runtime import LocalRuntime
 

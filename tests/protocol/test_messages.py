@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from message_samples import ALL
 from verfedgnn import ProtocolError
 from verfedgnn.core.errors import DivergedError
-from verfedgnn.protocol.wire import alignment_messages as align
-from verfedgnn.protocol.wire.fixed_point import from_fixed, to_fixed, to_residues, wrap_signed
-from verfedgnn.protocol.wire.framing import HEADER, KINDS, MAGIC, VERSION
-from verfedgnn.protocol.wire.integer_packing import TYPES, pack_integers, unpack_integers
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol import messages as align
+from verfedgnn.protocol.aggregation import from_fixed, to_fixed, to_residues, wrap_signed
+from verfedgnn.protocol.framing import HEADER, KINDS, MAGIC, VERSION
+from verfedgnn.protocol.integer_packing import TYPES, pack_integers, unpack_integers
+from verfedgnn.protocol.messages import (
     Finish,
     Finished,
     Hello,

@@ -21,12 +21,17 @@ from simulated_federation import Simulation
 from verfedgnn.federation.liar_search import LiarSearch
 from verfedgnn.federation.party_store import SurvivorLog
 from verfedgnn.federation.roster import MemberIdentity
-from verfedgnn.privacy.masking import GRADIENT, SEED, MaskKey, add_masks, remove_masks, share_threshold
-from verfedgnn.privacy.share_recovery import recover_seeds
-from verfedgnn.protocol.coordinator.masked_trip import MaskedTrip
-from verfedgnn.protocol.party.party_masks import ListCommitments, PartyMasks
-from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.privacy.masking import (
+    GRADIENT,
+    SEED,
+    MaskKey,
+    add_masks,
+    recover_seeds,
+    remove_masks,
+    share_threshold,
+)
+from verfedgnn.protocol.masks import ListCommitments, MaskedTrip, PartyMasks
+from verfedgnn.protocol.messages import (
     Hello,
     ListSignature,
     MaskShares,
@@ -36,6 +41,7 @@ from verfedgnn.protocol.wire.messages import (
     TripShares,
     Unmask,
 )
+from verfedgnn.protocol.party_setup import Policy
 
 CONFIG = vf.Config.preset("paper", masking=True, mode="off")
 CONTEXT = b"what all parties received"

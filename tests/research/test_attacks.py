@@ -21,7 +21,7 @@ from verfedgnn.core.errors import ConfigError, DataError
 from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import TRAIN, check_parties
-from verfedgnn.protocol.round.forward_backward import compute
+from verfedgnn.protocol.forward_backward import compute
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn_research.attacks import attack_cell as cells
 from verfedgnn_research.attacks import subset_search as subset

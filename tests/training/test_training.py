@@ -17,8 +17,8 @@ from verfedgnn.config.model_forms import Gnn
 from verfedgnn.core.metrics import RatingErrors, measure_errors
 from verfedgnn.data import TEST, split_newcomers
 from verfedgnn.evaluation import lift as lift_module
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.wire.messages import RoundReply, RoundStart, encode
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.messages import RoundReply, RoundStart, encode
 from verfedgnn.runs.prepared_data import Prepared
 
 

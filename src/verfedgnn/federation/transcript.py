@@ -24,8 +24,8 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import make_folder, write_all, writing
 from verfedgnn.federation.event_log import log_warning
 from verfedgnn.federation.roster import MemberIdentity
-from verfedgnn.protocol.wire.framing import EncodedMessage
-from verfedgnn.protocol.wire.messages import Message, RoundReply
+from verfedgnn.protocol.framing import EncodedMessage
+from verfedgnn.protocol.messages import Message, RoundReply
 
 TRANSCRIPT = "transcript.jsonl"
 """Name of the file in a run folder."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from verfedgnn.protocol.wire.messages import RoundReply
+from verfedgnn.protocol.messages import RoundReply
 
 
 @dataclass

@@ -17,7 +17,7 @@ from verfedgnn.gnn.model import OPERATORS, Model
 from verfedgnn.gnn.operator import Operator
 from verfedgnn.plugins import register
 from verfedgnn.privacy.projection import IdentityProjection
-from verfedgnn.protocol.round.forward_backward import Batch, compute
+from verfedgnn.protocol.forward_backward import Batch, compute
 from verfedgnn.testing.random_inputs import (
     ITEMS,
     USERS,

@@ -15,12 +15,8 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import simulated_secret
-from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
-from verfedgnn.protocol.party.candidate import Candidate
-from verfedgnn.protocol.party.party import FinishedTraining, Party
-from verfedgnn.protocol.party.policy import LOCAL, Policy
-from verfedgnn.protocol.round.replica import Replica
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.coordinator import ClosedRound, Coordinator
+from verfedgnn.protocol.messages import (
     Finish,
     Hello,
     Message,
@@ -31,6 +27,9 @@ from verfedgnn.protocol.wire.messages import (
     decode,
     encode,
 )
+from verfedgnn.protocol.party import Candidate, FinishedTraining, Party
+from verfedgnn.protocol.party_setup import LOCAL, Policy
+from verfedgnn.protocol.replica import Replica
 from verfedgnn.runs.ledger import Direction, Ledger
 
 PARALLEL_SIZE = 1 << 22

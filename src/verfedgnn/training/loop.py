@@ -15,8 +15,8 @@ from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.core.files import writing
 from verfedgnn.core.option_names import option, resume_words
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.party import FinishedTraining, Party
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.party import FinishedTraining, Party
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import history_entry

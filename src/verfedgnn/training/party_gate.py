@@ -17,7 +17,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.rating_scale import scale_unit
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.round.solved_round import own_totals
+from verfedgnn.protocol.solved_round import own_totals
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.training.item_refit import refit_items

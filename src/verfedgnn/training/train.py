@@ -17,8 +17,8 @@ from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.data.ratings import format_count
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
-from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.round.replica import parameters_digest
+from verfedgnn.protocol.party import Party
+from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.runs.forget_record import ForgottenUsers, read_forgotten_users
 from verfedgnn.runs.metrics_file import build_metrics
 from verfedgnn.runs.party_tables import read_party_tables

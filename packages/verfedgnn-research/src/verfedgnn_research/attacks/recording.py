@@ -20,13 +20,11 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import PartyData, check_parties
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.candidate import Candidate
-from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.round.aggregation import gradient_bits, sum_gradients
-from verfedgnn.protocol.round.solved_round import SolvedStep
-from verfedgnn.protocol.wire.fixed_point import wrap_signed
-from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
+from verfedgnn.protocol.aggregation import gradient_bits, sum_gradients, wrap_signed
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.messages import RoundReply, RoundStart
+from verfedgnn.protocol.party import Candidate, Party
+from verfedgnn.protocol.solved_round import SolvedStep
 from verfedgnn.runs.prepared_data import Prepared, count_data, prepare
 from verfedgnn.training.local_runtime import LocalRuntime
 

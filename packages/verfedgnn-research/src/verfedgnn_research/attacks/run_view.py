@@ -20,9 +20,9 @@ from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.gnn.operator import Neighbourhood
-from verfedgnn.privacy.gradient_protection import protect
 from verfedgnn.privacy.projection import IdentityProjection, Projection, make_projection
-from verfedgnn.protocol.round.forward_backward import Batch, PassResult, compute
+from verfedgnn.privacy.protections import protect
+from verfedgnn.protocol.forward_backward import Batch, PassResult, compute
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
 

@@ -17,8 +17,8 @@ from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.core.random_streams import NoiseStream
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.gnn.model import Model, neighbour_from
-from verfedgnn.protocol.party.party import Party, noise_key
-from verfedgnn.protocol.wire.messages import RoundStart
+from verfedgnn.protocol.messages import RoundStart
+from verfedgnn.protocol.party import Party, noise_key
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where

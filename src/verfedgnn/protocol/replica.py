@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -19,12 +19,11 @@ from verfedgnn.core.array_hash import hash_arrays
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.gradient_protection import invert_rescale
+from verfedgnn.privacy.protections import invert_rescale
 from verfedgnn.privacy.rating_dp import unit
-from verfedgnn.protocol.round.aggregation import participation_scale
-from verfedgnn.protocol.round.optimizer import pieces, step
-from verfedgnn.protocol.round.solved_round import apply_update
-from verfedgnn.protocol.wire.messages import RoundStart, copied_state
+from verfedgnn.protocol.aggregation import participation_scale
+from verfedgnn.protocol.messages import RoundStart, copied_state
+from verfedgnn.protocol.solved_round import apply_update
 
 
 @dataclass(frozen=True)
@@ -226,3 +225,35 @@ def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
 def parameters_digest(*flat: Tensor) -> str:
     """Return the SHA-256 of flat parameters, and of further arrays of theirs. Masks depend on it, so it is never shortened."""
     return hash_arrays(values.cpu().numpy() for values in flat).hex()
+
+
+# The optimiser's step for public and private parameters, identical to the bit on every replica.
+#
+# It uses only additions, products, divisions and square roots, which IEEE 754 rounds the same way everywhere.
+
+
+EPS = 1e-10
+PIECE = 1 << 18
+"""Values stepped at a time on the CPU, so that intermediate results stay in its cache."""
+PIECE_ON_GPU = 1 << 24
+"""Values stepped at a time on a GPU, so that intermediate results stay small."""
+
+
+def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, optimizer: str, lr: float) -> None:
+    """Step in place. Adagrad: G += g^2, x -= lr g / (sqrt(G) + eps). SGD: x -= lr g."""
+    for x, total, g in pieces(parameters, accumulator, gradient):
+        if optimizer == "sgd":
+            x -= lr * g
+        else:
+            total += g * g
+            x -= (lr * g) / (total.sqrt() + EPS)
+
+
+def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield matching groups of rows of all tensors, as views."""
+    first = tensors[0]
+    most = PIECE_ON_GPU if first.is_cuda else PIECE
+    if first.numel() <= most:
+        return iter((tensors,))
+    rows = max(1, most // first[:1].numel())
+    return zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)

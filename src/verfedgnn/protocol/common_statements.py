@@ -15,9 +15,17 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.array_files import as_bytes
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.round.replica import split_updates
-from verfedgnn.protocol.wire.alignment_messages import AlignStart, UserRows
-from verfedgnn.protocol.wire.messages import Finish, Message, RoundStart, Survivors, Welcome, copied_state
+from verfedgnn.protocol.messages import (
+    AlignStart,
+    Finish,
+    Message,
+    RoundStart,
+    Survivors,
+    UserRows,
+    Welcome,
+    copied_state,
+)
+from verfedgnn.protocol.replica import split_updates
 
 Statements = dict[str, dict[str, Any]]
 """Values by subject; each value has named fields."""

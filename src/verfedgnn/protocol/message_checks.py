@@ -12,14 +12,14 @@ from verfedgnn.config import Config
 from verfedgnn.config.party_counts import fewest_parties_in_sum
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.round.aggregation import (
+from verfedgnn.protocol.aggregation import (
     gradient_type,
     neighbourhood_shape,
     neighbourhood_type,
     update_type,
 )
-from verfedgnn.protocol.round.replica import Replica
-from verfedgnn.protocol.wire.messages import RoundReply, RoundStart, Welcome
+from verfedgnn.protocol.messages import RoundReply, RoundStart, Welcome
+from verfedgnn.protocol.replica import Replica
 
 LARGEST_PARAMETER = 1e6
 """Largest absolute value of a public parameter, the only limit where the model has no bound."""

@@ -1,26 +1,36 @@
-"""A party's masks during one stay in a federation (docs/protocol.md, "Masks").
-
-    ShareRequest -> MaskShares; TripShares; RoundStart -> masked values; Survivors -> ListSignature or Unmask
-
-Seeds and shares live in memory only, and only until they are revealed or the next trip replaces them. What must survive a restart
-is the list that the party committed to (`ListCommitments`).
-"""
+"""What the parties of a masked trip must agree on: what they all received, how many survive, and which trip comes next."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from verfedgnn.config import Config
+from verfedgnn.config.party_counts import fewest_parties_in_sum
+from verfedgnn.core.array_hash import hash_arrays
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.privacy.id_matching import Sealer
-from verfedgnn.privacy.masking import SEED, MaskSeeds, MaskStream, check_public_key, share_threshold
-from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.round.mask_context import fewest_survivors, following_trip, list_statement
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.privacy.masking import (
+    SEED,
+    MaskKey,
+    MaskSeeds,
+    MaskStream,
+    check_public_key,
+    lost_streams,
+    recover_seeds,
+    self_stream,
+    share_threshold,
+)
+from verfedgnn.protocol.aggregation import SumError
+from verfedgnn.protocol.messages import (
+    Hello,
     ListSignature,
     MaskShares,
     Message,
@@ -30,6 +40,62 @@ from verfedgnn.protocol.wire.messages import (
     TripShares,
     Unmask,
 )
+from verfedgnn.protocol.party_setup import Policy
+from verfedgnn.protocol.replica import Replica
+
+
+def mask_context(start: RoundStart, replica: Replica, last_sum: str) -> bytes:
+    """Hash what the coordinator must have sent to all active parties alike; between other parties, masks do not cancel.
+
+    `replica` is at the start of the round. `last_sum` is the hash of the summed neighbourhoods (`sum_digest`), "" if there is none.
+    """
+    facts = (
+        (start.round, start.trip, start.attempt),
+        (start.active, start.train, start.exchange),
+        (replica.items, replica.ratings, replica.digest()),
+        last_sum,
+    )
+    return hashlib.sha256(repr(facts).encode()).digest()
+
+
+def sum_digest(parties: Sequence[int], trip: tuple[int, int], total: NDArray[Any] | None) -> str:
+    """Return the hash of summed neighbourhoods (K, q, C), of the parties in the sum, and of its round and trip."""
+    found = hashlib.sha256(repr((list(parties), trip)).encode())
+    if total is not None:
+        found.update(hash_arrays([total]))
+    return found.hexdigest()
+
+
+def list_statement(
+    training: str, place: tuple[int, int, int], active: Sequence[int], survivors: Sequence[int]
+) -> str:
+    """Return what a party signs when it commits to a survivor list; `place` is round, trip and attempt."""
+    return json.dumps([training, place, list(active), list(survivors)])
+
+
+def fewest_survivors(config: Config, *, parties: int, active: int, smallest: int) -> int:
+    """Return how many of the `active` parties a masked sum must include after dropouts.
+
+    At least the threshold of the shares, the agreed number (`smallest`), and what every sum needs. Parties scale Skellam noise to
+    the number of active parties, so a sum of noised values includes all of them.
+    """
+    if config.gradients.mechanism == "skellam":
+        return active
+    return max(share_threshold(active), smallest, fewest_parties_in_sum(config, parties))
+
+
+def following_trip(config: Config, round: int, trip: int) -> tuple[int, int]:
+    """Return the round and trip after a trip that was not abandoned."""
+    return (round, trip - 1) if trip else (round + 1, config.exchange.refresh)
+
+
+# A party's masks during one stay in a federation (docs/protocol.md, "Masks").
+#
+#     ShareRequest -> MaskShares; TripShares; RoundStart -> masked values; Survivors -> ListSignature or Unmask
+#
+# Seeds and shares live in memory only, and only until they are revealed or the next trip replaces them. What must survive a restart
+# is the list that the party committed to (`ListCommitments`).
+
 
 Place = tuple[int, int, int]
 """Round, trip and attempt."""
@@ -69,7 +135,7 @@ class ListCommitments:
 
 
 @dataclass
-class MaskedTrip:
+class TripSecrets:
     """The secrets of one trip."""
 
     place: Place
@@ -106,9 +172,9 @@ class PartyMasks:
         self._parties = 0
         self._stay_keys: dict[int, str] = {}
         """Verified public keys of the other parties' stays."""
-        self._trip: MaskedTrip | None = None
+        self._trip: TripSecrets | None = None
         """The trip whose values may still be unmasked, or whose shares are being exchanged."""
-        self._next: tuple[MaskedTrip, MaskShares] | None = None
+        self._next: tuple[TripSecrets, MaskShares] | None = None
         """The next trip, prepared ahead."""
         self._last: Place = (0, 0, 0)
         """Round, negated trip and attempt of the last trip that was masked."""
@@ -150,7 +216,7 @@ class PartyMasks:
         self._check_active(message.active)
         self._take_keys(message)
         self._next = None
-        self._trip = MaskedTrip(place, message.active, message.request)
+        self._trip = TripSecrets(place, message.active, message.request)
         committed = self.commitments.find((self._training, message.round, message.trip))
         return self._seal(self._trip, committed)
 
@@ -174,7 +240,7 @@ class PartyMasks:
             check_public_key(key)
         self._stay_keys = keys
 
-    def _seal(self, trip: MaskedTrip, committed: list[int] | None = None) -> MaskShares:
+    def _seal(self, trip: TripSecrets, committed: list[int] | None = None) -> MaskShares:
         """Split the seeds of a trip, and seal a share for every other party."""
         rows = []
         shares = trip.seeds.split(len(trip.active))
@@ -189,7 +255,7 @@ class PartyMasks:
         key = trip.seeds.key.public
         return MaskShares(**trip.fields, request=trip.request, key=key, sealed=sealed, committed=committed)
 
-    def _about(self, trip: MaskedTrip, sender: int, receiver: int, key: str) -> bytes:
+    def _about(self, trip: TripSecrets, sender: int, receiver: int, key: str) -> bytes:
         """Return what a sealed share is bound to."""
         facts = [self._training, trip.place, trip.request, trip.active, sender, receiver, key]
         return b"verfedgnn shares 2" + json.dumps(facts).encode()
@@ -199,7 +265,7 @@ class PartyMasks:
         trip = self._trip
         if self._next is None and trip is not None and trip.start is not None and self._sends_ahead:
             round, number, _ = trip.place
-            ahead = MaskedTrip((*following_trip(self.config, round, number), 0), trip.active, "")
+            ahead = TripSecrets((*following_trip(self.config, round, number), 0), trip.active, "")
             self._next = (ahead, self._seal(ahead))
 
     @property
@@ -297,7 +363,7 @@ class PartyMasks:
         shares = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, SEED)
         return Unmask(**trip.fields, shares=shares)
 
-    def _check_survivors(self, message: Survivors, trip: MaskedTrip) -> None:
+    def _check_survivors(self, message: Survivors, trip: TripSecrets) -> None:
         survivors = message.survivors
         if survivors != sorted(set(survivors)) or not set(survivors) <= set(trip.active):
             raise self._error("names survivors that did not take part")
@@ -334,3 +400,111 @@ class PartyMasks:
         return ProtocolError(
             f"{self.name}: the coordinator {problem}; compare transcripts with the other parties"
         )
+
+
+# -- The coordinator's part in the masks of one trip: it relays shares, fixes the survivor list, and removes the masks from the sum
+
+
+class MaskedTrip:
+    """The masks of one trip among the `active` parties, from their shares to the unmasked sum.
+
+    `request` names the coordinator's request for shares; it is empty if the parties send them ahead.
+    """
+
+    def __init__(self, place: Place, active: Sequence[int], *, ahead: bool = False) -> None:
+        self.place = place
+        self.active = list(active)
+        self.request = "" if ahead else secrets.token_hex(8)
+        self.threshold = share_threshold(len(self.active))
+        self.shares: dict[int, MaskShares] = {}
+        self.survivors: list[int] = []
+        """The parties in the sum; empty until the list is fixed."""
+        self.signatures: dict[int, ListSignature] = {}
+        self.reveals: dict[int, Unmask] = {}
+        self._seeds: dict[int, bytes] = {}
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """The trip in the form of a message's fields."""
+        return dict(zip(("round", "trip", "attempt"), self.place, strict=True))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the sum includes all active parties."""
+        return self.survivors == self.active
+
+    @property
+    def committed(self) -> set[tuple[int, ...]]:
+        """The survivor lists that parties committed to in earlier attempts."""
+        return {tuple(m.committed) for m in self.shares.values() if m.committed is not None}
+
+    def share_request(self, hellos: Sequence[Hello]) -> ShareRequest:
+        """Return the request for shares; `hellos` are those of all parties, in order."""
+        chosen = [hellos[index] for index in self.active]
+        return ShareRequest(
+            **self.fields,
+            request=self.request,
+            active=self.active,
+            mask_keys=[hello.mask_key or "" for hello in chosen],
+            mask_signatures=[hello.mask_signature or "" for hello in chosen],
+        )
+
+    def take_shares(self, index: int, message: MaskShares) -> str | None:
+        """Take a party's shares; return what is wrong with them, if anything."""
+        if index not in self.active or index in self.shares:
+            return "no shares are due from this party"
+        if message.sealed.ndim != 2 or len(message.sealed) != len(self.active):
+            return "it sent shares for another number of parties"
+        if any(message.key == other.key for other in self.shares.values()):
+            return "its mask key is another party's"
+        self.shares[index] = message
+        return None
+
+    def trip_shares(self, index: int) -> TripShares:
+        """Return the keys and shares for one party."""
+        column = self.active.index(index)
+        return TripShares(
+            **self.fields,
+            trip_keys=[self.shares[sender].key for sender in self.active],
+            sealed=np.stack([self.shares[sender].sealed[column] for sender in self.active]),
+        )
+
+    def survivor_message(self) -> Survivors:
+        """Return the survivor list, with the signatures once they are collected."""
+        signatures = None
+        if self.signatures:
+            known = {index: message.signature for index, message in self.signatures.items()}
+            signatures = [known.get(index, "") for index in self.survivors]
+        return Survivors(**self.fields, survivors=self.survivors, signatures=signatures)
+
+    def take_reveal(self, index: int, message: Unmask) -> str | None:
+        """Take a party's revealed shares; return what is wrong with them, if anything."""
+        if index not in self.survivors or index in self.reveals:
+            return "no shares to unmask are due from this party"
+        if message.shares.shape != (len(self.active), SEED) or message.shares.dtype != np.uint8:
+            return "it revealed shares of another shape"
+        self.reveals[index] = message
+        return None
+
+    def recover(self) -> None:
+        """Recover the seeds that the sum needs; raise `SumError` if shares do not fit a lost party's key."""
+        chosen = sorted(self.reveals)[: self.threshold]
+        shares = {
+            self.active.index(index) + 1: [row.tobytes() for row in self.reveals[index].shares]
+            for index in chosen
+        }
+        self._seeds = dict(zip(self.active, recover_seeds(shares), strict=True))
+        for index, seed in self._seeds.items():
+            if index not in self.survivors and MaskKey(seed).public != self.shares[index].key:
+                raise SumError("the revealed shares do not add up to the key of a lost party")
+
+    def streams(self, context: bytes) -> list[MaskStream]:
+        """Return the masks in the sum over the survivors, once their seeds are recovered."""
+        keys = {index: self.shares[index].key for index in self.survivors}
+        found = []
+        for index, seed in self._seeds.items():
+            if index in keys:
+                found.append(self_stream(seed, context))
+            else:
+                found += lost_streams(seed, index, keys, context)
+        return found

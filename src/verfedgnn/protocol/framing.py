@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, SkipValidation, ValidationError, cre
 
 from verfedgnn.core.array_files import as_bytes, cut, make_table, view_arrays
 from verfedgnn.core.errors import ProtocolError
-from verfedgnn.protocol.wire.integer_packing import TYPES, pack_integers, unpack_integers
+from verfedgnn.protocol.integer_packing import TYPES, pack_integers, unpack_integers
 
 MAGIC = b"VFGN"
 VERSION = 7

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verfedgnn.config.gradient_mechanisms import GradientConfig
+from verfedgnn.config.sections import GradientConfig
 from verfedgnn.core.key_stream import KeyStream, NoiseKey
 
 PIECE = 1 << 16

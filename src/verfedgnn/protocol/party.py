@@ -6,8 +6,10 @@ Ratings, degrees, item embeddings and noise never leave the party; docs/protocol
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,8 +26,8 @@ from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import NoiseStream, PartyStream
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy import masking
-from verfedgnn.privacy.gradient_protection import protect
-from verfedgnn.privacy.projection import IdentityProjection, Projection
+from verfedgnn.privacy.projection import IdentityProjection, Projection, make_projection
+from verfedgnn.privacy.protections import protect
 from verfedgnn.privacy.rating_dp import (
     add_item_noise,
     add_validation_noise,
@@ -34,33 +36,45 @@ from verfedgnn.privacy.rating_dp import (
     sensitivity,
     sum_validation,
 )
-from verfedgnn.protocol.checkpoint_state import to_tensor
-from verfedgnn.protocol.party.party_masks import PartyMasks
-from verfedgnn.protocol.party.party_progress import (
-    PartyProgress,
-    ReceivedNeighbourhoods,
-    SentNeighbourhoods,
+from verfedgnn.protocol.aggregation import (
+    FULL_COPY,
+    from_fixed,
+    gradient_bits,
+    largest_array,
+    largest_from_coordinator,
+    participation_scale,
+    to_fixed,
+    to_residues,
+    update_type,
+    wrap_signed,
 )
-from verfedgnn.protocol.party.party_setup import Batches, PartySetup
-from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyState
-from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
-from verfedgnn.protocol.round.aggregation import gradient_bits, participation_scale, update_type
-from verfedgnn.protocol.round.forward_backward import Batch, compute
-from verfedgnn.protocol.round.mask_context import mask_context, sum_digest
-from verfedgnn.protocol.round.message_checks import check_public, check_start
-from verfedgnn.protocol.round.replica import Replica, parameters_digest
-from verfedgnn.protocol.round.solved_round import SolvedStep, encode_release, solve_at_home
-from verfedgnn.protocol.wire.fixed_point import from_fixed, to_fixed, to_residues, wrap_signed
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.checkpoint_state import to_tensor
+from verfedgnn.protocol.forward_backward import Batch, compute
+from verfedgnn.protocol.masks import ListCommitments, PartyMasks, mask_context, sum_digest
+from verfedgnn.protocol.message_checks import check_public, check_start
+from verfedgnn.protocol.messages import (
     Finish,
     Finished,
+    Hello,
     Message,
     RoundReply,
     RoundStart,
     ShareRequest,
     Survivors,
     TripShares,
+    Welcome,
+    copied_state,
 )
+from verfedgnn.protocol.party_progress import (
+    PartyProgress,
+    ReceivedNeighbourhoods,
+    SentNeighbourhoods,
+)
+from verfedgnn.protocol.party_setup import LOCAL, Batches, PartySetup, Policy, check_welcome
+from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
+from verfedgnn.protocol.replica import Replica, parameters_digest
+from verfedgnn.protocol.solved_round import SolvedStep, encode_release, solve_at_home
+from verfedgnn.protocol.states import PARTY_STATES, PartyState
 
 Released = dict[str, NDArray[Any]]
 """Values that leave the party, before masks, by kind."""
@@ -420,3 +434,174 @@ def clip_contributions(gradient: Tensor, setup: PartySetup) -> Tensor:
     limit = sensitivity(setup.config)
     factor = limit / rows.norm(dim=1, keepdim=True).clamp(min=limit)
     return torch.cat([(views[name] * factor).flatten() for name in setup.model.per_user])
+
+
+# -- A party that asks to join a training: it says hello, and a Welcome makes it a `Party` -----------------
+
+
+_OTHER_COPY = "the public parameters received are not those that the coordinator announced"
+_OTHER_DRAW = (
+    "the coordinator does not begin with the public parameters that the agreed seed gives here; "
+    "use the same version of verfedgnn everywhere"
+)
+
+
+class Candidate:
+    """One organisation that is not joined yet, or joins again after a lost connection.
+
+    `secret` seeds the party's noise, batches and initial items; no message carries it. `party` is the class to create on joining.
+    `commitments` holds the survivor lists that the party committed to; by default they are kept in memory only. Progress is shared
+    with the joined party, so a candidate that joins again continues where it was.
+    """
+
+    def __init__(
+        self,
+        data: PartyInput,
+        config: Config,
+        secret: bytes,
+        device: torch.device | str = "cpu",
+        policy: Policy = LOCAL,
+        party: type[Party] = Party,
+        ledger: ReleaseLedger | None = None,
+        commitments: ListCommitments | None = None,
+    ) -> None:
+        self.setup = PartySetup.of(data, config, secret, device, policy)
+        self.progress = PartyProgress.initial(self.setup)
+        self.party_class = party
+        self.ledger = ledger
+        """Account of what the party releases; None on one machine."""
+        self.commitments = commitments or ListCommitments()
+        self.stay = ""
+        """Random name of the Hello that waits for a Welcome; empty if none does."""
+        self._masks = self._new_masks()
+
+    @property
+    def name(self) -> str:
+        """Name of the party."""
+        return self.setup.name
+
+    @property
+    def largest_array(self) -> int:
+        """Bytes of the largest packed array that a RoundStart may hold; missed updates take at most a full copy."""
+        config = self.setup.config
+        model = self.setup.model
+        return largest_array(config, model, FULL_COPY * model.size)
+
+    @property
+    def largest_message(self) -> int:
+        """Bytes of the largest message that the coordinator may send."""
+        return largest_from_coordinator(self.setup.config, self.setup.model)
+
+    @property
+    def _known_training(self) -> str | None:
+        """Name of the training that this party has taken part in, also if it was killed before its first checkpoint."""
+        released = [] if self.ledger is None else self.ledger.entries
+        return self.progress.training or (released[0].training if released else None)
+
+    @property
+    def _last_released(self) -> int | None:
+        if self.ledger is None:
+            return None
+        return self.ledger.entries[-1].round if self.ledger.entries else 0
+
+    def hello(self) -> Hello:
+        """Return the first message of a new stay, with a new mask key."""
+        setup = self.setup
+        verified = self.progress.verified
+        masks = self._masks = self._new_masks()
+        self.stay = secrets.token_hex(8)
+        return Hello(
+            party=self.name,
+            users=setup.data.users,
+            items=setup.announced_items,
+            ratings=setup.announced_ratings,
+            scale=setup.data.scale,
+            config=setup.config.digest(),
+            stay=self.stay,
+            agreement=setup.policy.agreement,
+            alignment=setup.policy.alignment,
+            training=self._known_training,
+            round=verified[0] if verified else 0,
+            digest=verified[1] if verified else None,
+            released=self._last_released,
+            lost=0 if self.ledger is None else self.ledger.lost,
+            mask_key=None if masks is None else masks.key,
+            mask_signature=None if masks is None else masks.signature,
+        )
+
+    def welcome(
+        self,
+        message: Welcome,
+        replica: Replica | None = None,
+        projection: Projection | IdentityProjection | None = None,
+    ) -> Party:
+        """Return the joined party.
+
+        Without a `replica` or `projection` to share, the party makes its own; on one machine all parties share theirs.
+        """
+        setup = self.setup
+        self._check(message)
+        own = replica or self._make_replica(message)
+        if self._masks is not None:
+            self._masks.join(message.training, message.index, len(message.items))
+        joined = self.party_class(
+            setup,
+            self.progress,
+            index=message.index,
+            replica=own,
+            projection=projection or self.projection,
+            masks=self._masks,
+            ledger=self.ledger,
+        )
+        if self.ledger is not None:
+            self.ledger.check_training(message.training, joined.replica.rounds)
+        self.progress.training = message.training
+        return joined
+
+    def _check(self, message: Welcome) -> None:
+        """Raise `ProtocolError` unless a Welcome answers the open Hello, and is from the federation that the party meant to join."""
+        if not self.stay or message.stay != self.stay:
+            raise ProtocolError(f"{self.name}: received a Welcome without an open Hello; say hello again")
+        self.stay = ""
+        setup = self.setup
+        check_welcome(
+            message,
+            setup.config,
+            setup.model,
+            items=setup.announced_items,
+            ratings=setup.announced_ratings,
+            training=self.progress.training,
+            policy=setup.policy,
+        )
+
+    @cached_property
+    def projection(self) -> Projection | IdentityProjection | None:
+        """Projection of the exchange for all users; None if the configuration exchanges nothing."""
+        return make_projection(self.setup.config, self.setup.data.users, self.setup.device)
+
+    def _make_replica(self, message: Welcome) -> Replica:
+        """Return a replica with the public parameters of a Welcome, or as drawn from the agreed seed if it has none.
+
+        Raise `ProtocolError` if they are not those that the coordinator announced.
+        """
+        replica = self._draw_replica(message)
+        copy = copied_state(message)
+        if copy:
+            replica.load(copy, message.round)
+        if replica.state_digest() != message.digest:
+            raise ProtocolError(f"{self.name}: {_OTHER_COPY if copy else _OTHER_DRAW}")
+        return replica
+
+    def _draw_replica(self, message: Welcome) -> Replica:
+        """Return the replica before the first round, drawn from the agreed seed."""
+        setup = self.setup
+        return Replica.initial(
+            setup.config, setup.model, message.items, message.ratings, message.typical, setup.device
+        )
+
+    def _new_masks(self) -> PartyMasks | None:
+        """Return masks with a new key; None if the configuration has no masks."""
+        setup = self.setup
+        if not setup.config.masking:
+            return None
+        return PartyMasks(self.name, setup.config, setup.policy, self.commitments)

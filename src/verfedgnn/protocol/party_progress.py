@@ -17,8 +17,8 @@ from verfedgnn.core.random_streams import PartyStream
 from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.protocol.checkpoint_state import CheckpointState, EvaluatedModel, to_tensor
-from verfedgnn.protocol.party.party_setup import PartySetup
-from verfedgnn.protocol.round.optimizer import step
+from verfedgnn.protocol.party_setup import PartySetup
+from verfedgnn.protocol.replica import step
 
 
 @dataclass(frozen=True)
