@@ -60,7 +60,7 @@ def pairwise_only(count: int, values: Any) -> Any:
 
 def mask(party: PartyMasks, start: RoundStart, values: Any) -> Any:
     """Add a party's masks of a trip."""
-    return add_masks(values, party.streams(start, lambda: CONTEXT), GRADIENT)
+    return add_masks(values, party.streams(start, CONTEXT), GRADIENT)
 
 
 def remove(trip: MaskedTrip, total: Any) -> Any:

@@ -39,7 +39,7 @@ from verfedgnn.protocol.party import Candidate, Party
 from verfedgnn.protocol.party_setup import Policy
 from verfedgnn.runs.prepared_data import prepare
 
-Place = tuple[int, int, int]
+Place = tuple[int, int]
 
 
 class Publisher:
@@ -138,7 +138,7 @@ class Member:
         original = party._mask
 
         def mask(values: NDArray[Any], message: Any, use: int, bits: int) -> NDArray[Any]:
-            place = (message.round, message.trip, message.attempt)
+            place = message.place
             self.simulation.hidden[place, use][self.index] = values.copy()
             return original(values, message, use, bits)
 
@@ -306,7 +306,7 @@ class Simulation:
 
     def _coordinate(self) -> bool:
         coordinator = self.coordinator
-        place = (coordinator.round, coordinator.trip, coordinator.attempt)
+        place = coordinator.place
         masks = coordinator.masks
         survivors = [] if masks is None else list(masks.survivors)
         more = self.stage.step()
@@ -350,9 +350,9 @@ class Simulation:
                 (own if party in survivors else key)[trip, party] += 1
         for trip, party in own:
             assert min(own[trip, party], key[trip, party]) < needed[trip], "both seeds of a party"
-        unmasked: defaultdict[tuple[int, int], set[tuple[int, ...]]] = defaultdict(set)
+        unmasked: defaultdict[int, set[tuple[int, ...]]] = defaultdict(set)
         for (trip, survivors), count in holders.items():
             if count >= needed[trip]:
-                unmasked[trip[1][:2]].add(survivors)
+                unmasked[trip[1][0]].add(survivors)
         assert all(len(found) == 1 for found in unmasked.values()), "two sums of one round"
         self.counts["sums"] = len(unmasked)

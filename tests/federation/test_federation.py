@@ -154,7 +154,6 @@ def die(_: RoundReply) -> bytes | None:
         {},
         {"masking": False},
         {"participation": 0.7, "batch": 300, "epochs": 3},
-        {"refresh": 2, "epochs": 4},
         {"model": "gat", "epochs": 4},
         {"model": "ggnn", "epochs": 4},
         {"mechanism": "laplace", "masking": False},

@@ -122,8 +122,7 @@ def test_the_coordinator_survives_anything(
     others = {party.name for party in members[1:]}
     reply = RoundReply(
         round=1,
-        trip=0,
-        gradient=np.zeros(coordinator.model.size, coordinator.gradient_type),
+        gradient=np.zeros(coordinator.model.size, coordinator.replica.protection.sent_type),
         neighbourhoods=np.zeros(
             neighbourhood_shape(coordinator.config, coordinator.model), neighbourhood_type(coordinator.config)
         ),
@@ -184,8 +183,8 @@ def test_a_party_survives_anything(small_parties: list[vf.PartyData]) -> None:
     def attack(data: bytes) -> None:
         nonlocal good
         victim.progress.restore(*before)
-        victim._last_trip = (0, 0, 0)
-        victim.progress.snapshots = []
+        victim._last = (0, 0)
+        victim.progress.snapshot = None
         members[0].stay = welcomes[0].stay
         victim.replica.load({name: values.copy() for name, values in public.items()}, 2)
         try:

@@ -53,7 +53,7 @@ RUBBISH: dict[str, Callable[[RoundReply], bytes]] = {
     "nothing asked for": lambda reply: encode(reply.model_copy(update={"gradient": None})),
     "a message of the coordinator's": lambda reply: encode(
         RoundStart(
-            round=1, trip=0, active=[0], train=True, exchange=True, evaluate=False, best_round=0, updates_from=0,
+            round=1, active=[0], evaluate=False, best_round=0, updates_from=0,
             update_parties=[], neighbourhood_parties=[],
         )
     ),

@@ -117,9 +117,9 @@ def gradients(parties: list[vf.PartyData], config: vf.Config) -> tuple[torch.Ten
     seen: list[Any] = []
     step = party._step_private
 
-    def record(message: Any, found: dict[str, torch.Tensor]) -> None:
-        seen.append({name: value.clone() for name, value in found.items()})
-        step(message, found)
+    def record(message: Any, computed: Any) -> None:
+        seen.append({name: value.clone() for name, value in computed.private_gradients.items()})
+        step(message, computed)
 
     release = party.protect_gradient
 

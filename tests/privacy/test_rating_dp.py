@@ -283,7 +283,7 @@ def test_noise_that_all_parties_can_remove_promises_nothing(
     assert "none: all parties agreed" in report
     assert "epsilon" not in report
     ledger = ReleaseLedger(private(unprotected=["noise"]))
-    ledger.release(1, 0, [0, 1], {GRADIENT: np.zeros(3, np.int32)})
+    ledger.release(1, [0, 1], {GRADIENT: np.zeros(3, np.int32)})
     assert ledger.epsilon is None
 
 

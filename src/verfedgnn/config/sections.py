@@ -82,6 +82,12 @@ class _AnyMechanism(Section):
     mechanism: str
     delta: float = Field(1e-6, gt=0, lt=1)
     """Delta at which a composed epsilon is reported."""
+    integers: ClassVar[bool] = False
+    """Whether releases are integers, which masks can hide."""
+    protects_ratings: ClassVar[bool] = False
+    """Whether noise gives single ratings differential privacy, so that everything that leaves a party must be noised."""
+    needs_everybody: ClassVar[bool] = False
+    """Whether every sum must include all parties, because sums over changing sets would show single parties."""
 
 
 class _RescaledGradients(_AnyMechanism):
@@ -96,6 +102,7 @@ class TernaryGradients(_RescaledGradients):
 
     mechanism: Literal["ternary"] = "ternary"
     """ternary: quantize each coordinate to -1, 0 or 1 at random (Def. 4.2)."""
+    integers: ClassVar[bool] = True
     r: float = Field(3.0, gt=0)
     """Parameter r of the ternary scheme. One release changes by at most 1/r in total variation for gradients 1 apart in l1."""
     clip: float = Field(0.5, gt=0)
@@ -127,6 +134,8 @@ class SkellamGradients(_AnyMechanism):
     mechanism: Literal["skellam"] = "skellam"
     """skellam: add Skellam noise under masked sums, for differential privacy of single ratings over the whole training
     (docs/privacy.md)."""
+    integers: ClassVar[bool] = True
+    protects_ratings: ClassVar[bool] = True
     noise_multiplier: float = Field(gt=0)
     """Standard deviation of the noise on a sum, as a multiple of the most that one rating can change it. `train --epsilon`
     chooses it."""
@@ -155,6 +164,8 @@ class RoundedGradients(_AnyMechanism):
     mechanism: Literal["rounded"] = "rounded"
     """rounded: round each coordinate at random to 8 bits, in a unit from the last public sum. Masks hide it; it has no guarantee of
     its own."""
+    integers: ClassVar[bool] = True
+    needs_everybody: ClassVar[bool] = True
     noise: float | None = Field(None, ge=0, le=10)
     """Standard deviation of the noise that a party adds to a column, as a multiple of the column's root mean square. unset: 0.25 for
     two parties, who see each other's gradients, and none for more."""
@@ -172,19 +183,13 @@ GradientConfig = Annotated[
 # -- The modes of the exchange of neighbourhoods (Sec. 4.4), each with its own settings --------------------
 
 
-class _AnyExchange(Section):
-    """The settings of every exchange that sends neighbourhoods."""
-
-    mode: str
-    refresh: int = Field(0, ge=0, le=16)
-    """Exchange-only round trips before each training round. K of them make the exchange synchronous (exact)."""
-
-
-class ProjectedExchange(_AnyExchange):
+class ProjectedExchange(Section):
     """Parties send random projections Phi X of their neighbourhoods (the paper's protection)."""
 
     mode: Literal["projected"] = "projected"
     """projected: parties send Phi X, a random projection to fewer rows."""
+    sends: ClassVar[bool] = True
+    shown: ClassVar[str] = "projected to fewer rows"
     ratio: float = Field(5.0, gt=0)
     """N/q, the number of users per row of the projection (paper: 5)."""
     block: int = Field(0, ge=0)
@@ -192,11 +197,13 @@ class ProjectedExchange(_AnyExchange):
     bits: ClassVar[Literal[32]] = 32
 
 
-class ExactExchange(_AnyExchange):
+class ExactExchange(Section):
     """Parties send neighbourhoods unprotected."""
 
     mode: Literal["exact"] = "exact"
     """exact: parties send X itself (unprotected)."""
+    sends: ClassVar[bool] = True
+    shown: ClassVar[str] = "exact"
     bits: Literal[32, 64] = 32
     """Bits of a number on the wire: 32 (20 of them fractional), or 64 (32) for large degrees and sums of attention."""
 
@@ -206,7 +213,8 @@ class NoExchange(Section):
 
     mode: Literal["off"] = "off"
     """off: no neighbourhood leaves a party."""
-    refresh: ClassVar[int] = 0
+    sends: ClassVar[bool] = False
+    shown: ClassVar[str] = "not sent"
     bits: ClassVar[Literal[32]] = 32
 
 

@@ -346,7 +346,7 @@ class CoordinatorService:
     def _check_list_signature(self, name: str, message: ListSignature, coordinator: Coordinator) -> None:
         """Refuse a signature here that the other parties would not count."""
         masks = coordinator.masks
-        if masks is None or masks.place != (message.round, message.trip, message.attempt):
+        if masks is None or masks.place != message.place:
             return  # late
         statement = list_statement(coordinator.training, masks.place, masks.active, masks.survivors)
         try:

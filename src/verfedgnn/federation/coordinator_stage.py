@@ -17,7 +17,7 @@ from verfedgnn.federation.agreement import Stage
 from verfedgnn.federation.coordinator_store import CoordinatorStore, TrainingRecord
 from verfedgnn.federation.event_log import CostOutlook, log_event, log_warning
 from verfedgnn.federation.liar_search import LiarSearch
-from verfedgnn.protocol.aggregation import SumError
+from verfedgnn.privacy.protections import SumError
 from verfedgnn.protocol.coordinator import ClosedRound, Coordinator
 from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, Refused, Waiting
 from verfedgnn.protocol.states import CoordinatorState
@@ -318,13 +318,12 @@ class CoordinatorStage:
                 )
                 self.service.exclude(coordinator.names[found])
             return
-        if coordinator.trip == 0:
-            self.search.record_success()
-            self._close_round(closed)
+        self.search.record_success()
+        self._close_round(closed)
 
     def _abandon(self, reason: str) -> None:
         """Go on with the next round; the open one has no update."""
-        self._warn("round abandoned", trip=self.coordinator.trip or None, reason=reason)
+        self._warn("round abandoned", reason=reason)
         self.record.abandoned += 1
         self._close_round(self.coordinator.abandon())
 

@@ -198,8 +198,7 @@ class PartyService:
         if self.party.masks is not None:
             self.party.masks.prepare_next()
         self.seconds += time.monotonic() - began
-        if not message.trip:
-            self._outlook.note_round(message.round, self.party.replica.rounds, self.link.ledger.total())
+        self._outlook.note_round(message.round, self.party.replica.rounds, self.link.ledger.total())
         error = self._record_validation(reply)
         self.publisher.close_round(ClosedRound(message.round, error), self.status)
 

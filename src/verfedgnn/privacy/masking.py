@@ -113,6 +113,20 @@ def remove_masks(values: NDArray[Integer], streams: Sequence[MaskStream], use: i
     return add_masks(values, [MaskStream(each.key, not each.adds) for each in streams], use)
 
 
+def to_residues(values: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Return integers modulo 2^bits as unsigned integers, the form of masked values."""
+    unsigned = values.view(f"u{values.dtype.itemsize}")
+    rest: NDArray[Any] = unsigned & unsigned.dtype.type((1 << bits) - 1)
+    return rest
+
+
+def wrap_signed(values: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Return integers modulo 2^bits as the signed residues nearest to 0."""
+    signed = values.view(f"i{values.dtype.itemsize}")
+    shift = 8 * values.dtype.itemsize - bits
+    return (signed << shift) >> shift if shift > 0 else signed
+
+
 class MaskKey:
     """The mask key of one party and trip, derived from its seed."""
 

@@ -34,7 +34,6 @@ TO_EACH: dict[type[Message], frozenset[str]] = {
     AlignStart: frozenset({"index"}),
     UserRows: frozenset({"rows"}),
     Welcome: frozenset({"index", "stay"}),
-    RoundStart: frozenset({"train", "exchange"}),
     Survivors: frozenset({"signatures"}),
     Finish: frozenset({"parameters"}),
 }
@@ -80,7 +79,7 @@ def _state_copy(message: Welcome | RoundStart) -> dict[str, Any]:
 
 def _state_round(message: RoundStart, model: Model | None) -> Statements:
     found: Statements = {
-        f"instruction {message.round}.{message.trip}.{message.attempt}": {
+        f"instruction {message.round}.{message.attempt}": {
             "active": message.active,
             "evaluate": message.evaluate,
             "best_round": message.best_round,
@@ -90,8 +89,7 @@ def _state_round(message: RoundStart, model: Model | None) -> Statements:
         for update in split_updates(message, model.size):
             found[f"update {update.round}"] = {"parties": update.parties, "sum": _hash_array(update.total)}
     if message.neighbourhoods is not None:
-        round, trip = message.neighbourhood_trip
-        found[f"neighbourhoods {round}.{trip}"] = {
+        found[f"neighbourhoods {message.neighbourhood_round}"] = {
             "parties": message.neighbourhood_parties,
             "sum": _hash_array(message.neighbourhoods),
         }
@@ -102,7 +100,7 @@ def _state_round(message: RoundStart, model: Model | None) -> Statements:
 
 def _state_survivors(message: Survivors, _: Model | None) -> Statements:
     return {
-        f"survivors {message.round}.{message.trip}.{message.attempt}": {"survivors": message.survivors},
+        f"survivors {message.round}.{message.attempt}": {"survivors": message.survivors},
     }
 
 

@@ -2,8 +2,8 @@
 
     open -> RoundStart to each party -> receive each RoundReply -> close: add up, take the public step
 
-With masks, `masks.py` adds steps to a trip: shares before the RoundStart, and shares that unmask the sum after the replies.
-`proceed` goes from one step to the next.
+With masks, `masks.py` adds steps to a round: shares before the RoundStart, and shares that unmask the sum after the replies.
+`proceed` goes from one step to the next. A round that loses a party is opened again, as another attempt.
 
 It never sees ratings, degrees or item embeddings: no message carries them. `states.py` lists what may follow what.
 """
@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,9 +23,9 @@ from verfedgnn.core.random_streams import SharedStream, shared_generator
 from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import MaskStream
-from verfedgnn.protocol.aggregation import gradient_type, largest_array, largest_from_party
+from verfedgnn.protocol.aggregation import largest_array, largest_from_party
 from verfedgnn.protocol.checkpoint_state import CheckpointState
-from verfedgnn.protocol.masks import MaskedTrip, fewest_survivors, following_trip
+from verfedgnn.protocol.masks import MaskedTrip, fewest_survivors
 from verfedgnn.protocol.message_checks import reply_problem
 from verfedgnn.protocol.messages import (
     Finish,
@@ -35,6 +33,7 @@ from verfedgnn.protocol.messages import (
     ListSignature,
     MaskShares,
     Message,
+    Place,
     RoundReply,
     RoundStart,
     Unmask,
@@ -89,25 +88,24 @@ class Coordinator:
         self.members = Membership(names, len(self.names) if quorum is None else quorum)
         self.best = BestValidation(config)
         self.round = 0
-        self.trip = 0
         self.attempt = 0
-        """How often the open trip was repeated."""
+        """How often the open round was repeated."""
         self.replied: dict[str, int] = {}
         """Last round that each party has replied to."""
         self.drawn: list[int] = []
-        """A_t, the active parties of the open trip."""
+        """A_t, the active parties of the open round."""
         self.open_parties: dict[str, RoundStart] = {}
-        """What each party of the open trip was asked."""
+        """What each party of the open round was asked."""
         self.replies: dict[str, RoundReply] = {}
-        """Replies to the open trip, or to the last one."""
+        """Replies to the open round, or to the last one."""
         self.masks: MaskedTrip | None = None
-        """The masks of the open trip; None without masks."""
+        """The masks of the open round; None without masks."""
         self.commitment: list[int] | None = None
-        """The survivor list that parties committed to in the open trip; no other sum can be completed."""
+        """The survivor list that parties committed to in the open round; no other sum can be completed."""
         self._shares_ahead: MaskedTrip | None = None
         """Shares that the parties send ahead, for the next trip among the same parties."""
         self._gone: set[str] = set()
-        """Parties lost since the open trip began. They do not know of it, even if they came back."""
+        """Parties lost since the open round began. They do not know of it, even if they came back."""
 
     def _advance(self, action: CoordinatorAction) -> None:
         self.state = COORDINATOR_STATES.after(self.state, action)
@@ -155,7 +153,7 @@ class Coordinator:
         replica = Replica.initial(
             self.config, self.model, self.items, self.ratings, self.typical, self.device
         )
-        self.public_state = PublicState(replica, len(self.names))
+        self.public_state = PublicState(replica)
         self.rounds = self.replica.rounds
 
     @property
@@ -204,7 +202,7 @@ class Coordinator:
 
     @property
     def due(self) -> list[str]:
-        """Parties whose answer the present step of the open trip needs."""
+        """Parties whose answer the present step of the open round needs."""
         masks = self.masks
         if self.state is CoordinatorState.TRIP or masks is None:
             return [name for name in self.open_parties if name not in self.replies]
@@ -221,7 +219,7 @@ class Coordinator:
 
     @property
     def spares_absent(self) -> bool:
-        """Whether the open trip can be completed without the absent parties."""
+        """Whether the open round can be completed without the absent parties."""
         masks = self.masks
         if masks is None or self.state is CoordinatorState.SHARING:
             return False
@@ -234,7 +232,7 @@ class Coordinator:
 
     @property
     def fewest_survivors(self) -> int:
-        """Number of parties that the sum of the open trip must include."""
+        """Number of parties that the sum of the open round must include."""
         return fewest_survivors(
             self.config,
             parties=len(self.names),
@@ -244,7 +242,7 @@ class Coordinator:
 
     @property
     def _active(self) -> list[tuple[int, str]]:
-        """Indices and names of the active parties of the open trip."""
+        """Indices and names of the active parties of the open round."""
         return [(index, self.names[index]) for index in self.drawn]
 
     def _names_of(self, indices: Iterable[int]) -> list[str]:
@@ -260,32 +258,32 @@ class Coordinator:
         """
         repeated = self.state is not CoordinatorState.IDLE
         self._advance(CoordinatorAction.ASK_FOR_SHARES if self.masked else CoordinatorAction.OPEN)
-        self._number_trip(repeated)
-        if not repeated:
-            self.commitment = None
+        if repeated:
+            self.attempt += 1
+        else:
+            self.round, self.attempt, self.commitment = self.round + 1, 0, None
         present = self.members.here
         self.drawn = self.draw_active(self.round, present) if among is None else list(among)
-        evaluate = self.trip == 0 and self.replica.evaluates_in(self.round)
+        evaluate = self.replica.evaluates_in(self.round)
         self.open_parties = {}
         self.replies = {}
         self._gone = set()
-        starts: dict[tuple[Any, ...], RoundStart] = {}
+        starts: dict[tuple[int, int], RoundStart] = {}
         for index in present:
             name = self.names[index]
-            works = index in self.drawn
-            if not works and not evaluate:
+            if index not in self.drawn and not evaluate:
                 continue
-            situation = (*self.public_state.describe_party(name), works)
+            situation = self.public_state.describe_party(name)
             if situation not in starts:
-                starts[situation] = self._start(name, works, evaluate=evaluate)
+                starts[situation] = self._start(name, evaluate=evaluate)
             self.open_parties[name] = starts[situation]
         if self.masked:
             self.masks = self._begin_masks()
         return self.open_parties
 
     def _begin_masks(self) -> MaskedTrip:
-        """Return the masks of the open trip, with the shares that were sent ahead if they are for the same parties."""
-        place = (self.round, self.trip, self.attempt)
+        """Return the masks of the open round, with the shares that were sent ahead if they are for the same parties."""
+        place = self.place
         ahead = self._shares_ahead
         self._shares_ahead = None
         if ahead is not None and (ahead.place, ahead.active) == (place, self.drawn):
@@ -301,7 +299,7 @@ class Coordinator:
 
     @property
     def closable(self) -> bool:
-        """Whether the open trip can be closed once nobody is due; otherwise `proceed` goes on to its next step."""
+        """Whether the open round can be closed once nobody is due; otherwise `proceed` goes on to its next step."""
         return self.masks is None or self.state is CoordinatorState.UNMASKING
 
     def proceed(self) -> list[tuple[str, Message]]:
@@ -317,24 +315,16 @@ class Coordinator:
             self.commitment = masks.survivors
             self._advance(CoordinatorAction.UNMASK if masks.complete else CoordinatorAction.AGREE)
             if masks.complete and self.config.training.participation == 1:
-                place = (*following_trip(self.config, self.round, self.trip), 0)
-                self._shares_ahead = MaskedTrip(place, masks.active, ahead=True)
+                self._shares_ahead = MaskedTrip((self.round + 1, 0), masks.active, ahead=True)
         else:
             self._advance(CoordinatorAction.UNMASK)
         message = masks.survivor_message()
         return [(name, message) for name in self._names_of(masks.survivors) if name not in self._gone]
 
-    def _number_trip(self, repeated: bool) -> None:
-        """Count to the next attempt, trip or round."""
-        if repeated:
-            self.attempt += 1
-            return
-        self.attempt = 0
-        if self.trip == 0:
-            self.round += 1
-            self.trip = self.config.exchange.refresh
-        else:
-            self.trip -= 1
+    @property
+    def place(self) -> Place:
+        """Round and attempt of the open round."""
+        return self.round, self.attempt
 
     @property
     def active_count(self) -> int:
@@ -348,22 +338,19 @@ class Coordinator:
         rng = shared_generator(self.config.seed, SharedStream.ACTIVE_PARTIES, round)
         return sorted(rng.choice(present, self.active_count, replace=False).tolist())
 
-    def _start(self, name: str, works: bool, *, evaluate: bool) -> RoundStart:
-        """Return the message that opens the trip for a party; `works` says whether it is active."""
+    def _start(self, name: str, *, evaluate: bool) -> RoundStart:
+        """Return the message that opens the round for a party."""
         return RoundStart(
             round=self.round,
-            trip=self.trip,
             attempt=self.attempt,
             active=self.drawn,
-            train=works and self.trip == 0,
-            exchange=works and self.config.exchange.mode != "off",
             evaluate=evaluate,
             best_round=self.best.round,
-            **self.public_state.news_for(name),
+            **self.public_state.changes_for(name),
         )
 
     def take(self, name: str, message: Message) -> None:
-        """Take a party's message about the open trip. Raise `ProtocolError` if it does not fit the trip."""
+        """Take a party's message about the open round. Raise `ProtocolError` if it does not fit the trip."""
         if isinstance(message, RoundReply):
             self.receive(name, message)
             return
@@ -371,7 +358,7 @@ class Coordinator:
         assert isinstance(message, MaskShares | ListSignature | Unmask)
         self.members.bring_back(name)
         index = self.names.index(name)
-        place = (message.round, message.trip, message.attempt)
+        place = message.place
         problem = None
         if isinstance(message, MaskShares):
             for masks in (self._shares_ahead, self.masks if self.state is CoordinatorState.SHARING else None):
@@ -388,7 +375,7 @@ class Coordinator:
     def receive(self, name: str, reply: RoundReply) -> bool:
         """Take a party's reply; return False if it is late and was ignored. Raise `ProtocolError` if it does not fit the trip."""
         COORDINATOR_STATES.after(self.state, RoundReply, name)
-        late = (reply.round, -reply.trip, reply.attempt) < (self.round, -self.trip, self.attempt)
+        late = reply.place < self.place
         late |= self.state in (CoordinatorState.AGREEING, CoordinatorState.UNMASKING)
         if late and name in self.public_state.parameters_round:
             if self.members.bring_back(name):
@@ -397,7 +384,8 @@ class Coordinator:
         start = self.open_parties.get(name)
         if start is None or name in self.replies or self.state is CoordinatorState.SHARING:
             raise ProtocolError(f"{name}: no reply is due from this party")
-        problem = reply_problem(reply, start, self.config, self.model, len(self.names), self.replica.digest)
+        active = self.names.index(name) in self.drawn
+        problem = reply_problem(reply, start, self.replica, active=active)
         if problem is not None:
             raise ProtocolError(f"{name}: {problem}")
         self.public_state.note_reply(name, start)
@@ -411,24 +399,21 @@ class Coordinator:
 
         Raise `SumError` if masked values do not add up to gradients; the round can then only be abandoned.
         """
-        replies = {self.names.index(name): reply for name, reply in self.replies.items()}
-        streams = [] if self.masks is None else self._streams(self.masks)
-        self.public_state.add_up(self.round, self.trip, replies, streams)
+        state = self.public_state
+        replies = {index: self.replies[name] for index, name in self._active if name in self.replies}
+        summed = state.add_up(self.round, replies, [] if self.masks is None else self._streams(self.masks))
         error = self._judge_validation()
         self._advance(CoordinatorAction.CLOSE)
-        trained = sorted(index for index, reply in replies.items() if reply.gradient is not None)
         self.open_parties = {}
         self.masks = None
-        if self.trip > 0:
-            return ClosedRound(self.round, None)
         if not self.done:  # nobody would use the last step, and all members end in the same state without it
-            self.public_state.step(self.round, trained)
+            state.step(self.round, list(replies), summed)
         return ClosedRound(self.round, error)
 
     def _streams(self, masks: MaskedTrip) -> list[MaskStream]:
-        """Return the masks in the sums of the open trip."""
+        """Return the masks in the sums of the open round."""
         masks.recover()
-        start = next(start for start in self.open_parties.values() if start.train or start.exchange)
+        start = self.open_parties[self.names[masks.survivors[0]]]
         return masks.streams(self.public_state.mask_context(start))
 
     def abandon(self) -> ClosedRound:
@@ -438,12 +423,11 @@ class Coordinator:
         self.open_parties = {}
         self.masks = None
         self._shares_ahead = None
-        self.trip = 0
         self.public_state.skip(self.round)
         return ClosedRound(self.round, error, abandoned=True)
 
     def _judge_validation(self) -> float | None:
-        """Return the validation error of the open trip; None if it has no validation."""
+        """Return the validation error of the open round; None if it has no validation."""
         if not self.replies or not any(start.evaluate for start in self.open_parties.values()):
             return None
         error = self.best.judge(self.round, self.replies, self.names, self.replica.digest())
@@ -452,14 +436,9 @@ class Coordinator:
         return error
 
     @property
-    def gradient_type(self) -> np.dtype[Any]:
-        """Array type of a protected gradient on the wire."""
-        return gradient_type(self.config, len(self.names))
-
-    @property
     def largest_array(self) -> int:
         """Bytes of the largest array that a reply may hold."""
-        gradient = self.model.size * self.gradient_type.itemsize
+        gradient = self.model.size * self.replica.protection.sent_type.itemsize
         return largest_array(self.config, self.model, gradient)
 
     @property
@@ -472,7 +451,7 @@ class Coordinator:
     @property
     def done(self) -> bool:
         """Whether all rounds are over, or patience with the validation error is."""
-        return self.trip == 0 and (self.round >= self.rounds or self.best.patience_is_over)
+        return self.round >= self.rounds or self.best.patience_is_over
 
     def finish(self) -> dict[str, Finish]:
         """End the training and return the last message to each party; those that have the parameters get none."""

@@ -1,11 +1,11 @@
-"""What the parties of a masked trip must agree on: what they all received, how many survive, and which trip comes next."""
+"""The masks of a round on both sides: what the parties must agree on, each party's masks, and the coordinator's part."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,12 +28,13 @@ from verfedgnn.privacy.masking import (
     self_stream,
     share_threshold,
 )
-from verfedgnn.protocol.aggregation import SumError
+from verfedgnn.privacy.protections import SumError
 from verfedgnn.protocol.messages import (
     Hello,
     ListSignature,
     MaskShares,
     Message,
+    Place,
     RoundStart,
     ShareRequest,
     Survivors,
@@ -49,27 +50,20 @@ def mask_context(start: RoundStart, replica: Replica, last_sum: str) -> bytes:
 
     `replica` is at the start of the round. `last_sum` is the hash of the summed neighbourhoods (`sum_digest`), "" if there is none.
     """
-    facts = (
-        (start.round, start.trip, start.attempt),
-        (start.active, start.train, start.exchange),
-        (replica.items, replica.ratings, replica.digest()),
-        last_sum,
-    )
+    facts = start.place, start.active, (replica.items, replica.ratings, replica.digest()), last_sum
     return hashlib.sha256(repr(facts).encode()).digest()
 
 
-def sum_digest(parties: Sequence[int], trip: tuple[int, int], total: NDArray[Any] | None) -> str:
-    """Return the hash of summed neighbourhoods (K, q, C), of the parties in the sum, and of its round and trip."""
-    found = hashlib.sha256(repr((list(parties), trip)).encode())
+def sum_digest(parties: Sequence[int], round: int, total: NDArray[Any] | None) -> str:
+    """Return the hash of summed neighbourhoods (K, q, C), of the parties in the sum, and of its round."""
+    digest = hashlib.sha256(repr((list(parties), round)).encode())
     if total is not None:
-        found.update(hash_arrays([total]))
-    return found.hexdigest()
+        digest.update(hash_arrays([total]))
+    return digest.hexdigest()
 
 
-def list_statement(
-    training: str, place: tuple[int, int, int], active: Sequence[int], survivors: Sequence[int]
-) -> str:
-    """Return what a party signs when it commits to a survivor list; `place` is round, trip and attempt."""
+def list_statement(training: str, place: Place, active: Sequence[int], survivors: Sequence[int]) -> str:
+    """Return what a party signs when it commits to a survivor list."""
     return json.dumps([training, place, list(active), list(survivors)])
 
 
@@ -79,64 +73,59 @@ def fewest_survivors(config: Config, *, parties: int, active: int, smallest: int
     At least the threshold of the shares, the agreed number (`smallest`), and what every sum needs. Parties scale Skellam noise to
     the number of active parties, so a sum of noised values includes all of them.
     """
-    if config.gradients.mechanism == "skellam":
+    if config.gradients.protects_ratings:
         return active
     return max(share_threshold(active), smallest, fewest_parties_in_sum(config, parties))
 
 
-def following_trip(config: Config, round: int, trip: int) -> tuple[int, int]:
-    """Return the round and trip after a trip that was not abandoned."""
-    return (round, trip - 1) if trip else (round + 1, config.exchange.refresh)
+def named(place: Place) -> dict[str, int]:
+    """Return a place as the fields of a message."""
+    return {"round": place[0], "attempt": place[1]}
 
 
-# A party's masks during one stay in a federation (docs/protocol.md, "Masks").
+# -- A party's masks during one stay (docs/protocol.md, "Masks") --------------------------------------------
 #
 #     ShareRequest -> MaskShares; TripShares; RoundStart -> masked values; Survivors -> ListSignature or Unmask
 #
-# Seeds and shares live in memory only, and only until they are revealed or the next trip replaces them. What must survive a restart
+# Seeds and shares live in memory only, and only until they are revealed or the next round replaces them. What must survive a restart
 # is the list that the party committed to (`ListCommitments`).
 
-
-Place = tuple[int, int, int]
-"""Round, trip and attempt."""
-Trip = tuple[str, int, int]
-"""Name of the training, round and trip."""
 SEALED = 12 + 2 * SEED + 16
 """Bytes of sealed shares: a nonce, a share of each seed, and a tag."""
 
 
 class ListCommitments:
-    """The survivor lists that a party committed to: one for each trip of a training, across attempts and restarts.
+    """The survivor lists that a party committed to: one for each round of a training, across attempts and restarts.
 
     This class keeps them in memory; a federation also writes them to disk.
     """
 
     def __init__(self) -> None:
-        self._lists: dict[Trip, list[int]] = {}
+        self._lists: dict[tuple[str, int], list[int]] = {}
 
-    def find(self, trip: Trip) -> list[int] | None:
-        """Return the list of a trip; None if there is none."""
-        return self._lists.get(trip)
+    def find(self, training: str, round: int) -> list[int] | None:
+        """Return the list of a round; None if there is none."""
+        return self._lists.get((training, round))
 
-    def commit(self, trip: Trip, survivors: Sequence[int]) -> None:
-        """Commit to a list; raise `ProtocolError` if the party committed to another list of the same trip."""
-        known = self._lists.get(trip)
+    def commit(self, training: str, round: int, survivors: Sequence[int]) -> None:
+        """Commit to a list; raise `ProtocolError` if the party committed to another list of the same round."""
+        known = self.find(training, round)
         if known is None:
-            self.write(trip, survivors)
-            self._lists[trip] = list(survivors)
+            self.write(training, round, survivors)
+            self._lists[training, round] = list(survivors)
         elif known != list(survivors):
             raise ProtocolError(
-                f"the coordinator asks for a second sum in round {trip[1]}, over parties {list(survivors)} after {known}; "
+                f"the coordinator asks for a second sum in round {round}, over parties {list(survivors)} after {known}; "
                 "the difference of two sums would reveal single parties"
             )
 
-    def write(self, trip: Trip, survivors: Sequence[int]) -> None:
+    def write(self, training: str, round: int, survivors: Sequence[int]) -> None:
         """Make a commitment durable. In memory, there is nothing to do."""
 
 
 @dataclass
 class TripSecrets:
-    """The secrets of one trip."""
+    """The secrets of one attempt of a round."""
 
     place: Place
     active: list[int]
@@ -148,18 +137,13 @@ class TripSecrets:
     """Public mask keys of the active parties; empty until the others' shares are here."""
     shares: dict[int, bytes] = field(default_factory=dict)
     """This party's shares of the active parties' two seeds."""
-    start: RoundStart | None = None
-    """The message that this party answered with masked values."""
+    answered: bool = False
+    """Whether the party answered with masked values."""
     context: bytes = b""
-
-    @property
-    def fields(self) -> dict[str, int]:
-        """The trip in the form of a message's fields."""
-        return dict(zip(("round", "trip", "attempt"), self.place, strict=True))
 
 
 class PartyMasks:
-    """Masks of one party. Every stay has a new key, and every trip has new seeds."""
+    """Masks of one party. Every stay has a new key, and every attempt of a round has new seeds."""
 
     def __init__(self, name: str, config: Config, policy: Policy, commitments: ListCommitments) -> None:
         self.name = name
@@ -176,8 +160,8 @@ class PartyMasks:
         """The trip whose values may still be unmasked, or whose shares are being exchanged."""
         self._next: tuple[TripSecrets, MaskShares] | None = None
         """The next trip, prepared ahead."""
-        self._last: Place = (0, 0, 0)
-        """Round, negated trip and attempt of the last trip that was masked."""
+        self._last: Place = (0, 0)
+        """The last attempt that was masked."""
 
     @property
     def key(self) -> str:
@@ -210,15 +194,13 @@ class PartyMasks:
 
     def _share(self, message: ShareRequest) -> MaskShares:
         """Draw the seeds of a trip and share them with its parties."""
-        place = (message.round, message.trip, message.attempt)
-        if (message.round, -message.trip, message.attempt) <= self._last:
+        if message.place <= self._last:
             raise self._error(f"asks for new masks of round {message.round}, which was answered")
         self._check_active(message.active)
         self._take_keys(message)
         self._next = None
-        self._trip = TripSecrets(place, message.active, message.request)
-        committed = self.commitments.find((self._training, message.round, message.trip))
-        return self._seal(self._trip, committed)
+        self._trip = TripSecrets(message.place, message.active, message.request)
+        return self._seal(self._trip, self.commitments.find(self._training, message.round))
 
     def _check_active(self, active: list[int]) -> None:
         known = range(self._parties)
@@ -253,7 +235,9 @@ class PartyMasks:
                 rows.append(self._sealer.seal(self._stay_keys[party], about, share))
         sealed = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), SEALED)
         key = trip.seeds.key.public
-        return MaskShares(**trip.fields, request=trip.request, key=key, sealed=sealed, committed=committed)
+        return MaskShares(
+            **named(trip.place), request=trip.request, key=key, sealed=sealed, committed=committed
+        )
 
     def _about(self, trip: TripSecrets, sender: int, receiver: int, key: str) -> bytes:
         """Return what a sealed share is bound to."""
@@ -261,16 +245,14 @@ class PartyMasks:
         return b"verfedgnn shares 2" + json.dumps(facts).encode()
 
     def prepare_next(self) -> None:
-        """Draw and split the seeds of the next trip ahead, while the coordinator waits for other parties."""
+        """Draw and split the seeds of the next round ahead, while the coordinator waits, if it probably has the same parties."""
         trip = self._trip
-        if self._next is None and trip is not None and trip.start is not None and self._sends_ahead:
-            round, number, _ = trip.place
-            ahead = TripSecrets((*following_trip(self.config, round, number), 0), trip.active, "")
+        if self._next is None and trip is not None and trip.answered and self._sends_ahead:
+            ahead = TripSecrets((trip.place[0] + 1, 0), trip.active, "")
             self._next = (ahead, self._seal(ahead))
 
     @property
     def _sends_ahead(self) -> bool:
-        """Whether the next trip probably has the same parties."""
         return self.config.training.participation == 1
 
     def shares_ahead(self) -> MaskShares | None:
@@ -284,7 +266,7 @@ class PartyMasks:
     def _take_shares(self, message: TripShares) -> None:
         """Open the shares that the other parties sealed for this one."""
         trip = self._trip
-        if trip is None or trip.place != (message.round, message.trip, message.attempt) or trip.keys:
+        if trip is None or trip.place != message.place or trip.keys:
             raise self._error(f"sent shares of round {message.round} that were not asked for")
         shape = (len(trip.active), SEALED)
         if (
@@ -318,23 +300,21 @@ class PartyMasks:
     def check_start(self, message: RoundStart) -> None:
         """Raise `ProtocolError` unless the shares of all parties of a trip are here."""
         trip = self._trip
-        place = (message.round, message.trip, message.attempt)
-        if self.policy.masks and (
-            trip is None or trip.place != place or trip.active != message.active or not trip.keys
-        ):
+        active = message.active
+        if trip is None or trip.place != message.place or trip.active != active or not trip.keys:
             raise self._error(f"starts round {message.round} without the shares of its parties")
 
     # -- masks -------------------------------------------------------------------------------------------
 
-    def streams(self, message: RoundStart, context: Callable[[], bytes]) -> list[MaskStream]:
-        """Return this party's masks of a trip. `context` is called once a trip (`mask_context`)."""
+    def streams(self, message: RoundStart, context: bytes) -> list[MaskStream]:
+        """Return this party's masks of a round; `context` is that of its first use (`mask_context`)."""
         self.check_start(message)
         trip = self._trip
         assert trip is not None
-        if trip.start is None:
-            trip.start = message
-            trip.context = context()
-            self._last = (message.round, -message.trip, message.attempt)
+        if not trip.answered:
+            trip.answered = True
+            trip.context = context
+            self._last = message.place
         return trip.seeds.streams(self._index, trip.keys, trip.context)
 
     # -- unmasking ---------------------------------------------------------------------------------------
@@ -342,16 +322,16 @@ class PartyMasks:
     def _answer_survivors(self, message: Survivors) -> ListSignature | Unmask:
         """Commit to a survivor list; sign it if a party was lost, and reveal shares once enough parties committed to it."""
         trip = self._trip
-        if trip is None or trip.start is None or trip.place != (message.round, message.trip, message.attempt):
+        if trip is None or not trip.answered or trip.place != message.place:
             raise self._error(f"asks to unmask round {message.round}, which is not open here")
         self._check_survivors(message, trip)
-        self.commitments.commit((self._training, message.round, message.trip), message.survivors)
+        self.commitments.commit(self._training, message.round, message.survivors)
         if message.survivors != trip.active:
             statement = list_statement(self._training, trip.place, trip.active, message.survivors)
             if message.signatures is None:
                 vouching = self.policy.vouching
                 signature = "" if vouching is None else vouching.sign("survivors", statement)
-                return ListSignature(**trip.fields, signature=signature)
+                return ListSignature(**named(trip.place), signature=signature)
             self._check_signatures(message, statement, share_threshold(len(trip.active)))
         if message.survivors == trip.active:
             self.prepare_next()
@@ -361,7 +341,7 @@ class PartyMasks:
         lost = set(trip.active) - set(message.survivors)
         rows = [trip.shares[v][SEED:] if v in lost else trip.shares[v][:SEED] for v in trip.active]
         shares = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, SEED)
-        return Unmask(**trip.fields, shares=shares)
+        return Unmask(**named(trip.place), shares=shares)
 
     def _check_survivors(self, message: Survivors, trip: TripSecrets) -> None:
         survivors = message.survivors
@@ -406,7 +386,7 @@ class PartyMasks:
 
 
 class MaskedTrip:
-    """The masks of one trip among the `active` parties, from their shares to the unmasked sum.
+    """The masks of one attempt of a round among the `active` parties, from their shares to the unmasked sum.
 
     `request` names the coordinator's request for shares; it is empty if the parties send them ahead.
     """
@@ -424,11 +404,6 @@ class MaskedTrip:
         self._seeds: dict[int, bytes] = {}
 
     @property
-    def fields(self) -> dict[str, int]:
-        """The trip in the form of a message's fields."""
-        return dict(zip(("round", "trip", "attempt"), self.place, strict=True))
-
-    @property
     def complete(self) -> bool:
         """Whether the sum includes all active parties."""
         return self.survivors == self.active
@@ -442,7 +417,7 @@ class MaskedTrip:
         """Return the request for shares; `hellos` are those of all parties, in order."""
         chosen = [hellos[index] for index in self.active]
         return ShareRequest(
-            **self.fields,
+            **named(self.place),
             request=self.request,
             active=self.active,
             mask_keys=[hello.mask_key or "" for hello in chosen],
@@ -464,7 +439,7 @@ class MaskedTrip:
         """Return the keys and shares for one party."""
         column = self.active.index(index)
         return TripShares(
-            **self.fields,
+            **named(self.place),
             trip_keys=[self.shares[sender].key for sender in self.active],
             sealed=np.stack([self.shares[sender].sealed[column] for sender in self.active]),
         )
@@ -475,7 +450,7 @@ class MaskedTrip:
         if self.signatures:
             known = {index: message.signature for index, message in self.signatures.items()}
             signatures = [known.get(index, "") for index in self.survivors]
-        return Survivors(**self.fields, survivors=self.survivors, signatures=signatures)
+        return Survivors(**named(self.place), survivors=self.survivors, signatures=signatures)
 
     def take_reveal(self, index: int, message: Unmask) -> str | None:
         """Take a party's revealed shares; return what is wrong with them, if anything."""
@@ -501,10 +476,8 @@ class MaskedTrip:
     def streams(self, context: bytes) -> list[MaskStream]:
         """Return the masks in the sum over the survivors, once their seeds are recovered."""
         keys = {index: self.shares[index].key for index in self.survivors}
-        found = []
+        streams = []
         for index, seed in self._seeds.items():
-            if index in keys:
-                found.append(self_stream(seed, context))
-            else:
-                found += lost_streams(seed, index, keys, context)
-        return found
+            lost = index not in keys
+            streams += lost_streams(seed, index, keys, context) if lost else [self_stream(seed, context)]
+        return streams

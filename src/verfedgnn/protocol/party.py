@@ -1,4 +1,6 @@
-"""A party that takes part in a training (Algorithm 1, client). `Party.answer_round` is its round.
+"""The party's side of the protocol (Algorithm 1, client).
+
+    Candidate.hello -> Welcome -> Party;  RoundStart -> Party.answer_round -> RoundReply;  Finish -> Party.finish
 
 Ratings, degrees, item embeddings and noise never leave the party; docs/protocol.md lists the fields of its reply.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -26,30 +28,25 @@ from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import NoiseStream, PartyStream
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy import masking
+from verfedgnn.privacy.masking import to_residues, wrap_signed
 from verfedgnn.privacy.projection import IdentityProjection, Projection, make_projection
-from verfedgnn.privacy.protections import protect
 from verfedgnn.privacy.rating_dp import (
     add_item_noise,
     add_validation_noise,
     protects_users,
-    release_gradient,
     sensitivity,
     sum_validation,
 )
 from verfedgnn.protocol.aggregation import (
     FULL_COPY,
     from_fixed,
-    gradient_bits,
     largest_array,
     largest_from_coordinator,
     participation_scale,
     to_fixed,
-    to_residues,
-    update_type,
-    wrap_signed,
 )
 from verfedgnn.protocol.checkpoint_state import to_tensor
-from verfedgnn.protocol.forward_backward import Batch, compute
+from verfedgnn.protocol.forward_backward import Batch, PassResult, compute
 from verfedgnn.protocol.masks import ListCommitments, PartyMasks, mask_context, sum_digest
 from verfedgnn.protocol.message_checks import check_public, check_start
 from verfedgnn.protocol.messages import (
@@ -57,6 +54,7 @@ from verfedgnn.protocol.messages import (
     Finished,
     Hello,
     Message,
+    Place,
     RoundReply,
     RoundStart,
     ShareRequest,
@@ -71,13 +69,29 @@ from verfedgnn.protocol.party_progress import (
     SentNeighbourhoods,
 )
 from verfedgnn.protocol.party_setup import LOCAL, Batches, PartySetup, Policy, check_welcome
-from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
+from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, NoLedger, ReleaseLedger
 from verfedgnn.protocol.replica import Replica, parameters_digest
 from verfedgnn.protocol.solved_round import SolvedStep, encode_release, solve_at_home
 from verfedgnn.protocol.states import PARTY_STATES, PartyState
 
 Released = dict[str, NDArray[Any]]
 """Values that leave the party, before masks, by kind."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a party computed at home in one round."""
+
+    users: Tensor
+    """Users and items whose product predicts, in units of the targets."""
+    items: Tensor
+    neighbourhoods: Tensor | None = None
+    """Projected neighbourhoods of the party's own items (K, q, C); None without an exchange."""
+    gradient: Tensor | None = None
+    """Flat gradient of the public parameters; None in a round without training, and where items are solved."""
+    private_gradients: dict[str, Tensor] = field(default_factory=dict)
+    solved: SolvedStep | None = None
+    """The solved items and what the party releases; None where items are trained."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +117,7 @@ class Party:
         replica: Replica,
         projection: Projection | IdentityProjection | None,
         masks: PartyMasks | None,
-        ledger: ReleaseLedger | None = None,
+        ledger: ReleaseLedger,
     ) -> None:
         self.setup = setup
         self.progress = progress
@@ -118,9 +132,9 @@ class Party:
         self.masks = masks
         """Masks of this stay; None if the configuration has no masks."""
         self.ledger = ledger
-        """Account of what the party has released; None on one machine."""
-        self._last_trip = (0, 0, 0)
-        """Round, negated trip and attempt of the last trip. None is answered twice, so no mask is used twice."""
+        """Account of what the party has released."""
+        self._last: Place = (0, 0)
+        """The last attempt that was answered. None is answered twice, so no mask is used twice."""
 
     @property
     def name(self) -> str:
@@ -160,28 +174,33 @@ class Party:
     # -- one round -------------------------------------------------------------------------------------------
 
     def answer_round(self, message: RoundStart) -> RoundReply:
-        """Answer one trip of a round."""
-        self._admit(message)
-        self.take_in(message)
-        made = self._solve(message) if self.model.solved is not None else self._train(message)
-        released = made
-        if self.ledger is not None:
-            released = self.ledger.release(message.round, message.trip, message.active, made)
-        if NEIGHBOURHOODS in released:
-            self.progress.sent = SentNeighbourhoods((message.round, message.trip), released[NEIGHBOURHOODS])
-        return self._reply(message, released)
+        """Answer one round (Algorithm 1, client)."""
+        self._admit(message)  # order, bounds, budget: refuses before anything changes
+        self.take_in(message)  # 1. the public step of the last round, and the others' neighbourhoods
+        active = self.index in message.active
+        computed = self.compute(message, train=active)  # 2. at home: the model, and the gradient
+        made: Released = {}
+        if message.evaluate:
+            made[VALIDATION] = self._validate(message, computed)
+        if active:
+            if computed.neighbourhoods is not None:
+                fixed = to_fixed(computed.neighbourhoods, self.parties, self.config.exchange.bits)
+                made[NEIGHBOURHOODS] = fixed.cpu().numpy()
+            self._step_private(message, computed)  # 3. the step at home
+            made[GRADIENT] = self._protect(message, computed)  # 4. what the others may see
+        # In the ledger before it leaves; a repeated round gets what it got before.
+        released = self.ledger.release(message.round, message.active, made)
+        return self._reply(message, released)  # 5. masked
 
     def _admit(self, message: RoundStart) -> None:
-        """Raise `ProtocolError` unless the trip was agreed on, and is new."""
-        trip = (message.round, -message.trip, message.attempt)
-        if trip <= self._last_trip:
+        """Raise `ProtocolError` unless the round was agreed on, and is new."""
+        if message.place <= self._last:
             raise ProtocolError(f"{self.name}: the coordinator starts round {message.round} a second time")
         check_start(message, self.replica, self.index, self.setup.policy.smallest)
-        if self.ledger is not None:
-            self.ledger.check_round(message.round)
-        if self.masks is not None and (message.train or message.exchange):
+        self.ledger.check_round(message.round)
+        if self.masks is not None and self.setup.policy.masks and self.index in message.active:
             self.masks.check_start(message)
-        self._last_trip = trip
+        self._last = message.place
 
     def take_in(self, message: RoundStart) -> None:
         """Take the public step of the last round, and the sum of neighbourhoods."""
@@ -190,61 +209,47 @@ class Party:
         replica.catch_up(message)  # refuses updates that do not fit, before anything is kept
         progress.keep_best(message.best_round)
         progress.confirm_announced(message.round)
-        progress.start_trip(message.round, message.trip)
+        progress.start_round(message.round)
         if message.neighbourhoods is not None:
             progress.received = read_neighbourhoods(
                 message, self.index, replica, own=progress.sent, last=progress.received
             )
 
-    def _train(self, message: RoundStart) -> Released:
-        """Compute one pass, step the private parameters, and return what leaves."""
-        result = compute(
-            self.model,
-            self.graph,
-            self.replica.parameters,
-            self.progress.private.parameters,
-            self.config.training,
-            projection=self.projection,
-            others=self.progress.others,
-            batch=self.batch(message.round) if message.train else None,
-        )
-        made: Released = {}
-        if message.evaluate:
-            made[VALIDATION] = self._validate(message, result.users, result.items)
-        if message.exchange and result.neighbourhoods is not None:
-            values = to_fixed(result.neighbourhoods, self.parties, self.config.exchange.bits)
-            made[NEIGHBOURHOODS] = values.cpu().numpy()
-        if result.public_gradient is not None:
-            if not result.public_gradient.sum().isfinite():
-                raise DivergedError(
-                    f"training diverged at '{self.name}' in round {message.round}; lower training.lr"
-                )
-            self._step_private(message, result.private_gradients)
-            made[GRADIENT] = self.protect_gradient(result.public_gradient, message)
-        return made
+    def compute(self, message: RoundStart, *, train: bool) -> Computed:
+        """Solve the items, or compute one pass of propagation, with gradients to `train`."""
+        if self.model.solved is not None:
+            rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, message.round)
+            drawn = torch.from_numpy(rng.random(len(self.setup.solved_targets), np.float32))
+            step = self._solve_items(self.replica.parameters, drawn.to(self.setup.device))
+            for (
+                name,
+                values,
+            ) in step.private.items():  # also without training: they are the model that is validated
+                self.progress.private.parameters[name].copy_(values)
+            return Computed(step.users, step.items, solved=step)
+        batch = self.batch(message.round) if train else None
+        result = self._propagate(self.replica.parameters, batch)
+        gradient = result.public_gradient
+        if gradient is not None and not gradient.sum().isfinite():
+            raise DivergedError(
+                f"training diverged at '{self.name}' in round {message.round}; lower training.lr"
+            )
+        return Computed(result.users, result.items, result.neighbourhoods, gradient, result.private_gradients)
 
-    def _solve(self, message: RoundStart) -> Released:
-        """Solve the items at home, and return what leaves."""
-        rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, message.round)
-        drawn = torch.from_numpy(rng.random(len(self.setup.solved_targets), np.float32))
-        step = self._solve_items(self.replica.parameters, drawn.to(self.setup.device))
-        for name, values in step.private.items():
-            self.progress.private.parameters[name].copy_(values)
-        made: Released = {}
-        if message.evaluate:
-            made[VALIDATION] = self._validate(message, step.users, step.items)
-        if message.train:
-            stream, noise = None, 0.0
-            if self.config.gradients.mechanism == "rounded":
-                key = noise_key(self.setup, NoiseStream.GRADIENT, message, [step.gradient])
-                stream = key.stream("rounded")
-                noise = self.config.gradients.noise or 0.0
-            made[GRADIENT] = encode_release(self.model, self.replica.parameters, step, stream, noise)
-        return made
+    def _protect(self, message: RoundStart, computed: Computed) -> NDArray[Any]:
+        """Return the protected gradient, before masks."""
+        if computed.solved is None:
+            assert computed.gradient is not None
+            return self.protect_gradient(computed.gradient, message)
+        protection = self.replica.protection
+        stream = protection.rounding(
+            noise_key(self.setup, NoiseStream.GRADIENT, message, [computed.solved.gradient])
+        )
+        return encode_release(self.model, self.replica.parameters, computed.solved, stream, protection.noise)
 
     def _reply(self, message: RoundStart, released: Released) -> RoundReply:
         """Mask the values of sums and return the reply."""
-        reply: dict[str, Any] = {"round": message.round, "trip": message.trip, "attempt": message.attempt}
+        reply: dict[str, Any] = {}
         if VALIDATION in released:
             error, count = released[VALIDATION].tolist()
             digest = self.replica.digest()
@@ -252,16 +257,17 @@ class Party:
             reply |= {"error": error, "count": int(count), "digest": digest}
         if NEIGHBOURHOODS in released:
             values = released[NEIGHBOURHOODS]
+            self.progress.sent = SentNeighbourhoods(message.round, values)
             reply["neighbourhoods"] = self._mask(
                 values, message, masking.NEIGHBOURHOOD, self.config.exchange.bits
             )
         if GRADIENT in released:
+            protection = self.replica.protection
             values = released[GRADIENT]
-            bits = gradient_bits(self.config, self.parties)
             if self.config.masking:
-                values = values.astype(update_type(self.config, self.parties))
-            reply["gradient"] = self._mask(values, message, masking.GRADIENT, bits)
-        return RoundReply(**reply)
+                values = values.astype(protection.sum_type)
+            reply["gradient"] = self._mask(values, message, masking.GRADIENT, protection.bits)
+        return RoundReply(round=message.round, attempt=message.attempt, **reply)
 
     # -- the steps of a round --------------------------------------------------------------------------------
 
@@ -269,9 +275,11 @@ class Party:
         """Return the party's share of the round's batch."""
         return self.batches.in_round(round)
 
-    def _step_private(self, message: RoundStart, gradients: dict[str, Tensor]) -> None:
-        """Step the private parameters along their gradients and the regulariser of items (eq. 5)."""
-        private = self.progress.private
+    def _step_private(self, message: RoundStart, computed: Computed) -> None:
+        """Step the private parameters along their gradients and the regulariser of items (eq. 5); solved items are in place."""
+        if computed.solved is not None:
+            return
+        private, gradients = self.progress.private, computed.private_gradients
         if self.setup.protects_ratings:
             key = noise_key(self.setup, NoiseStream.ITEM_ROWS, message, list(gradients.values()))
             gradients = add_item_noise(gradients, self.config, key)
@@ -298,10 +306,10 @@ class Party:
         embeddings = self.progress.private.parameters["items"].clone()
         return {"users": users, "items": items, "embeddings": embeddings}
 
-    def _validate(self, message: RoundStart, users: Tensor, items: Tensor) -> NDArray[np.float64]:
+    def _validate(self, message: RoundStart, computed: Computed) -> NDArray[np.float64]:
         """Keep the evaluated model, and return its validation error and count, protected as configured."""
         setup = self.setup
-        model = self._served(users, items)
+        model = self._served(computed.users, computed.items)
         self.progress.evaluated = (message.round, model)
         if not setup.protects_ratings:
             return np.array(setup.targets.validate(model["users"], model["items"]))
@@ -314,13 +322,10 @@ class Party:
 
     def protect_gradient(self, gradient: Tensor, message: RoundStart) -> NDArray[Any]:
         """Return a public gradient as it leaves the party, before masks."""
-        config = self.config
-        if self.setup.protects_ratings and protects_users(config):
+        if protects_users(self.config):
             gradient = clip_contributions(gradient, self.setup)
         key = noise_key(self.setup, NoiseStream.GRADIENT, message, [gradient])
-        if not self.setup.protects_ratings:
-            return protect(gradient, config.gradients, key).cpu().numpy()
-        return release_gradient(gradient, config, parties=self.parties, sharing=len(message.active), key=key)
+        return self.replica.protection.protect(gradient, key, sharing=len(message.active))
 
     def _mask(self, values: NDArray[Any], message: RoundStart, use: int, bits: int) -> NDArray[Any]:
         """Add this party's masks of a trip to `values`, as residues of that many bits."""
@@ -328,11 +333,9 @@ class Party:
             return values
         if self.setup.policy.masks:
             assert self.masks is not None, "a party with masks has drawn them"
-            last = self.progress.received
-            streams = self.masks.streams(
-                message, lambda: mask_context(message, self.replica, "" if last is None else last.digest)
-            )
-            values = masking.add_masks(values, streams, use)
+            received = self.progress.received
+            context = mask_context(message, self.replica, "" if received is None else received.digest)
+            values = masking.add_masks(values, self.masks.streams(message, context), use)
         return to_residues(values, bits)
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -370,7 +373,12 @@ class Party:
         if self.model.solved is not None:
             step = self._solve_items(public, torch.zeros_like(self.setup.solved_targets))
             return self._served(step.users, step.items)
-        result = compute(
+        result = self._propagate(public)
+        return self._served(result.users, result.items)
+
+    def _propagate(self, public: Tensor, batch: Batch | None = None) -> PassResult:
+        """Compute one pass with some public parameters and the party's own."""
+        return compute(
             self.model,
             self.graph,
             public,
@@ -378,8 +386,8 @@ class Party:
             self.config.training,
             projection=self.projection,
             others=self.progress.others,
+            batch=batch,
         )
-        return self._served(result.users, result.items)
 
 
 def read_neighbourhoods(
@@ -399,32 +407,32 @@ def read_neighbourhoods(
     assert total is not None
     # Masks depend on this hash, so those of parties that received different sums do not cancel.
     values = total if config.masking else None
-    trip = message.neighbourhood_trip
-    digest = sum_digest(message.neighbourhood_parties, trip, values)
+    round = message.neighbourhood_round
+    digest = sum_digest(message.neighbourhood_parties, round, values)
     if last is not None and last.digest == digest:
         return last
     if index in message.neighbourhood_parties:
-        if own is None or own.trip != trip:
+        if own is None or own.round != round:
             # The party lost what it sent into this sum. Its last estimate serves until the next sum.
-            return ReceivedNeighbourhoods(digest, trip, None if last is None else last.others)
+            return ReceivedNeighbourhoods(digest, round, None if last is None else last.others)
         total = wrap_signed(total - own.values, config.exchange.bits)
     scale = participation_scale(replica.items, message.neighbourhood_parties, index)
     rest = torch.from_numpy(total).to(replica.parameters.device)
-    return ReceivedNeighbourhoods(digest, trip, from_fixed(rest, config.exchange.bits).mul_(scale))
+    return ReceivedNeighbourhoods(digest, round, from_fixed(rest, config.exchange.bits).mul_(scale))
 
 
 def noise_key(
     setup: PartySetup, stream: NoiseStream, message: RoundStart, values: Sequence[Tensor]
 ) -> NoiseKey:
-    """Return the key of the noise on `values` in a trip.
+    """Return the key of the noise on `values` in a round.
 
-    Another attempt of the trip has the same noise on the same values, so that it repeats the release. Other values have other noise.
+    Another attempt of the round has the same noise on the same values, so that it repeats the release. Other values have other noise.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     if setup.policy.fresh_noise:
         for value in values:
-            found.update(value.cpu().numpy().tobytes())
-    return setup.randomness.noise_key(stream, message.round, message.trip, found.digest())
+            digest.update(value.cpu().numpy().tobytes())
+    return setup.randomness.noise_key(stream, message.round, 0, digest.digest())
 
 
 def clip_contributions(gradient: Tensor, setup: PartySetup) -> Tensor:
@@ -468,8 +476,8 @@ class Candidate:
         self.setup = PartySetup.of(data, config, secret, device, policy)
         self.progress = PartyProgress.initial(self.setup)
         self.party_class = party
-        self.ledger = ledger
-        """Account of what the party releases; None on one machine."""
+        self.ledger = ledger or NoLedger(config)
+        """Account of what the party releases."""
         self.commitments = commitments or ListCommitments()
         self.stay = ""
         """Random name of the Hello that waits for a Welcome; empty if none does."""
@@ -492,23 +500,14 @@ class Candidate:
         """Bytes of the largest message that the coordinator may send."""
         return largest_from_coordinator(self.setup.config, self.setup.model)
 
-    @property
-    def _known_training(self) -> str | None:
-        """Name of the training that this party has taken part in, also if it was killed before its first checkpoint."""
-        released = [] if self.ledger is None else self.ledger.entries
-        return self.progress.training or (released[0].training if released else None)
-
-    @property
-    def _last_released(self) -> int | None:
-        if self.ledger is None:
-            return None
-        return self.ledger.entries[-1].round if self.ledger.entries else 0
-
     def hello(self) -> Hello:
         """Return the first message of a new stay, with a new mask key."""
         setup = self.setup
         verified = self.progress.verified
         masks = self._masks = self._new_masks()
+        entries = self.ledger.entries
+        # A party that was killed before its first checkpoint knows its training from what it has released.
+        training = self.progress.training or (entries[0].training if entries else None)
         self.stay = secrets.token_hex(8)
         return Hello(
             party=self.name,
@@ -520,11 +519,11 @@ class Candidate:
             stay=self.stay,
             agreement=setup.policy.agreement,
             alignment=setup.policy.alignment,
-            training=self._known_training,
+            training=training,
             round=verified[0] if verified else 0,
             digest=verified[1] if verified else None,
-            released=self._last_released,
-            lost=0 if self.ledger is None else self.ledger.lost,
+            released=self.ledger.last_released,
+            lost=self.ledger.lost,
             mask_key=None if masks is None else masks.key,
             mask_signature=None if masks is None else masks.signature,
         )
@@ -541,20 +540,18 @@ class Candidate:
         """
         setup = self.setup
         self._check(message)
-        own = replica or self._make_replica(message)
         if self._masks is not None:
             self._masks.join(message.training, message.index, len(message.items))
         joined = self.party_class(
             setup,
             self.progress,
             index=message.index,
-            replica=own,
+            replica=replica or self._make_replica(message),
             projection=projection or self.projection,
             masks=self._masks,
             ledger=self.ledger,
         )
-        if self.ledger is not None:
-            self.ledger.check_training(message.training, joined.replica.rounds)
+        self.ledger.check_training(message.training, joined.replica.rounds)
         self.progress.training = message.training
         return joined
 
@@ -584,20 +581,16 @@ class Candidate:
 
         Raise `ProtocolError` if they are not those that the coordinator announced.
         """
-        replica = self._draw_replica(message)
+        setup = self.setup
+        replica = Replica.initial(
+            setup.config, setup.model, message.items, message.ratings, message.typical, setup.device
+        )
         copy = copied_state(message)
         if copy:
             replica.load(copy, message.round)
         if replica.state_digest() != message.digest:
             raise ProtocolError(f"{self.name}: {_OTHER_COPY if copy else _OTHER_DRAW}")
         return replica
-
-    def _draw_replica(self, message: Welcome) -> Replica:
-        """Return the replica before the first round, drawn from the agreed seed."""
-        setup = self.setup
-        return Replica.initial(
-            setup.config, setup.model, message.items, message.ratings, message.typical, setup.device
-        )
 
     def _new_masks(self) -> PartyMasks | None:
         """Return masks with a new key; None if the configuration has no masks."""

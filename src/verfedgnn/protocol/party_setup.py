@@ -153,8 +153,9 @@ class Targets:
             return cls(data, train, None, 1.0, False)
         low, high = data.scale
         # A mean would be one more release to account for. The biases learn it as well.
-        private = config.gradients.mechanism == "skellam"
-        centre = (low + high) / 2 if private else float(train.rating.double().mean())
+        centre = (
+            (low + high) / 2 if config.gradients.protects_ratings else float(train.rating.double().mean())
+        )
         unit = scale_unit(data.scale)
         return cls(data, Pairs(train.user, train.item, (train.rating - centre) / unit), centre, unit, False)
 
@@ -224,7 +225,7 @@ class PartySetup:
     @property
     def protects_ratings(self) -> bool:
         """Whether noise gives single ratings differential privacy, so that everything that leaves must be noised."""
-        return self.config.gradients.mechanism == "skellam"
+        return self.config.gradients.protects_ratings
 
     @property
     def announced_items(self) -> int:

@@ -15,31 +15,19 @@ from numpy.typing import NDArray
 from verfedgnn.config import Config
 from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, MaskStream, remove_masks
+from verfedgnn.privacy.protections import Unmasking
 from verfedgnn.protocol.aggregation import (
     FULL_COPY,
-    Unmasking,
-    sum_gradients,
     sum_neighbourhoods,
-    update_type,
 )
 from verfedgnn.protocol.checkpoint_state import CheckpointState, to_tensor
 from verfedgnn.protocol.masks import mask_context, sum_digest
 from verfedgnn.protocol.messages import RoundReply, RoundStart
-from verfedgnn.protocol.replica import Replica
+from verfedgnn.protocol.replica import Replica, Update
 from verfedgnn.protocol.solved_round import compute_update
 
 KEPT_UPDATES = 8
 """Updates that are kept for parties that missed them; more would be larger than a full copy."""
-
-
-@dataclass(frozen=True)
-class Update:
-    """The update of the public parameters of one round."""
-
-    round: int
-    parties: list[int]
-    """Indices of the parties in the sum; empty if the round was abandoned."""
-    total: NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -48,18 +36,17 @@ class NeighbourhoodSum:
 
     parties: list[int]
     """Indices of the parties in the sum."""
-    trip: tuple[int, int]
-    """Round and trip in which they sent their neighbourhoods."""
+    round: int
+    """Round in which they sent their neighbourhoods."""
     total: NDArray[np.integer[Any]]
 
 
 class PublicState:
-    """The public parameters of one training of `parties` parties, and the sums from which they follow."""
+    """The public parameters of one training, and the sums from which they follow."""
 
-    def __init__(self, replica: Replica, parties: int) -> None:
+    def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.config = replica.config
-        self.parties = parties
         self.best = replica.parameters.clone()
         """Parameters of the best validation."""
         self.updates: deque[Update] = deque(maxlen=KEPT_UPDATES)
@@ -68,10 +55,8 @@ class PublicState:
         """The last sum of neighbourhoods."""
         self.parameters_round: dict[str, int] = {}
         """Round of the public parameters that each party has."""
-        self.sums_received: dict[str, tuple[int, int]] = {}
-        """Round and trip of the summed neighbourhoods that each party has."""
-        self._summed: NDArray[Any] | None = None
-        """The summed gradients of the trip that is being closed."""
+        self.sums_received: dict[str, int] = {}
+        """Round of the summed neighbourhoods that each party has."""
 
     # -- what parties have -----------------------------------------------------------------------------------
 
@@ -80,24 +65,24 @@ class PublicState:
         self.parameters_round[name] = self.replica.round
         self.sums_received.pop(name, None)
 
-    def describe_party(self, name: str) -> tuple[int, tuple[int, int] | None]:
+    def describe_party(self, name: str) -> tuple[int, int]:
         """Return what a party has; parties for which it is equal get the same RoundStart."""
-        return self.parameters_round[name], self.sums_received.get(name)
+        return self.parameters_round[name], self.sums_received.get(name, 0)
 
-    def news_for(self, name: str) -> dict[str, Any]:
+    def changes_for(self, name: str) -> dict[str, Any]:
         """Return the fields of a RoundStart with updates and sums that a party lacks, or with a full copy instead of updates."""
         known = self.parameters_round[name]
         missed = self._updates_since(known)
         updates = missed or []
         shared = self.neighbourhood_sum
-        if shared is not None and self.sums_received.get(name) == shared.trip:
+        if shared is not None and self.sums_received.get(name) == shared.round:
             shared = None
         totals = [update.total for update in updates if update.parties]
         return {
             "updates_from": known + 1,
             "update_parties": [update.parties for update in updates],
             "neighbourhood_parties": [] if shared is None else shared.parties,
-            "neighbourhood_trip": (0, 0) if shared is None else shared.trip,
+            "neighbourhood_round": 0 if shared is None else shared.round,
             "updates": np.concatenate(totals) if totals else None,
             "neighbourhoods": None if shared is None else shared.total,
             **(self.replica.full_copy() if missed is None else {}),
@@ -115,39 +100,37 @@ class PublicState:
         """Note that a party has taken what its RoundStart carried."""
         self.parameters_round[name] = self.replica.round
         if start.neighbourhoods is not None:
-            self.sums_received[name] = start.neighbourhood_trip
+            self.sums_received[name] = start.neighbourhood_round
 
-    # -- one trip --------------------------------------------------------------------------------------------
+    # -- one round -------------------------------------------------------------------------------------------
 
     def mask_context(self, start: RoundStart) -> bytes:
-        """Hash what the active parties of a trip must have received alike; `start` is what one of them was asked."""
+        """Hash what the active parties of a round must have received alike."""
         last = self.neighbourhood_sum
-        digest = "" if last is None else sum_digest(last.parties, last.trip, last.total)
+        digest = "" if last is None else sum_digest(last.parties, last.round, last.total)
         return mask_context(start, self.replica, digest)
 
     def add_up(
-        self, round: int, trip: int, replies: Mapping[int, RoundReply], streams: Sequence[MaskStream]
-    ) -> None:
-        """Add up the replies, by party, and remove the masks of `streams` from their sums. Raise `SumError` if they do not add up."""
-        ordered = sorted(replies.items())
-        gradients = [reply.gradient for _, reply in ordered if reply.gradient is not None]
-        shared = [(i, reply.neighbourhoods) for i, reply in ordered if reply.neighbourhoods is not None]
-        if gradients:
-            self._summed = sum_gradients(gradients, self.config, self.parties, _unmasking(GRADIENT, streams))
+        self, round: int, replies: Mapping[int, RoundReply], streams: Sequence[MaskStream]
+    ) -> NDArray[Any]:
+        """Add up the active parties' replies without the masks of `streams`; return the summed gradients, keep the neighbourhoods.
+
+        Raise `SumError` if they do not add up.
+        """
+        gradients = [reply.gradient for reply in replies.values() if reply.gradient is not None]
+        total = self.replica.protection.add_up(gradients, _unmasking(GRADIENT, streams))
+        shared = [reply.neighbourhoods for reply in replies.values() if reply.neighbourhoods is not None]
         if shared:
-            unmask = _unmasking(NEIGHBOURHOOD, streams)
-            total = sum_neighbourhoods([values for _, values in shared], self.config, unmask)
-            self.neighbourhood_sum = NeighbourhoodSum([i for i, _ in shared], (round, trip), total)
+            summed = sum_neighbourhoods(shared, self.config, _unmasking(NEIGHBOURHOOD, streams))
+            self.neighbourhood_sum = NeighbourhoodSum(list(replies), round, summed)
+        return total
 
     def keep_best(self) -> None:
-        """Keep the parameters that were validated in this trip as the best ones."""
+        """Keep the parameters that were validated in this round as the best ones."""
         self.best.copy_(self.replica.parameters)
 
-    def step(self, round: int, parties: list[int]) -> None:
-        """Take the public step with the summed gradients of the trip."""
-        summed = self._summed
-        assert summed is not None, "some party trains in every round"
-        self._summed = None
+    def step(self, round: int, parties: list[int], summed: NDArray[Any]) -> None:
+        """Take the public step with the summed gradients of the round."""
         replica = self.replica
         if replica.model.solved is not None:
             summed = compute_update(
@@ -164,7 +147,7 @@ class PublicState:
     def skip(self, round: int) -> None:
         """Go on to an abandoned round, which has no update."""
         self.replica.skip(round)
-        self.updates.append(Update(round, [], np.zeros(0, update_type(self.config, self.parties))))
+        self.updates.append(Update(round, [], np.zeros(0, self.replica.protection.sum_type)))
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
@@ -175,14 +158,13 @@ class PublicState:
         state.put_arrays({f"update.{i}": update.total for i, update in enumerate(self.updates)})
         state.values |= {
             "updates": [[update.round, update.parties] for update in self.updates],
-            "neighbourhoods": None
-            if self.neighbourhood_sum is None
-            else [self.neighbourhood_sum.parties, *self.neighbourhood_sum.trip],
             "parameters_round": self.parameters_round,
             "sums_received": self.sums_received,
         }
-        if self.neighbourhood_sum is not None:
-            state.put_arrays({"neighbourhoods": self.neighbourhood_sum.total})
+        shared = self.neighbourhood_sum
+        if shared is not None:
+            state.values["neighbourhoods"] = [shared.parties, shared.round]
+            state.put_arrays({"neighbourhoods": shared.total})
 
     def restore(self, state: CheckpointState, round: int) -> None:
         """Read what `put` stored after `round`."""
@@ -192,13 +174,11 @@ class PublicState:
         self.updates.extend(
             Update(r, p, state.arrays[f"update.{i}"]) for i, (r, p) in enumerate(values["updates"])
         )
-        if values["neighbourhoods"] is not None:
-            parties, of_round, trip = values["neighbourhoods"]
-            self.neighbourhood_sum = NeighbourhoodSum(
-                parties, (of_round, trip), state.arrays["neighbourhoods"]
-            )
+        if "neighbourhoods" in values:
+            parties, of_round = values["neighbourhoods"]
+            self.neighbourhood_sum = NeighbourhoodSum(parties, of_round, state.arrays["neighbourhoods"])
         self.parameters_round = dict(values["parameters_round"])
-        self.sums_received = {name: (trip[0], trip[1]) for name, trip in values["sums_received"].items()}
+        self.sums_received = dict(values["sums_received"])
 
 
 def _unmasking(use: int, streams: Sequence[MaskStream]) -> Unmasking:

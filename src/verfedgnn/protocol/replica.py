@@ -19,16 +19,15 @@ from verfedgnn.core.array_hash import hash_arrays
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.protections import invert_rescale
-from verfedgnn.privacy.rating_dp import unit
+from verfedgnn.privacy.protections import protection_of
 from verfedgnn.protocol.aggregation import participation_scale
 from verfedgnn.protocol.messages import RoundStart, copied_state
 from verfedgnn.protocol.solved_round import apply_update
 
 
 @dataclass(frozen=True)
-class ReceivedUpdate:
-    """A round's sum of protected gradients, as a party receives it."""
+class Update:
+    """The update of the public parameters of one round."""
 
     round: int
     parties: list[int]
@@ -36,7 +35,7 @@ class ReceivedUpdate:
     total: NDArray[Any]
 
 
-def split_updates(message: RoundStart, size: int) -> list[ReceivedUpdate]:
+def split_updates(message: RoundStart, size: int) -> list[Update]:
     """Split the updates of a message by round; `size` is the number of public parameters."""
     groups = message.update_parties
     ends = np.cumsum([size if group else 0 for group in groups])[:-1]
@@ -44,7 +43,7 @@ def split_updates(message: RoundStart, size: int) -> list[ReceivedUpdate]:
     totals = np.split(updates, ends)
     rounds = range(message.updates_from, message.updates_from + len(groups))
     return [  # without updates, there is one empty total
-        ReceivedUpdate(n, group, total) for n, group, total in zip(rounds, groups, totals, strict=False)
+        Update(n, group, total) for n, group, total in zip(rounds, groups, totals, strict=False)
     ]
 
 
@@ -63,6 +62,7 @@ class Replica:
     ) -> None:
         self.config = config
         self.model = model
+        self.protection = protection_of(config, len(items))
         self.items = list(items)
         """Number of items of each party."""
         self.ratings = ratings
@@ -73,10 +73,8 @@ class Replica:
         self.rounds_per_epoch = rounds_per_epoch(config.training, ratings)
         self._digest: tuple[int, str] | None = None
         """Round and hash of the parameters as last asked for."""
-        self._copies: WeakValueDictionary[str, NDArray[np.float32]] = WeakValueDictionary()
-        """Arrays of the last full copy, as long as a message holds them."""
-        self._copied = -1
-        """The round after which the last full copy was made; -1 if there is none."""
+        self._copies: WeakValueDictionary[tuple[int, str], NDArray[np.float32]] = WeakValueDictionary()
+        """Arrays of full copies by round and name, as long as a message holds them."""
         self.best: tuple[int, Tensor] | None = None
         """Round of the best validation and the parameters that it validated, if this replica was there."""
 
@@ -121,18 +119,15 @@ class Replica:
 
     def full_copy(self) -> dict[str, NDArray[np.float32]]:
         """Return a copy of the state that nobody can write, for messages; all messages of one round share it."""
-        if self._copied != self.round:
-            self._copies.clear()
-            self._copied = self.round
-        found = {}
+        copies = {}
         for name, values in self._state.items():
-            copy = self._copies.get(name)
+            copy = self._copies.get((self.round, name))
             if copy is None:
                 copy = values.to("cpu", copy=True).numpy()
                 copy.flags.writeable = False
-                self._copies[name] = copy
-            found[name] = copy
-        return found
+                self._copies[self.round, name] = copy
+            copies[name] = copy
+        return copies
 
     def load(self, arrays: Mapping[str, NDArray[np.float32]], round: int) -> None:
         """Take over a full copy; its arrays are asked for one by one."""
@@ -189,7 +184,7 @@ class Replica:
             apply_update(self.model, self.parameters, self.accumulator, total)
             return
         training = self.config.training
-        factor = self._worth_of_one(participation_scale(self.items, parties))
+        factor = self.protection.worth(participation_scale(self.items, parties))
         regularisers = {
             "users": 2 * (training.l2 / self.model.users + training.l2_row / self.rounds_per_epoch),
             "user_bias": 2 * training.l2_user_bias / self.rounds_per_epoch,
@@ -209,12 +204,6 @@ class Replica:
         if round > self.round + 1:
             raise AssertionError(f"abandoned round {round} on a replica of round {self.round}")
         self.round = max(self.round, round)
-
-    def _worth_of_one(self, scale: float) -> float:
-        """Return the gradient that 1 in a sum of protected gradients is worth, times `scale`."""
-        if self.config.gradients.mechanism == "skellam":
-            return scale / unit(self.config)
-        return invert_rescale(self.config.gradients, scale)
 
 
 def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:

@@ -29,7 +29,7 @@ from verfedgnn.testing.random_inputs import (
     small_edges,
     small_graph,
 )
-from verfedgnn.testing.small_federation import federation, parties
+from verfedgnn.testing.small_federation import federation, parties, settle
 from verfedgnn.training.train import train
 
 OPEN = {
@@ -181,7 +181,7 @@ class GNNContract:
         """Check that every party predicts what one model of all items would, with the parameters of three
         rounds of training.
         """
-        config = self._config(**OPEN, **{"exchange.refresh": 2})
+        config = self._config(**OPEN)
         runtime = federation(parties(40, 30, 500), config)
         members = list(runtime.parties.values())
         for party in members:
@@ -191,6 +191,7 @@ class GNNContract:
                 )
         for _ in range(3):
             runtime.round()
+        settle(runtime, config.model.layers)
         model = members[0].model
         public = runtime.coordinator.replica.parameters.clone()
         private = {

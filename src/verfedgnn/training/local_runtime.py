@@ -65,21 +65,18 @@ class LocalRuntime:
         return parties
 
     def round(self) -> ClosedRound:
-        """Run one round with all its trips."""
-        while True:
-            starts = self.coordinator.open()
-            if self.coordinator.masks is not None:
-                self._exchange(list(self.coordinator.share_requests().items()))
-                shares = [each for each in self.coordinator.proceed() if isinstance(each[1], TripShares)]
-                self._exchange(shares)
-            for name, received in self._up(self._replies(self._down(starts))).items():
-                assert isinstance(received, RoundReply)
-                self.coordinator.receive(name, received)
-            if self.coordinator.masks is not None:
-                self._exchange(self.coordinator.proceed())
-            closed = self.coordinator.close()
-            if self.coordinator.trip == 0:
-                return closed
+        """Run one round."""
+        starts = self.coordinator.open()
+        if self.coordinator.masks is not None:
+            self._exchange(list(self.coordinator.share_requests().items()))
+            shares = [each for each in self.coordinator.proceed() if isinstance(each[1], TripShares)]
+            self._exchange(shares)
+        for name, received in self._up(self._replies(self._down(starts))).items():
+            assert isinstance(received, RoundReply)
+            self.coordinator.receive(name, received)
+        if self.coordinator.masks is not None:
+            self._exchange(self.coordinator.proceed())
+        return self.coordinator.close()
 
     def _exchange(self, messages: Sequence[tuple[str, Message]]) -> None:
         """Carry messages about masks to parties, and their answers to the coordinator."""

@@ -85,7 +85,7 @@ class TrainingLoop:
             closed = self.runtime.round()
             self.seconds += time.perf_counter() - began
             for name, reply in coordinator.replies.items():
-                self.releases[name].count(reply, refreshes=self.config.exchange.refresh)
+                self.releases[name].count(reply)
             if closed.valid_error is not None:
                 self._record_validation(closed.round, closed.valid_error)
             if watch is not None:

@@ -63,7 +63,7 @@ def gate_parties(
     gated = []
     for party, model in zip(prepared, models, strict=True):
         alone = train_own(party, config, watch=watch, stop=stop)
-        if config.gradients.mechanism == "skellam":
+        if config.gradients.protects_ratings:
             model = refit_items(model, party.input)
         gated.append(gate_party(party, model, alone, public, config))
     return gated
