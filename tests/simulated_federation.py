@@ -111,7 +111,7 @@ class Member:
             self.result = finished.public
             self._send(finished.reply)
             return
-        trip = None if self.party.masks is None else self.party.masks._trip
+        trip = self.party.masks._trip
         answer = self.party.handle(message)
         if isinstance(message, Survivors) and isinstance(answer, Unmask):
             assert trip is not None
@@ -122,7 +122,7 @@ class Member:
             self.saved = (progress.checkpoint(), progress.models())
         if answer is not None:
             self._send(answer)
-        if isinstance(message, Survivors) and self.party is not None and self.party.masks is not None:
+        if isinstance(message, Survivors) and self.party is not None:
             ahead = self.party.masks.shares_ahead()
             if ahead is not None:
                 self._send(ahead)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.protocol.coordinator import refusal
+from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.messages import Hello
 
 CONFIG = vf.Config.preset("paper", masking=True)
@@ -28,7 +28,14 @@ BOOK = HELLO.model_copy(update={"party": "book", "items": 40})
 def why(
     joined: dict[str, Hello] | None = None, digests: dict[int, str] | None = None, **changes: Any
 ) -> str | None:
-    return refusal(HELLO.model_copy(update=changes), CONFIG, "abc", "t1", joined or {}, digests or {})
+    coordinator = Coordinator(CONFIG, ["film", "book", "music"], agreement="abc", training="t1")
+    coordinator.members.hellos = dict(joined or {})
+    coordinator.best.digests = dict(digests or {})
+    try:
+        coordinator.hello(HELLO.model_copy(update=changes))
+    except vf.ProtocolError as error:
+        return str(error)
+    return None
 
 
 def test_whoever_fits_joins() -> None:

@@ -195,8 +195,7 @@ class PartyService:
         self.link.send(reply)
         if is_kept:
             self.link.transcript.sign()  # while the others compute, like the next line
-        if self.party.masks is not None:
-            self.party.masks.prepare_next()
+        self.party.masks.prepare_next()
         self.seconds += time.monotonic() - began
         self._outlook.note_round(message.round, self.party.replica.rounds, self.link.ledger.total())
         error = self._record_validation(reply)
@@ -204,8 +203,8 @@ class PartyService:
 
     def _answer_masks(self, message: ShareRequest | TripShares | Survivors) -> None:
         """Answer a message about masks, and send the shares for the next trip ahead after an Unmask."""
-        if self.party is None or self.party.masks is None:
-            raise ProtocolError("the coordinator sent a message about masks, but this party draws none")
+        if self.party is None:
+            raise ProtocolError("the coordinator sent a message about masks, but this party has not joined")
         if isinstance(message, Survivors) and message.signatures is None:
             lost = len(self.identity.agreement.parties) - len(message.survivors)
             if lost and self.config.training.participation == 1:

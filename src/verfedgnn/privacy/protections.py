@@ -20,7 +20,7 @@ from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.key_stream import KeyStream, NoiseKey
 from verfedgnn.privacy import rating_dp
 from verfedgnn.privacy import release_events as events
-from verfedgnn.privacy.masking import to_residues, wrap_signed
+from verfedgnn.privacy.masking import wrap_signed
 from verfedgnn.privacy.release_events import Release
 
 PIECE = 1 << 16
@@ -85,9 +85,9 @@ class Protection:
         """Array type of a release on the wire: as it is, or as residues if it is masked."""
         return np.dtype(f"u{self.sum_type.itemsize}") if self.masked else self.own_type
 
-    def as_residues(self, release: NDArray[Any]) -> NDArray[Any]:
-        """Return a masked release in the form in which it travels."""
-        return to_residues(release, self.bits)
+    def summand(self, release: NDArray[Any]) -> NDArray[Any]:
+        """Return a release in the type of the sum, if it is masked."""
+        return release.astype(self.sum_type) if self.masked else release
 
     def add_up(
         self, releases: Sequence[NDArray[Any]], unmask: Unmasking = lambda total: total

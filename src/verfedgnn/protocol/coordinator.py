@@ -10,7 +10,7 @@ It never sees ratings, degrees or item embeddings: no message carries them. `sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,11 +41,7 @@ from verfedgnn.protocol.messages import (
 )
 from verfedgnn.protocol.public_state import BestValidation, PublicState
 from verfedgnn.protocol.replica import Replica, parameters_digest
-from verfedgnn.protocol.states import (
-    COORDINATOR_STATES,
-    CoordinatorAction,
-    CoordinatorState,
-)
+from verfedgnn.protocol.states import COORDINATOR_STATES, CoordinatorAction, CoordinatorState
 
 
 @dataclass(frozen=True)
@@ -57,6 +53,45 @@ class ClosedRound:
     """Validation error of all parties; None without a validation."""
     abandoned: bool = False
     """Whether the round has no update, because its sum could not be completed."""
+
+
+class Membership:
+    """The parties of a training, in the order that fixes every sum. A round needs `quorum` of them."""
+
+    def __init__(self, names: Sequence[str], quorum: int) -> None:
+        self.names = list(names)
+        self.quorum = quorum
+        self.hellos: dict[str, Hello] = {}
+        """The last Hello of every party that ever joined."""
+        self.present: set[str] = set()
+        """Parties that were welcomed and not lost since."""
+        self.slow: set[str] = set()
+        """Connected parties that missed a round; their late reply brings them back."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every party has joined at least once."""
+        return len(self.hellos) == len(self.names)
+
+    @property
+    def here(self) -> list[int]:
+        """Indices of the parties that are present."""
+        return [i for i, name in enumerate(self.names) if name in self.present]
+
+    def lose(self, name: str, *, slow: bool) -> None:
+        """Mark a party as gone, or as slow."""
+        self.present.discard(name)
+        self.slow.discard(name)
+        if slow:
+            self.slow.add(name)
+
+    def bring_back(self, name: str) -> bool:
+        """Mark a slow party as present; return whether it was slow."""
+        if name not in self.slow:
+            return False
+        self.slow.discard(name)
+        self.present.add(name)
+        return True
 
 
 class Coordinator:
@@ -103,7 +138,7 @@ class Coordinator:
         self.commitment: list[int] | None = None
         """The survivor list that parties committed to in the open round; no other sum can be completed."""
         self._shares_ahead: MaskedTrip | None = None
-        """Shares that the parties send ahead, for the next trip among the same parties."""
+        """Shares that the parties send ahead, for the next round among the same parties."""
         self._gone: set[str] = set()
         """Parties lost since the open round began. They do not know of it, even if they came back."""
 
@@ -116,24 +151,57 @@ class Coordinator:
         """Check a party's first message against what is agreed on, and remember it; `welcome` lets the party in."""
         if message.party not in self.names:
             raise ProtocolError("a party that is not among the expected ones said hello")
-        digests = self.best.digests
-        reason = refusal(
-            message,
-            self.config,
-            self.agreement,
-            self.training,
-            self.members.hellos,
-            digests,
-            replied=self.replied.get(message.party, 0),
-        )
+        reason = self._refusal(message)
         if reason is not None:
             raise ProtocolError(f"{message.party}: {reason}")
         self.lose(message.party)
         self.best.holders.discard(message.party)
         self._shares_ahead = None  # they are sealed for the keys of an earlier stay
-        self.members.join(message)
+        self.members.hellos[message.party] = message
         if self.members.complete and self.state is CoordinatorState.GATHERING:
             self._start_training()
+
+    def _refusal(self, hello: Hello) -> str | None:
+        """Return why a Hello is refused, with the remedy; None if it is accepted."""
+        replied = self.replied.get(hello.party, 0)
+        if hello.config != self.config.digest():
+            return "its configuration differs from the shared one; copy the coordinator's federation file"
+        if hello.agreement != self.agreement:
+            return "its federation file (roster, certificates or rules) is not the coordinator's; fetch the current one"
+        if hello.training not in (None, self.training):
+            return (
+                f"its checkpoint belongs to training {hello.training}, this one is {self.training}; start it with "
+                "another --out"
+            )
+        if hello.training is None and replied:
+            return "it has taken part in this training, and its run folder does not know that; use its previous --out"
+        if hello.released is not None and hello.released < replied:
+            return (
+                f"it has sent round {replied}, and its run folder ends with round {hello.released}: the folder is a copy or "
+                "an old backup, and the party went on elsewhere; use the newest one"
+            )
+        known = self.best.digests.get(hello.round)
+        if hello.digest is not None and known is not None and hello.digest != known:
+            return f"its public parameters of round {hello.round} are not this training's; start it with another --out"
+        if (hello.mask_key is None) == self.config.masking:
+            return "its key for masks is missing, or the configuration has no masks; use the coordinator's configuration"
+        if not hello.scale[0] <= hello.scale[1]:
+            return (
+                "its rating scale is upside down: the lowest rating is above the highest; check its ratings"
+            )
+        before = self.members.hellos.get(hello.party, hello)
+        sizes = [(h.users, h.items, h.ratings) for h in (before, hello)]
+        if (sizes[0], tuple(before.scale)) != (sizes[1], tuple(hello.scale)):
+            then, now = ("{:,} users, {:,} items and {:,} training ratings".format(*size) for size in sizes)
+            return f"it first joined with {then}, and now has {now}; go back to that data or begin a new training"
+        for name, other in self.members.hellos.items():
+            if other.users != hello.users:
+                return (
+                    f"it has {hello.users:,} common users, {name} has {other.users:,}; align the users again"
+                )
+            if other.alignment != hello.alignment:
+                return f"its users are aligned differently from those of {name}; align the users again"
+        return None
 
     @property
     def began(self) -> bool:
@@ -173,13 +241,12 @@ class Coordinator:
 
     def welcome(self, name: str) -> Welcome:
         """Let a party in, and return the answer to its Hello, with a full copy of the public parameters if the party needs one."""
-        hello = self.members.hellos[name]
         self.public_state.welcome(name)
         self.members.present.add(name)
         return Welcome(
             index=self.names.index(name),
             items=self.items,
-            stay=hello.stay,
+            stay=self.members.hellos[name].stay,
             training=self.training,
             config=self.config.digest(),
             ratings=self.ratings,
@@ -195,10 +262,186 @@ class Coordinator:
             self._gone.add(name)
         self.members.lose(name, slow=slow)
 
+    # -- one round: open, receive, close -----------------------------------------------------------------
+
     @property
     def ready(self) -> bool:
         """Whether a round can be opened: all parties have joined once, and a quorum is present."""
-        return self.began and self.members.enough
+        members = self.members
+        return self.began and members.complete and len(members.present) >= members.quorum
+
+    def open(self, among: Sequence[int] | None = None) -> dict[str, RoundStart]:
+        """Open the next round, or repeat the open one, and return the RoundStart for each party.
+
+        Parties in the same situation get the same object. `among` sets the active parties instead of drawing them. With masks, a
+        RoundStart is sent once the shares of all active parties are here (`share_requests`, `proceed`).
+        """
+        repeated = self.state is not CoordinatorState.IDLE
+        self._advance(CoordinatorAction.ASK_FOR_SHARES if self.masked else CoordinatorAction.OPEN)
+        if repeated:
+            self.attempt += 1
+        else:
+            self.round, self.attempt, self.commitment = self.round + 1, 0, None
+        present = self.members.here
+        self.drawn = self.draw_active(self.round, present) if among is None else list(among)
+        self.open_parties, self.replies, self._gone = {}, {}, set()
+        evaluate = self.replica.evaluates_in(self.round)
+        starts: dict[tuple[int, int], RoundStart] = {}
+        for index in present:
+            name = self.names[index]
+            if index not in self.drawn and not evaluate:
+                continue
+            situation = self.public_state.describe_party(name)
+            if situation not in starts:
+                starts[situation] = RoundStart(
+                    round=self.round,
+                    attempt=self.attempt,
+                    active=self.drawn,
+                    evaluate=evaluate,
+                    best_round=self.best.round,
+                    **self.public_state.changes_for(name),
+                )
+            self.open_parties[name] = starts[situation]
+        if self.masked:
+            ahead, self._shares_ahead = self._shares_ahead, None
+            fits = ahead is not None and (ahead.place, ahead.active) == (self.place, self.drawn)
+            self.masks = ahead if fits else MaskedTrip(self.place, self.drawn)
+        return self.open_parties
+
+    @property
+    def place(self) -> Place:
+        """Round and attempt of the open round."""
+        return self.round, self.attempt
+
+    @property
+    def active_count(self) -> int:
+        """Number of parties that take part in a round when all are present."""
+        return active_count(self.config, len(self.names))
+
+    def draw_active(self, round: int, present: Sequence[int]) -> list[int]:
+        """Draw A_t, the parties that take part in a round, from those present (Sec. 4.6)."""
+        if self.active_count >= len(present):
+            return list(present)
+        rng = shared_generator(self.config.seed, SharedStream.ACTIVE_PARTIES, round)
+        return sorted(rng.choice(present, self.active_count, replace=False).tolist())
+
+    def take(self, name: str, message: Message) -> None:
+        """Take a party's message about the open round. Raise `ProtocolError` if it does not fit."""
+        if isinstance(message, RoundReply):
+            self.receive(name, message)
+            return
+        COORDINATOR_STATES.after(self.state, type(message), name)
+        assert isinstance(message, MaskShares | ListSignature | Unmask)
+        self.members.bring_back(name)
+        index = self.names.index(name)
+        masks, problem = self.masks, None
+        if isinstance(message, MaskShares):
+            for due in (self._shares_ahead, masks if self.state is CoordinatorState.SHARING else None):
+                if due is not None and (due.place, due.request) == (message.place, message.request):
+                    problem = due.take_shares(index, message)
+        elif masks is not None and masks.place == message.place:
+            if isinstance(message, Unmask):
+                problem = masks.take_reveal(index, message)
+            elif index in masks.survivors:
+                masks.signatures[index] = message
+        if problem is not None:
+            raise ProtocolError(f"{name}: {problem}")
+
+    def receive(self, name: str, reply: RoundReply) -> bool:
+        """Take a party's reply; return False if it is late and was ignored. Raise `ProtocolError` if it does not fit the round."""
+        COORDINATOR_STATES.after(self.state, RoundReply, name)
+        known = self.public_state.parameters_round
+        late = reply.place < self.place
+        late |= self.state in (CoordinatorState.AGREEING, CoordinatorState.UNMASKING)
+        if late and name in known:
+            if self.members.bring_back(name):
+                known[name] = min(reply.round, self.replica.round + 1) - 1
+            return False
+        start = self.open_parties.get(name)
+        if start is None or name in self.replies or self.state is CoordinatorState.SHARING:
+            raise ProtocolError(f"{name}: no reply is due from this party")
+        active = self.names.index(name) in self.drawn
+        problem = reply_problem(reply, start, self.replica, active=active)
+        if problem is not None:
+            raise ProtocolError(f"{name}: {problem}")
+        self.public_state.note_reply(name, start)
+        self.replies[name] = reply
+        self.replied[name] = reply.round
+        self.members.bring_back(name)
+        return True
+
+    def close(self) -> ClosedRound:
+        """Add up the replies, judge the validation and take the public step.
+
+        Raise `SumError` if masked values do not add up to gradients; the round can then only be abandoned.
+        """
+        state = self.public_state
+        replies = {index: self.replies[name] for index, name in self._active if name in self.replies}
+        summed = state.add_up(self.round, replies, self._streams())
+        error = self._judge_validation()
+        self._advance(CoordinatorAction.CLOSE)
+        self.open_parties, self.masks = {}, None
+        if not self.done:  # nobody would use the last step, and all members end in the same state without it
+            state.step(self.round, list(replies), summed)
+        return ClosedRound(self.round, error)
+
+    def abandon(self) -> ClosedRound:
+        """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
+        error = self._judge_validation()
+        self._advance(CoordinatorAction.ABANDON)
+        self.open_parties, self.masks, self._shares_ahead = {}, None, None
+        self.public_state.skip(self.round)
+        return ClosedRound(self.round, error, abandoned=True)
+
+    def _judge_validation(self) -> float | None:
+        """Return the validation error of the open round; None if it has no validation."""
+        if not self.replies or not any(start.evaluate for start in self.open_parties.values()):
+            return None
+        error = self.best.judge(self.round, self.replies, self.names, self.replica.digest())
+        if self.best.is_newest:
+            self.public_state.keep_best()
+        return error
+
+    # -- the masks of a round, and who is due ------------------------------------------------------------
+
+    def share_requests(self) -> dict[str, Message]:
+        """Return the requests for shares to send after `open`; none without masks, or if shares are sent ahead."""
+        if self.masks is None or not self.masks.request:
+            return {}
+        request = self.masks.share_request([self.members.hellos[name] for name in self.names])
+        return dict.fromkeys(self._names_of(self.masks.active), request)
+
+    @property
+    def closable(self) -> bool:
+        """Whether the open round can be closed once nobody is due; otherwise `proceed` goes on to its next step."""
+        return self.masks is None or self.state is CoordinatorState.UNMASKING
+
+    def proceed(self) -> list[tuple[str, Message]]:
+        """Go on to the next step of a masked round when nobody is due, and return its messages."""
+        masks = self.masks
+        assert masks is not None
+        if self.state is CoordinatorState.SHARING:
+            self._advance(CoordinatorAction.OPEN)
+            shares = [(self.names[index], masks.trip_shares(index)) for index in masks.active]
+            return [*shares, *self.open_parties.items()]
+        if self.state is CoordinatorState.TRIP:
+            masks.survivors = [i for i in masks.active if self.names[i] in self.replies]
+            self.commitment = masks.survivors
+            self._advance(CoordinatorAction.UNMASK if masks.complete else CoordinatorAction.AGREE)
+            if masks.complete and self.config.training.participation == 1:
+                self._shares_ahead = MaskedTrip((self.round + 1, 0), masks.active, ahead=True)
+        else:
+            self._advance(CoordinatorAction.UNMASK)
+        message = masks.survivor_message()
+        return [(name, message) for name in self._names_of(masks.survivors) if name not in self._gone]
+
+    def _streams(self) -> list[MaskStream]:
+        """Return the masks in the sums of the open round."""
+        if self.masks is None:
+            return []
+        self.masks.recover()
+        start = self.open_parties[self.names[self.masks.survivors[0]]]
+        return self.masks.streams(self.public_state.mask_context(start))
 
     @property
     def due(self) -> list[str]:
@@ -227,18 +470,11 @@ class Coordinator:
         if self.state is not CoordinatorState.TRIP:
             return len(set(masks.survivors) - absent) >= masks.threshold
         survivors = [index for index in masks.active if index not in absent]
-        fits = self.commitment is None or survivors == self.commitment
-        return fits and len(survivors) >= self.fewest_survivors
-
-    @property
-    def fewest_survivors(self) -> int:
-        """Number of parties that the sum of the open round must include."""
-        return fewest_survivors(
-            self.config,
-            parties=len(self.names),
-            active=len(self.drawn),
-            smallest=min(self.members.quorum, self.active_count),
+        smallest = min(self.members.quorum, self.active_count)
+        fewest = fewest_survivors(
+            self.config, parties=len(self.names), active=len(self.drawn), smallest=smallest
         )
+        return self.commitment in (None, survivors) and len(survivors) >= fewest
 
     @property
     def _active(self) -> list[tuple[int, str]]:
@@ -247,193 +483,6 @@ class Coordinator:
 
     def _names_of(self, indices: Iterable[int]) -> list[str]:
         return [self.names[index] for index in indices]
-
-    # -- one trip: open, receive, close ------------------------------------------------------------------
-
-    def open(self, among: Sequence[int] | None = None) -> dict[str, RoundStart]:
-        """Open the next trip, or repeat the open one, and return the RoundStart for each party.
-
-        Parties in the same situation get the same object. `among` sets the active parties instead of drawing them. With masks, a
-        RoundStart is sent once the shares of all active parties are here (`share_requests`, `proceed`).
-        """
-        repeated = self.state is not CoordinatorState.IDLE
-        self._advance(CoordinatorAction.ASK_FOR_SHARES if self.masked else CoordinatorAction.OPEN)
-        if repeated:
-            self.attempt += 1
-        else:
-            self.round, self.attempt, self.commitment = self.round + 1, 0, None
-        present = self.members.here
-        self.drawn = self.draw_active(self.round, present) if among is None else list(among)
-        evaluate = self.replica.evaluates_in(self.round)
-        self.open_parties = {}
-        self.replies = {}
-        self._gone = set()
-        starts: dict[tuple[int, int], RoundStart] = {}
-        for index in present:
-            name = self.names[index]
-            if index not in self.drawn and not evaluate:
-                continue
-            situation = self.public_state.describe_party(name)
-            if situation not in starts:
-                starts[situation] = self._start(name, evaluate=evaluate)
-            self.open_parties[name] = starts[situation]
-        if self.masked:
-            self.masks = self._begin_masks()
-        return self.open_parties
-
-    def _begin_masks(self) -> MaskedTrip:
-        """Return the masks of the open round, with the shares that were sent ahead if they are for the same parties."""
-        place = self.place
-        ahead = self._shares_ahead
-        self._shares_ahead = None
-        if ahead is not None and (ahead.place, ahead.active) == (place, self.drawn):
-            return ahead
-        return MaskedTrip(place, self.drawn)
-
-    def share_requests(self) -> dict[str, Message]:
-        """Return the requests for shares to send after `open`; none without masks, or if shares are sent ahead."""
-        if self.masks is None or not self.masks.request:
-            return {}
-        request = self.masks.share_request([self.members.hellos[name] for name in self.names])
-        return dict.fromkeys(self._names_of(self.masks.active), request)
-
-    @property
-    def closable(self) -> bool:
-        """Whether the open round can be closed once nobody is due; otherwise `proceed` goes on to its next step."""
-        return self.masks is None or self.state is CoordinatorState.UNMASKING
-
-    def proceed(self) -> list[tuple[str, Message]]:
-        """Go on to the next step of a masked trip when nobody is due, and return its messages."""
-        masks = self.masks
-        assert masks is not None
-        if self.state is CoordinatorState.SHARING:
-            self._advance(CoordinatorAction.OPEN)
-            shares = [(self.names[index], masks.trip_shares(index)) for index in masks.active]
-            return [*shares, *self.open_parties.items()]
-        if self.state is CoordinatorState.TRIP:
-            masks.survivors = [i for i in masks.active if self.names[i] in self.replies]
-            self.commitment = masks.survivors
-            self._advance(CoordinatorAction.UNMASK if masks.complete else CoordinatorAction.AGREE)
-            if masks.complete and self.config.training.participation == 1:
-                self._shares_ahead = MaskedTrip((self.round + 1, 0), masks.active, ahead=True)
-        else:
-            self._advance(CoordinatorAction.UNMASK)
-        message = masks.survivor_message()
-        return [(name, message) for name in self._names_of(masks.survivors) if name not in self._gone]
-
-    @property
-    def place(self) -> Place:
-        """Round and attempt of the open round."""
-        return self.round, self.attempt
-
-    @property
-    def active_count(self) -> int:
-        """Number of parties that take part in a round when all are present."""
-        return active_count(self.config, len(self.names))
-
-    def draw_active(self, round: int, present: Sequence[int]) -> list[int]:
-        """Draw A_t, the parties that take part in a round, from those present (Sec. 4.6)."""
-        if self.active_count >= len(present):
-            return list(present)
-        rng = shared_generator(self.config.seed, SharedStream.ACTIVE_PARTIES, round)
-        return sorted(rng.choice(present, self.active_count, replace=False).tolist())
-
-    def _start(self, name: str, *, evaluate: bool) -> RoundStart:
-        """Return the message that opens the round for a party."""
-        return RoundStart(
-            round=self.round,
-            attempt=self.attempt,
-            active=self.drawn,
-            evaluate=evaluate,
-            best_round=self.best.round,
-            **self.public_state.changes_for(name),
-        )
-
-    def take(self, name: str, message: Message) -> None:
-        """Take a party's message about the open round. Raise `ProtocolError` if it does not fit the trip."""
-        if isinstance(message, RoundReply):
-            self.receive(name, message)
-            return
-        COORDINATOR_STATES.after(self.state, type(message), name)
-        assert isinstance(message, MaskShares | ListSignature | Unmask)
-        self.members.bring_back(name)
-        index = self.names.index(name)
-        place = message.place
-        problem = None
-        if isinstance(message, MaskShares):
-            for masks in (self._shares_ahead, self.masks if self.state is CoordinatorState.SHARING else None):
-                if masks is not None and (masks.place, masks.request) == (place, message.request):
-                    problem = masks.take_shares(index, message)
-        elif self.masks is not None and self.masks.place == place:
-            if isinstance(message, Unmask):
-                problem = self.masks.take_reveal(index, message)
-            elif index in self.masks.survivors:
-                self.masks.signatures[index] = message
-        if problem is not None:
-            raise ProtocolError(f"{name}: {problem}")
-
-    def receive(self, name: str, reply: RoundReply) -> bool:
-        """Take a party's reply; return False if it is late and was ignored. Raise `ProtocolError` if it does not fit the trip."""
-        COORDINATOR_STATES.after(self.state, RoundReply, name)
-        late = reply.place < self.place
-        late |= self.state in (CoordinatorState.AGREEING, CoordinatorState.UNMASKING)
-        if late and name in self.public_state.parameters_round:
-            if self.members.bring_back(name):
-                self.public_state.parameters_round[name] = min(reply.round, self.replica.round + 1) - 1
-            return False
-        start = self.open_parties.get(name)
-        if start is None or name in self.replies or self.state is CoordinatorState.SHARING:
-            raise ProtocolError(f"{name}: no reply is due from this party")
-        active = self.names.index(name) in self.drawn
-        problem = reply_problem(reply, start, self.replica, active=active)
-        if problem is not None:
-            raise ProtocolError(f"{name}: {problem}")
-        self.public_state.note_reply(name, start)
-        self.replies[name] = reply
-        self.replied[name] = reply.round
-        self.members.bring_back(name)
-        return True
-
-    def close(self) -> ClosedRound:
-        """Add up the replies, judge the validation and take the public step.
-
-        Raise `SumError` if masked values do not add up to gradients; the round can then only be abandoned.
-        """
-        state = self.public_state
-        replies = {index: self.replies[name] for index, name in self._active if name in self.replies}
-        summed = state.add_up(self.round, replies, [] if self.masks is None else self._streams(self.masks))
-        error = self._judge_validation()
-        self._advance(CoordinatorAction.CLOSE)
-        self.open_parties = {}
-        self.masks = None
-        if not self.done:  # nobody would use the last step, and all members end in the same state without it
-            state.step(self.round, list(replies), summed)
-        return ClosedRound(self.round, error)
-
-    def _streams(self, masks: MaskedTrip) -> list[MaskStream]:
-        """Return the masks in the sums of the open round."""
-        masks.recover()
-        start = self.open_parties[self.names[masks.survivors[0]]]
-        return masks.streams(self.public_state.mask_context(start))
-
-    def abandon(self) -> ClosedRound:
-        """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
-        error = self._judge_validation()
-        self._advance(CoordinatorAction.ABANDON)
-        self.open_parties = {}
-        self.masks = None
-        self._shares_ahead = None
-        self.public_state.skip(self.round)
-        return ClosedRound(self.round, error, abandoned=True)
-
-    def _judge_validation(self) -> float | None:
-        """Return the validation error of the open round; None if it has no validation."""
-        if not self.replies or not any(start.evaluate for start in self.open_parties.values()):
-            return None
-        error = self.best.judge(self.round, self.replies, self.names, self.replica.digest())
-        if self.best.is_newest:
-            self.public_state.keep_best()
-        return error
 
     @property
     def largest_array(self) -> int:
@@ -446,7 +495,7 @@ class Coordinator:
         """Bytes of the largest message that a party may send."""
         return largest_from_party(self.config, self.model, len(self.names))
 
-    # -- the end -----------------------------------------------------------------------------------------
+    # -- the end, and checkpoints ------------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
@@ -464,10 +513,7 @@ class Coordinator:
     def cancel(self) -> dict[str, Finish]:
         """Cancel the training before it starts, and return the last message to each party."""
         self._advance(CoordinatorAction.CANCEL)
-        message = Finish(round=0, best_round=0, digest=self.public_digest)
-        return dict.fromkeys(self.names, message)
-
-    # -- checkpoints -------------------------------------------------------------------------------------
+        return dict.fromkeys(self.names, Finish(round=0, best_round=0, digest=self.public_digest))
 
     def checkpoint(self) -> CheckpointState:
         """Return everything that training changed, between two rounds."""
@@ -494,113 +540,3 @@ class Coordinator:
         self.replied = dict(values["replied"])
         self.best.restore(state)
         self.public_state.restore(state, self.round)
-
-
-# -- The parties of a training: which may join, which are present, and which are slow ----------------------
-
-
-class Membership:
-    """The parties of a training, in the order that fixes every sum. A round needs `quorum` of them."""
-
-    def __init__(self, names: Sequence[str], quorum: int) -> None:
-        self.names = list(names)
-        self.quorum = quorum
-        self.hellos: dict[str, Hello] = {}
-        """The last Hello of every party that ever joined."""
-        self.present: set[str] = set()
-        """Parties that were welcomed and not lost since."""
-        self.slow: set[str] = set()
-        """Connected parties that missed a trip; their late reply brings them back."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether every party has joined at least once."""
-        return len(self.hellos) == len(self.names)
-
-    @property
-    def enough(self) -> bool:
-        """Whether enough parties are present for a round."""
-        return self.complete and len(self.present) >= self.quorum
-
-    @property
-    def here(self) -> list[int]:
-        """Indices of the parties that are present."""
-        return [i for i, name in enumerate(self.names) if name in self.present]
-
-    @property
-    def missing(self) -> list[str]:
-        """Names of the parties that are not present."""
-        return [name for name in self.names if name not in self.present]
-
-    def join(self, hello: Hello) -> None:
-        """Remember an accepted Hello; the party is present once it is welcomed."""
-        self.hellos[hello.party] = hello
-
-    def lose(self, name: str, *, slow: bool) -> None:
-        """Mark a party as gone, or as slow."""
-        self.present.discard(name)
-        self.slow.discard(name)
-        if slow:
-            self.slow.add(name)
-
-    def bring_back(self, name: str) -> bool:
-        """Mark a slow party as present; return whether it was slow."""
-        if name not in self.slow:
-            return False
-        self.slow.discard(name)
-        self.present.add(name)
-        return True
-
-
-def refusal(
-    message: Hello,
-    config: Config,
-    agreement: str | None,
-    training: str,
-    joined: Mapping[str, Hello],
-    digests: Mapping[int, str],
-    *,
-    replied: int = 0,
-) -> str | None:
-    """Return why a Hello is refused, with the remedy; None if it is accepted.
-
-    `replied` is the last round of this training that the party has replied to. `joined` holds the last Hello of every party
-    that joined before, including one that comes back. `digests` holds the hashes of the public parameters at this training's
-    validations, by round.
-    """
-    if message.config != config.digest():
-        return "its configuration differs from the shared one; copy the coordinator's federation file"
-    if message.agreement != agreement:
-        return "its federation file (roster, certificates or rules) is not the coordinator's; fetch the current one"
-    if message.training not in (None, training):
-        return f"its checkpoint belongs to training {message.training}, this one is {training}; start it with another --out"
-    if message.training is None and replied:
-        return "it has taken part in this training, and its run folder does not know that; use its previous --out"
-    if message.released is not None and message.released < replied:
-        return (
-            f"it has sent round {replied}, and its run folder ends with round {message.released}: the folder is a copy or "
-            "an old backup, and the party went on elsewhere; use the newest one"
-        )
-    known = digests.get(message.round)
-    if message.digest is not None and known is not None and message.digest != known:
-        return f"its public parameters of round {message.round} are not this training's; start it with another --out"
-    if (message.mask_key is None) == config.masking:
-        return "its key for masks is missing, or the configuration has no masks; use the coordinator's configuration"
-    if not message.scale[0] <= message.scale[1]:
-        return "its rating scale is upside down: the lowest rating is above the highest; check its ratings"
-    before = joined.get(message.party)
-    if before is not None and _facts(before) != _facts(message):
-        return (
-            f"it first joined with {before.users:,} users, {before.items:,} items and {before.ratings:,} training ratings, "
-            f"and now has {message.users:,}, {message.items:,} and {message.ratings:,}; go back to that data or begin a new training"
-        )
-    for name, other in joined.items():
-        if other.users != message.users:
-            return f"it has {message.users:,} common users, {name} has {other.users:,}; align the users again"
-        if other.alignment != message.alignment:
-            return f"its users are aligned differently from those of {name}; align the users again"
-    return None
-
-
-def _facts(hello: Hello) -> tuple[object, ...]:
-    return hello.users, hello.items, hello.ratings, tuple(hello.scale)

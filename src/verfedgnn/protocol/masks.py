@@ -22,11 +22,13 @@ from verfedgnn.privacy.masking import (
     MaskKey,
     MaskSeeds,
     MaskStream,
+    add_masks,
     check_public_key,
     lost_streams,
     recover_seeds,
     self_stream,
     share_threshold,
+    to_residues,
 )
 from verfedgnn.privacy.protections import SumError
 from verfedgnn.protocol.messages import (
@@ -164,7 +166,7 @@ class PartyMasks:
         """The last attempt that was masked."""
 
     @property
-    def key(self) -> str:
+    def key(self) -> str | None:
         """The party's public key of this stay."""
         return self._sealer.public
 
@@ -172,7 +174,7 @@ class PartyMasks:
     def signature(self) -> str | None:
         """The party's signature of its key; None where nobody vouches for keys."""
         vouching = self.policy.vouching
-        return None if vouching is None else vouching.sign(self.policy.mask_purpose, self.key)
+        return None if vouching is None else vouching.sign(self.policy.mask_purpose, self._sealer.public)
 
     def join(self, training: str, index: int, parties: int) -> None:
         """Note the training, and the party's place in it."""
@@ -298,19 +300,30 @@ class PartyMasks:
         return share
 
     def check_start(self, message: RoundStart) -> None:
-        """Raise `ProtocolError` unless the shares of all parties of a trip are here."""
+        """Raise `ProtocolError` unless the shares of all parties of a round are here."""
+        if self.policy.masks:
+            self._open_trip(message)
+
+    def _open_trip(self, message: RoundStart) -> TripSecrets:
         trip = self._trip
         active = message.active
         if trip is None or trip.place != message.place or trip.active != active or not trip.keys:
             raise self._error(f"starts round {message.round} without the shares of its parties")
+        return trip
 
     # -- masks -------------------------------------------------------------------------------------------
 
+    def hide(
+        self, values: NDArray[Any], message: RoundStart, context: bytes, use: int, bits: int
+    ) -> NDArray[Any]:
+        """Return `values` with this party's masks, as residues of that many bits; on one machine masks would hide nothing."""
+        if self.policy.masks:
+            values = add_masks(values, self.streams(message, context), use)
+        return to_residues(values, bits)
+
     def streams(self, message: RoundStart, context: bytes) -> list[MaskStream]:
         """Return this party's masks of a round; `context` is that of its first use (`mask_context`)."""
-        self.check_start(message)
-        trip = self._trip
-        assert trip is not None
+        trip = self._open_trip(message)
         if not trip.answered:
             trip.answered = True
             trip.context = context
@@ -380,6 +393,28 @@ class PartyMasks:
         return ProtocolError(
             f"{self.name}: the coordinator {problem}; compare transcripts with the other parties"
         )
+
+
+class NoMasks(PartyMasks):
+    """The masks of a party whose configuration has none."""
+
+    key = None
+    signature = None
+
+    def handle(self, message: Message) -> Message | None:
+        """Raise `ProtocolError`: no message about masks is expected."""
+        raise ProtocolError(
+            f"{self.name}: the coordinator sent a message about masks, but this party draws none"
+        )
+
+    def check_start(self, message: RoundStart) -> None:
+        """Accept every round."""
+
+    def hide(
+        self, values: NDArray[Any], message: RoundStart, context: bytes, use: int, bits: int
+    ) -> NDArray[Any]:
+        """Return `values`."""
+        return values
 
 
 # -- The coordinator's part in the masks of one trip: it relays shares, fixes the survivor list, and removes the masks from the sum

@@ -26,9 +26,8 @@ from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.core.metrics import mean_by_user, squared_errors
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import NoiseStream, PartyStream
-from verfedgnn.gnn.model import Model
 from verfedgnn.privacy import masking
-from verfedgnn.privacy.masking import to_residues, wrap_signed
+from verfedgnn.privacy.masking import wrap_signed
 from verfedgnn.privacy.projection import IdentityProjection, Projection, make_projection
 from verfedgnn.privacy.rating_dp import (
     add_item_noise,
@@ -47,8 +46,8 @@ from verfedgnn.protocol.aggregation import (
 )
 from verfedgnn.protocol.checkpoint_state import to_tensor
 from verfedgnn.protocol.forward_backward import Batch, PassResult, compute
-from verfedgnn.protocol.masks import ListCommitments, PartyMasks, mask_context, sum_digest
-from verfedgnn.protocol.message_checks import check_public, check_start
+from verfedgnn.protocol.masks import ListCommitments, NoMasks, PartyMasks, mask_context, sum_digest
+from verfedgnn.protocol.message_checks import check_full_copy, check_public, check_start
 from verfedgnn.protocol.messages import (
     Finish,
     Finished,
@@ -68,9 +67,9 @@ from verfedgnn.protocol.party_progress import (
     ReceivedNeighbourhoods,
     SentNeighbourhoods,
 )
-from verfedgnn.protocol.party_setup import LOCAL, Batches, PartySetup, Policy, check_welcome
+from verfedgnn.protocol.party_setup import LOCAL, Batches, PartySetup, Policy
 from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, NoLedger, ReleaseLedger
-from verfedgnn.protocol.replica import Replica, parameters_digest
+from verfedgnn.protocol.replica import Replica, parameters_digest, rounds_per_epoch
 from verfedgnn.protocol.solved_round import SolvedStep, encode_release, solve_at_home
 from verfedgnn.protocol.states import PARTY_STATES, PartyState
 
@@ -116,50 +115,34 @@ class Party:
         index: int,
         replica: Replica,
         projection: Projection | IdentityProjection | None,
-        masks: PartyMasks | None,
+        masks: PartyMasks,
         ledger: ReleaseLedger,
     ) -> None:
         self.setup = setup
+        self.name = setup.name
+        self.data = setup.data
+        self.model = setup.model
         self.progress = progress
         self.index = index
         """The party's place in the order that fixes every sum."""
         self.replica = replica
+        self.parties = len(replica.items)
         self.graph: Graph = setup.make_graph(sum(replica.items))
         """Graph of the training ratings."""
         self.batches = Batches(setup, replica.rounds_per_epoch)
         self.projection = projection
         """Projection of the exchange; None if the configuration exchanges nothing."""
         self.masks = masks
-        """Masks of this stay; None if the configuration has no masks."""
+        """Masks of this stay."""
         self.ledger = ledger
         """Account of what the party has released."""
         self._last: Place = (0, 0)
         """The last attempt that was answered. None is answered twice, so no mask is used twice."""
 
     @property
-    def name(self) -> str:
-        """Name of the party."""
-        return self.setup.name
-
-    @property
-    def data(self) -> PartyInput:
-        """The party's ratings."""
-        return self.setup.data
-
-    @property
     def config(self) -> Config:
         """Configuration of the training."""
         return self.setup.config
-
-    @property
-    def model(self) -> Model:
-        """Model of all users."""
-        return self.setup.model
-
-    @property
-    def parties(self) -> int:
-        """Number of parties in the federation."""
-        return len(self.replica.items)
 
     def handle(self, message: Message) -> Message | None:
         """Answer one message of the coordinator; return None if it needs no answer."""
@@ -167,7 +150,7 @@ class Party:
             return self.answer_round(message)
         if isinstance(message, Finish):
             return self.finish(message).reply
-        if self.masks is not None and isinstance(message, ShareRequest | TripShares | Survivors):
+        if isinstance(message, ShareRequest | TripShares | Survivors):
             return self.masks.handle(message)
         raise PARTY_STATES.unexpected(PartyState.JOINED, type(message), self.name)
 
@@ -198,7 +181,7 @@ class Party:
             raise ProtocolError(f"{self.name}: the coordinator starts round {message.round} a second time")
         check_start(message, self.replica, self.index, self.setup.policy.smallest)
         self.ledger.check_round(message.round)
-        if self.masks is not None and self.setup.policy.masks and self.index in message.active:
+        if self.index in message.active:
             self.masks.check_start(message)
         self._last = message.place
 
@@ -263,9 +246,7 @@ class Party:
             )
         if GRADIENT in released:
             protection = self.replica.protection
-            values = released[GRADIENT]
-            if self.config.masking:
-                values = values.astype(protection.sum_type)
+            values = protection.summand(released[GRADIENT])
             reply["gradient"] = self._mask(values, message, masking.GRADIENT, protection.bits)
         return RoundReply(round=message.round, attempt=message.attempt, **reply)
 
@@ -328,15 +309,10 @@ class Party:
         return self.replica.protection.protect(gradient, key, sharing=len(message.active))
 
     def _mask(self, values: NDArray[Any], message: RoundStart, use: int, bits: int) -> NDArray[Any]:
-        """Add this party's masks of a trip to `values`, as residues of that many bits."""
-        if not self.config.masking:
-            return values
-        if self.setup.policy.masks:
-            assert self.masks is not None, "a party with masks has drawn them"
-            received = self.progress.received
-            context = mask_context(message, self.replica, "" if received is None else received.digest)
-            values = masking.add_masks(values, self.masks.streams(message, context), use)
-        return to_residues(values, bits)
+        """Return `values` as they travel: with masks, as residues of that many bits."""
+        received = self.progress.received
+        context = mask_context(message, self.replica, "" if received is None else received.digest)
+        return self.masks.hide(values, message, context, use, bits)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -444,16 +420,6 @@ def clip_contributions(gradient: Tensor, setup: PartySetup) -> Tensor:
     return torch.cat([(views[name] * factor).flatten() for name in setup.model.per_user])
 
 
-# -- A party that asks to join a training: it says hello, and a Welcome makes it a `Party` -----------------
-
-
-_OTHER_COPY = "the public parameters received are not those that the coordinator announced"
-_OTHER_DRAW = (
-    "the coordinator does not begin with the public parameters that the agreed seed gives here; "
-    "use the same version of verfedgnn everywhere"
-)
-
-
 class Candidate:
     """One organisation that is not joined yet, or joins again after a lost connection.
 
@@ -474,6 +440,7 @@ class Candidate:
         commitments: ListCommitments | None = None,
     ) -> None:
         self.setup = PartySetup.of(data, config, secret, device, policy)
+        self.name = data.name
         self.progress = PartyProgress.initial(self.setup)
         self.party_class = party
         self.ledger = ledger or NoLedger(config)
@@ -484,16 +451,10 @@ class Candidate:
         self._masks = self._new_masks()
 
     @property
-    def name(self) -> str:
-        """Name of the party."""
-        return self.setup.name
-
-    @property
     def largest_array(self) -> int:
         """Bytes of the largest packed array that a RoundStart may hold; missed updates take at most a full copy."""
-        config = self.setup.config
         model = self.setup.model
-        return largest_array(config, model, FULL_COPY * model.size)
+        return largest_array(self.setup.config, model, FULL_COPY * model.size)
 
     @property
     def largest_message(self) -> int:
@@ -524,8 +485,8 @@ class Candidate:
             digest=verified[1] if verified else None,
             released=self.ledger.last_released,
             lost=self.ledger.lost,
-            mask_key=None if masks is None else masks.key,
-            mask_signature=None if masks is None else masks.signature,
+            mask_key=masks.key,
+            mask_signature=masks.signature,
         )
 
     def welcome(
@@ -538,12 +499,10 @@ class Candidate:
 
         Without a `replica` or `projection` to share, the party makes its own; on one machine all parties share theirs.
         """
-        setup = self.setup
         self._check(message)
-        if self._masks is not None:
-            self._masks.join(message.training, message.index, len(message.items))
+        self._masks.join(message.training, message.index, len(message.items))
         joined = self.party_class(
-            setup,
+            self.setup,
             self.progress,
             index=message.index,
             replica=replica or self._make_replica(message),
@@ -560,16 +519,31 @@ class Candidate:
         if not self.stay or message.stay != self.stay:
             raise ProtocolError(f"{self.name}: received a Welcome without an open Hello; say hello again")
         self.stay = ""
-        setup = self.setup
-        check_welcome(
-            message,
-            setup.config,
-            setup.model,
-            items=setup.announced_items,
-            ratings=setup.announced_ratings,
-            training=self.progress.training,
-            policy=setup.policy,
-        )
+        setup, counts = self.setup, message.items
+        config, policy = setup.config, setup.policy
+        if message.config != config.digest():
+            raise ProtocolError("the coordinator's configuration is not the one agreed on")
+        if (
+            not message.index < len(counts)
+            or counts[message.index] != setup.announced_items
+            or min(counts) < 1
+        ):
+            raise ProtocolError("the coordinator's item counts are not those of this federation")
+        if policy.place not in (None, (message.index, len(counts))):
+            raise ProtocolError("the coordinator's roster is not the one agreed on")
+        if message.ratings < setup.announced_ratings:
+            raise ProtocolError("the coordinator counts fewer training ratings than this party has")
+        rounds = config.training.epochs * rounds_per_epoch(config.training, message.ratings)
+        if rounds > policy.most_rounds:
+            raise ProtocolError(
+                f"the coordinator counts {message.ratings:,} training ratings, which makes {rounds:,} rounds, and the agreement "
+                f"allows {policy.most_rounds:,}: if all parties have so many ratings, raise max_rounds in federation.toml at all "
+                "members"
+            )
+        if message.round or copied_state(message):
+            check_full_copy(message, setup.model)
+        if self.progress.training not in (None, message.training):
+            raise ProtocolError("the coordinator runs another training than that of this party's checkpoint")
 
     @cached_property
     def projection(self) -> Projection | IdentityProjection | None:
@@ -589,12 +563,16 @@ class Candidate:
         if copy:
             replica.load(copy, message.round)
         if replica.state_digest() != message.digest:
-            raise ProtocolError(f"{self.name}: {_OTHER_COPY if copy else _OTHER_DRAW}")
+            problem = (
+                "the public parameters received are not those that the coordinator announced"
+                if copy
+                else "the coordinator does not begin with the public parameters that the agreed seed gives here; use the same "
+                "version of verfedgnn everywhere"
+            )
+            raise ProtocolError(f"{self.name}: {problem}")
         return replica
 
-    def _new_masks(self) -> PartyMasks | None:
-        """Return masks with a new key; None if the configuration has no masks."""
-        setup = self.setup
-        if not setup.config.masking:
-            return None
-        return PartyMasks(self.name, setup.config, setup.policy, self.commitments)
+    def _new_masks(self) -> PartyMasks:
+        """Return masks with a new key."""
+        masks = PartyMasks if self.setup.config.masking else NoMasks
+        return masks(self.name, self.setup.config, self.setup.policy, self.commitments)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.core.errors import DataError, ProtocolError
+from verfedgnn.core.errors import DataError
 from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.metrics import measure_errors, measure_ranking
 from verfedgnn.core.option_names import option
@@ -23,9 +23,6 @@ from verfedgnn.core.rating_scale import scale_unit, upper_quarter
 from verfedgnn.gnn.list_model import pair_weights
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.protocol.forward_backward import Batch
-from verfedgnn.protocol.message_checks import check_full_copy
-from verfedgnn.protocol.messages import Welcome, copied_state
-from verfedgnn.protocol.replica import rounds_per_epoch
 
 
 class Vouching(Protocol):
@@ -72,41 +69,6 @@ def name_mask_purpose(alignment: str | None) -> str:
 
 LOCAL = Policy(masks=False)
 """The policy on one machine, where there is nobody to distrust."""
-
-
-def check_welcome(
-    message: Welcome,
-    config: Config,
-    model: Model,
-    *,
-    items: int,
-    ratings: int,
-    training: str | None,
-    policy: Policy,
-) -> None:
-    """Raise `ProtocolError` unless a Welcome is from the federation that the party meant to join.
-
-    `items` and `ratings` are the party's own; `training` names the training of its checkpoint, if it has one.
-    """
-    if message.config != config.digest():
-        raise ProtocolError("the coordinator's configuration is not the one agreed on")
-    counts = message.items
-    if not message.index < len(counts) or counts[message.index] != items or min(counts) < 1:
-        raise ProtocolError("the coordinator's item counts are not those of this federation")
-    if policy.place is not None and (message.index, len(counts)) != policy.place:
-        raise ProtocolError("the coordinator's roster is not the one agreed on")
-    if message.ratings < ratings:
-        raise ProtocolError("the coordinator counts fewer training ratings than this party has")
-    rounds = config.training.epochs * rounds_per_epoch(config.training, message.ratings)
-    if rounds > policy.most_rounds:
-        raise ProtocolError(
-            f"the coordinator counts {message.ratings:,} training ratings, which makes {rounds:,} rounds, and the agreement allows "
-            f"{policy.most_rounds:,}: if all parties have so many ratings, raise max_rounds in federation.toml at all members"
-        )
-    if message.round or copied_state(message):
-        check_full_copy(message, model)
-    if training not in (None, message.training):
-        raise ProtocolError("the coordinator runs another training than that of this party's checkpoint")
 
 
 # -- What a party brings to a training and never changes: its data and targets, the configuration, its secret, device and policy

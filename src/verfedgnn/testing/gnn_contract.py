@@ -191,6 +191,7 @@ class GNNContract:
                 )
         for _ in range(3):
             runtime.round()
+        assert config.model.form == "propagation"
         settle(runtime, config.model.layers)
         model = members[0].model
         public = runtime.coordinator.replica.parameters.clone()

@@ -83,10 +83,7 @@ class LocalRuntime:
         for name, message in messages:
             (received,) = self._down({name: message}).values()
             party = self.parties[name]
-            answers = [party.handle(received)]
-            if party.masks is not None:
-                answers.append(party.masks.shares_ahead())
-            for answer in answers:
+            for answer in (party.handle(received), party.masks.shares_ahead()):
                 if answer is not None:
                     (reply,) = self._up({name: answer}).values()
                     self.coordinator.take(name, reply)
