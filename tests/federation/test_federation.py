@@ -157,7 +157,6 @@ def die(_: RoundReply) -> bytes | None:
         {"model": "gat", "epochs": 4},
         {"model": "ggnn", "epochs": 4},
         {"mechanism": "laplace", "masking": False},
-        {"exchange.block": 20, "epochs": 3},
     ],
     ids=str,
 )

@@ -242,7 +242,7 @@ def test_a_sum_is_subtracted_modulo_its_bits() -> None:
 # -- sizes ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chosen", [config(epochs=9), config(block=20), config(participation=0.67), best()])
+@pytest.mark.parametrize("chosen", [config(epochs=9), config(participation=0.67), best()])
 def test_no_array_is_larger_than_its_receiver_unpacks(
     small_parties: list[vf.PartyData], chosen: vf.Config
 ) -> None:

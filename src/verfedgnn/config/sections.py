@@ -192,8 +192,6 @@ class ProjectedExchange(Section):
     shown: ClassVar[str] = "projected to fewer rows"
     ratio: float = Field(5.0, gt=0)
     """N/q, the number of users per row of the projection (paper: 5)."""
-    block: int = Field(0, ge=0)
-    """Block size B of a block-diagonal projection. 0, or at least N: one block, the paper's Phi."""
     bits: ClassVar[Literal[32]] = 32
 
 

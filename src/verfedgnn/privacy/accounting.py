@@ -46,7 +46,7 @@ def privacy_report(
         exchanges: Number of neighbourhoods that the busiest party sent.
         users: Number of users N.
         rows: Number of rows q of the projection.
-        protected: Whether 2q <= N + 1 holds in every block.
+        protected: Whether 2q <= N + 1 holds.
         validations: Number of validation errors that each party reported.
         randomness: Source of the parties' noise, `SIMULATED` or `SECRET`.
         parties: Data of the parties that the report is for, for the guarantee of their most active users.
@@ -123,7 +123,7 @@ def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, exch
         seen = "the sum over all active parties" if config.masking else "each party's neighbourhoods"
         return report | {"guarantee": f"none: the coordinator receives {seen}, the others receive their sum"}
     estimated = config.model.form == "propagation" and config.model.estimators
-    holds = "2q <= N + 1 holds in every block" if protected else "2q <= N + 1 does not hold"
+    holds = "2q <= N + 1 holds" if protected else "2q <= N + 1 does not hold"
     text = f"{holds}: no single value can be solved for exactly (Theorem 1); this is obfuscation, not differential privacy"
     if not (protected and estimated):
         text = "none: " + (holds if estimated else "exact degrees travel beside the neighbourhoods")

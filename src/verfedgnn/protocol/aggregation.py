@@ -16,7 +16,7 @@ from verfedgnn.config.sections import FRACTION_BITS
 from verfedgnn.core.errors import DivergedError
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import wrap_signed
-from verfedgnn.privacy.projection import block_rows, cut_blocks
+from verfedgnn.privacy.projection import exchanged_rows
 from verfedgnn.privacy.protections import Unmasking, protection_of
 from verfedgnn.protocol.framing import BESIDES_ARRAYS
 
@@ -33,13 +33,9 @@ def neighbourhood_type(config: Config) -> np.dtype[Any]:
 
 def neighbourhood_shape(config: Config, model: Model) -> tuple[int, int, int]:
     """Return the shape (K, q, C) of exchanged neighbourhoods; it is empty without an exchange."""
-    exchange = config.exchange
-    if config.model.form != "propagation" or not exchange.sends:
+    rows = exchanged_rows(config, model.users)
+    if config.model.form != "propagation" or not rows:
         return 0, 0, 0
-    rows = model.users
-    if exchange.mode == "projected":
-        bounds = cut_blocks(model.users, exchange.block)
-        rows = sum(block_rows(stop - start, exchange.ratio) for start, stop in bounds)
     return config.model.layers, rows, model.operator.columns
 
 
