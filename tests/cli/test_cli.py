@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verfedgnn.evaluation.lift_points import list_points
 
 from verfedgnn.core.option_names import on_command_line
-from verfedgnn.evaluation.lift_points import list_points
 from verfedgnn.evaluation.verdict import deciding_figures, headline, party_verdicts, warn_of_one_split
 from verfedgnn.runs.run import write_history
 

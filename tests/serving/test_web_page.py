@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from verfedgnn.evaluation.lift_points import list_points
 
 import verfedgnn as vf
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.data import synthetic_ratings
-from verfedgnn.evaluation.lift_points import list_points
 from verfedgnn.evaluation.verdict import deciding_figures, headline, narrow_lift, party_verdicts
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.run_overview import describe_run

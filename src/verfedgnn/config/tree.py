@@ -16,11 +16,17 @@ import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from verfedgnn import plugins
-from verfedgnn.config.exchange_modes import ExchangeConfig, ProjectedExchange
-from verfedgnn.config.gradient_mechanisms import GradientConfig, TernaryGradients
 from verfedgnn.config.model_forms import SIZES, Gnn, ModelConfig, PropagationModel, choose_sizes
 from verfedgnn.config.rules import find_conflict
-from verfedgnn.config.sections import Section, SplitConfig, TrainingConfig
+from verfedgnn.config.sections import (
+    ExchangeConfig,
+    GradientConfig,
+    ProjectedExchange,
+    Section,
+    SplitConfig,
+    TernaryGradients,
+    TrainingConfig,
+)
 from verfedgnn.config.settings import Setting, list_settings, resolve_setting
 from verfedgnn.config.variants import CHOICES, check_variants, merge_trees
 from verfedgnn.core.errors import ConfigError

@@ -26,27 +26,30 @@ from verfedgnn.federation.roster import MemberIdentity, take_finish_request
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
 from verfedgnn.privacy.masking import check_public_key
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.coordinator.coordinator_states import COORDINATOR_STATES
-from verfedgnn.protocol.party.policy import name_mask_purpose
-from verfedgnn.protocol.round.aggregation import largest_alignment
-from verfedgnn.protocol.round.mask_context import list_statement
-from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
-from verfedgnn.protocol.wire.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
-from verfedgnn.protocol.wire.framing import Buffer, EncodedMessage, kind_of
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.aggregation import largest_alignment
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.framing import Buffer, EncodedMessage, kind_of
+from verfedgnn.protocol.masks import list_statement
+from verfedgnn.protocol.messages import (
+    Aligned,
+    AlignHello,
     Finished,
     Hello,
     ListSignature,
     MaskShares,
     Message,
+    Pseudonyms,
     Refused,
     RoundReply,
+    Sealed,
     Unmask,
     Waiting,
     decode,
     encode_parts,
 )
+from verfedgnn.protocol.party_setup import name_mask_purpose
+from verfedgnn.protocol.states import COORDINATOR_STATES
+from verfedgnn.protocol.user_alignment import CoordinatorAlignment
 
 MOST_OFFENCES = 20
 """Number of refused messages after which a party is ignored until the coordinator restarts."""
@@ -345,7 +348,7 @@ class CoordinatorService:
     def _check_list_signature(self, name: str, message: ListSignature, coordinator: Coordinator) -> None:
         """Refuse a signature here that the other parties would not count."""
         masks = coordinator.masks
-        if masks is None or masks.place != (message.round, message.trip, message.attempt):
+        if masks is None or masks.place != message.place:
             return  # late
         statement = list_statement(coordinator.training, masks.place, masks.active, masks.survivors)
         try:

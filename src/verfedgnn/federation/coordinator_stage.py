@@ -17,10 +17,10 @@ from verfedgnn.federation.agreement import Stage
 from verfedgnn.federation.coordinator_store import CoordinatorStore, TrainingRecord
 from verfedgnn.federation.event_log import CostOutlook, log_event, log_warning
 from verfedgnn.federation.liar_search import LiarSearch
-from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
-from verfedgnn.protocol.coordinator.coordinator_states import CoordinatorState
-from verfedgnn.protocol.round.aggregation import SumError
-from verfedgnn.protocol.wire.messages import Finish, Finished, Hello, Message, Refused, Waiting
+from verfedgnn.privacy.protections import SumError
+from verfedgnn.protocol.coordinator import ClosedRound, Coordinator
+from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, Refused, Waiting
+from verfedgnn.protocol.states import CoordinatorState
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
 
 if TYPE_CHECKING:
@@ -321,13 +321,12 @@ class CoordinatorStage:
                 )
                 self.service.exclude(coordinator.names[found])
             return
-        if coordinator.trip == 0:
-            self.search.record_success()
-            self._close_round(closed)
+        self.search.record_success()
+        self._close_round(closed)
 
     def _abandon(self, reason: str) -> None:
         """Go on with the next round; the open one has no update."""
-        self._warn("round abandoned", trip=self.coordinator.trip or None, reason=reason)
+        self._warn("round abandoned", reason=reason)
         self.record.abandoned += 1
         self._close_round(self.coordinator.abandon())
 

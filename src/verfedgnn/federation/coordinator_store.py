@@ -17,7 +17,7 @@ from verfedgnn.federation.agreement import FILE, load_agreement
 from verfedgnn.federation.certificates import certificate_key
 from verfedgnn.federation.event_log import log_warning
 from verfedgnn.federation.roster import MemberIdentity
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
+from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import summarise_cost

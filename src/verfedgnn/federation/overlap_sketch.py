@@ -23,8 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from verfedgnn.core.errors import ConfigError, DataError
 from verfedgnn.data.ids import StrArray
 from verfedgnn.federation.roster import MemberIdentity
-from verfedgnn.privacy.id_matching import make_pseudonyms
-from verfedgnn.privacy.identifiers import select_unambiguous
+from verfedgnn.privacy.id_matching import make_pseudonyms, select_unambiguous
 
 MOST_SAMPLED = 1024
 """Number of users in a sketch at most. The interval of a share is then at most 6.3 percentage points wide."""

@@ -29,10 +29,8 @@ from verfedgnn.federation.party_store import PartyStore, StageResult
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.transcript import ALIGNMENT
 from verfedgnn.privacy.id_matching import Each
-from verfedgnn.protocol.user_alignment.party_side import PartyAlignment, check_user_count
-from verfedgnn.protocol.user_alignment.reveals import describe_reveals
-from verfedgnn.protocol.wire.alignment_messages import AlignStart, Sealed, UserRows
-from verfedgnn.protocol.wire.messages import Message
+from verfedgnn.protocol.messages import AlignStart, Message, Sealed, UserRows
+from verfedgnn.protocol.user_alignment import PartyAlignment, check_user_count, describe_reveals
 from verfedgnn.runs.forget_record import ForgottenUsers, gather_forgotten
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared, prepare

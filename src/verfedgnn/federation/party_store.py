@@ -26,9 +26,9 @@ from verfedgnn.federation.agreement import Stage, list_stages
 from verfedgnn.federation.certificates import write_secret
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.protocol.checkpoint_state import CheckpointState
-from verfedgnn.protocol.party.party_masks import ListCommitments, Trip
-from verfedgnn.protocol.party.party_progress import PartyProgress
-from verfedgnn.protocol.party.release_ledger import ReleaseEntry, ReleaseLedger, Values
+from verfedgnn.protocol.masks import ListCommitments
+from verfedgnn.protocol.party_progress import PartyProgress
+from verfedgnn.protocol.release_ledger import ReleaseEntry, ReleaseLedger, Values
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots, SlotCheckpoint
 from verfedgnn.runs.ledger import Ledger
@@ -312,12 +312,12 @@ class SurvivorLog(ListCommitments):
         self._size = data.rfind(b"\n") + 1
         """Bytes of complete lines. A line that a kill cut short was never followed by a share, so it is overwritten."""
         for line in data[: self._size].splitlines():
-            training, round, trip, survivors = json.loads(line)
-            self._lists[training, round, trip] = survivors
+            training, round, survivors = json.loads(line)
+            self._lists[training, round] = survivors
 
-    def write(self, trip: Trip, survivors: Sequence[int]) -> None:
+    def write(self, training: str, round: int, survivors: Sequence[int]) -> None:
         """Append a commitment and flush it to disk."""
-        line = json.dumps([*trip, list(survivors)], separators=(",", ":")).encode() + b"\n"
+        line = json.dumps([training, round, list(survivors)], separators=(",", ":")).encode() + b"\n"
         with writing(self.path):
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
             try:

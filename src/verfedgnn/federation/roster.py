@@ -170,7 +170,7 @@ def _mask_by_default(
     mechanism = config.gradients.mechanism
     if "masking" in chosen:
         return config, None
-    if mechanism not in ("ternary", "skellam", "rounded"):
+    if not config.gradients.integers:
         return config, f"it needs ternary or Skellam gradients, and these are {mechanism}"
     return config.with_values({"masking": True}), None
 

@@ -24,8 +24,8 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import make_folder, write_all, writing
 from verfedgnn.federation.event_log import log_warning
 from verfedgnn.federation.roster import MemberIdentity
-from verfedgnn.protocol.wire.framing import EncodedMessage
-from verfedgnn.protocol.wire.messages import Message, RoundReply
+from verfedgnn.protocol.framing import EncodedMessage
+from verfedgnn.protocol.messages import Message, RoundReply
 
 TRANSCRIPT = "transcript.jsonl"
 """Name of the file in a run folder."""
@@ -60,7 +60,6 @@ class TranscriptEntry(BaseModel):
     """The training that the message belongs to, or "alignment"."""
     peer: str | None = Field(None, max_length=200)
     round: int | None = None
-    trip: int | None = None
     attempt: int | None = None
     bytes: int | None = Field(None, ge=0)
     """Size of the encoded message."""
@@ -128,7 +127,7 @@ class Transcript:
         common: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         """Append a message that is sent or was received, and whose encoded form has that mark; None if it is unreadable."""
-        place = {name: getattr(message, name, None) for name in ("round", "trip", "attempt")}
+        place = {name: getattr(message, name, None) for name in ("round", "attempt")}
         kind = "unreadable" if message is None else type(message).__name__
         about: dict[str, Any] = {"way": way, "kind": kind, "stage": stage, "peer": peer, **place}
         self._append(**about, bytes=mark.size, sha256=mark.sha256, common=common or None)

@@ -216,7 +216,7 @@ def _view(transcript: CheckedTranscript) -> _View:
             values = view.told.setdefault((stage, training, subject), [])
             if value not in values:
                 values.append(value)
-        if entry.way == "out" and entry.kind == "RoundReply" and entry.trip == 0 and entry.round is not None:
+        if entry.way == "out" and entry.kind == "RoundReply" and entry.round is not None:
             view.replied.add((stage, training, entry.round))
     return view
 

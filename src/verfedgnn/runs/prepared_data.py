@@ -127,7 +127,7 @@ def split_ratings(
 
 def check_declared(ratings: Ratings, config: Config) -> None:
     """Raise `DataError` if single ratings are protected and a size that is announced would be found in the ratings."""
-    if config.gradients.mechanism != "skellam":
+    if not config.gradients.protects_ratings:
         return
     if not ratings.scale_declared:
         raise DataError(

@@ -18,7 +18,7 @@ from verfedgnn.core.choices import Choices
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.option_names import option, resume_words
 from verfedgnn.evaluation.lift import measure_lift
-from verfedgnn.protocol.round.replica import parameters_digest
+from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import build_metrics
 from verfedgnn.runs.party_model import PartyModel

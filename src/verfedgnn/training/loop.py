@@ -15,8 +15,8 @@ from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.core.files import writing
 from verfedgnn.core.option_names import option
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.party import FinishedTraining, Party
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.party import FinishedTraining, Party
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import history_entry
@@ -67,10 +67,9 @@ class TrainingLoop:
             closed = self.runtime.round()
             self.seconds += time.perf_counter() - began
             for name, reply in coordinator.replies.items():
-                self.releases[name].count(reply, refreshes=self.config.exchange.refresh)
-            error = (
-                None if self.config.split.kind == "all" else closed.valid_error
-            )  # without validation ratings
+                self.releases[name].count(reply)
+            # without validation ratings, an error says nothing
+            error = None if self.config.split.kind == "all" else closed.valid_error
             if error is not None:
                 self._record_validation(closed.round, error)
             if watch is not None:

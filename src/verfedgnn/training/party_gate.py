@@ -18,7 +18,7 @@ from verfedgnn.config import Config
 from verfedgnn.core.choices import Choices
 from verfedgnn.core.rating_scale import scale_unit
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.round.solved_round import own_totals
+from verfedgnn.protocol.solved_round import own_totals
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.training.item_refit import refit_items
@@ -70,7 +70,7 @@ def gate_parties(
     gated = []
     for party, model, chosen in zip(prepared, models, choices, strict=True):
         alone = train_own(party, config, chosen, watch=watch, stop=stop)
-        if config.gradients.mechanism == "skellam":
+        if config.gradients.protects_ratings:
             model = refit_items(model, party.input, chosen)
         gated.append(gate_party(party, model, alone, public, config, chosen))
     return gated

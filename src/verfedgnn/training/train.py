@@ -18,7 +18,7 @@ from verfedgnn.core.files import lock_folder, make_folder
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.data.ratings import format_count
-from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.party import Party
 from verfedgnn.runs.forget_record import ForgottenUsers, read_forgotten_users
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, choose_split, count_data, prepare

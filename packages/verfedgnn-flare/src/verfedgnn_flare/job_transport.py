@@ -29,7 +29,7 @@ from verfedgnn.federation.frames import (
     join_frames,
     size_of,
 )
-from verfedgnn.protocol.wire.framing import EncodedMessage
+from verfedgnn.protocol.framing import EncodedMessage
 
 CHANNEL = "verfedgnn"
 MOST_WAITING = 16

@@ -18,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, SkipValidation, ValidationError, cre
 
 from verfedgnn.core.array_files import as_bytes, cut, make_table, view_arrays
 from verfedgnn.core.errors import ProtocolError
-from verfedgnn.protocol.wire.integer_packing import TYPES, pack_integers, unpack_integers
+from verfedgnn.protocol.integer_packing import TYPES, pack_integers, unpack_integers
 
 MAGIC = b"VFGN"
-VERSION = 7
+VERSION = 8
 HEADER = struct.Struct("<4sHBxIQ")
 MAX_JSON = 1 << 20
 """Largest JSON part in bytes."""
@@ -53,7 +53,9 @@ class Message(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Register the class under its number."""
+        """Register the class under its number; a base class has none."""
+        if "kind" not in cls.__dict__:
+            return
         assert cls.kind not in KINDS, f"two messages of kind {cls.kind}"
         KINDS[cls.kind] = cls
 

@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.core.errors import ProtocolError
+from verfedgnn.config.sections import FRACTION_BITS
+from verfedgnn.core.errors import DivergedError
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.projection import block_rows, cut_blocks
-from verfedgnn.protocol.wire.fixed_point import smallest_integer_type, sum_bits, wrap_signed
-from verfedgnn.protocol.wire.framing import BESIDES_ARRAYS
-
-Unmasking = Callable[[NDArray[Any]], NDArray[Any]]
-"""Removes the masks from a sum."""
+from verfedgnn.privacy.masking import wrap_signed
+from verfedgnn.privacy.projection import exchanged_rows
+from verfedgnn.privacy.protections import Unmasking, protection_of
+from verfedgnn.protocol.framing import BESIDES_ARRAYS
 
 FULL_COPY = 8
 """Bytes per parameter of a full copy: the parameter and its accumulator."""
 ALIGNMENT_BYTES = 40
 """Bytes a user in messages of the alignment: a point of the curve and its seal, or a pseudonym and an earlier row."""
-
-
-class SumError(ProtocolError):
-    """Masked values that do not cancel. The sum does not tell whose values are wrong."""
-
-
-def gradient_type(config: Config, parties: int) -> np.dtype[Any]:
-    """Return the array type of a protected gradient on the wire: residues if masked, signs, or floats."""
-    if config.masking:
-        return np.dtype(f"u{update_type(config, parties).itemsize}")
-    return np.dtype(np.int8) if config.gradients.mechanism == "ternary" else update_type(config, parties)
-
-
-def gradient_bits(config: Config, parties: int) -> int:
-    """Return the bits of a masked value, in which the sum of `parties` protected gradients has room."""
-    rounded = 8 + math.ceil(math.log2(max(2, parties)))
-    return {"skellam": 32, "rounded": rounded}.get(config.gradients.mechanism, sum_bits(parties))
-
-
-def update_type(config: Config, parties: int) -> np.dtype[Any]:
-    """Return the array type of a sum of protected gradients."""
-    types = {"ternary": smallest_integer_type(parties), "skellam": np.int32, "rounded": np.int16}
-    return np.dtype(types.get(config.gradients.mechanism, np.float32))
 
 
 def neighbourhood_type(config: Config) -> np.dtype[Any]:
@@ -55,13 +33,9 @@ def neighbourhood_type(config: Config) -> np.dtype[Any]:
 
 def neighbourhood_shape(config: Config, model: Model) -> tuple[int, int, int]:
     """Return the shape (K, q, C) of exchanged neighbourhoods; it is empty without an exchange."""
-    exchange = config.exchange
-    if config.model.form != "propagation" or exchange.mode == "off":
+    rows = exchanged_rows(config, model.users)
+    if config.model.form != "propagation" or not rows:
         return 0, 0, 0
-    rows = model.users
-    if exchange.mode == "projected":
-        bounds = cut_blocks(model.users, exchange.block)
-        rows = sum(block_rows(stop - start, exchange.ratio) for start, stop in bounds)
     return config.model.layers, rows, model.operator.columns
 
 
@@ -80,7 +54,7 @@ def largest_from_coordinator(config: Config, model: Model) -> int:
 
 def largest_from_party(config: Config, model: Model, parties: int) -> int:
     """Return the bytes of the largest message to the coordinator: a RoundReply."""
-    gradient = model.size * gradient_type(config, parties).itemsize
+    gradient = model.size * protection_of(config, parties).sent_type.itemsize
     return BESIDES_ARRAYS + gradient + _neighbourhood_bytes(config, model)
 
 
@@ -107,32 +81,6 @@ def sum_neighbourhoods(
     return wrap_signed(total, config.exchange.bits)
 
 
-def sum_gradients(
-    gradients: Sequence[NDArray[Any]],
-    config: Config,
-    parties: int,
-    unmask: Unmasking = lambda total: total,
-) -> NDArray[Any]:
-    """Add up protected gradients in the order of the parties, and `unmask` their sum.
-
-    Raise `SumError` if masked ternary values add up to more than that many ternary values can.
-    """
-    kind = gradient_type(config, parties) if config.masking else update_type(config, parties)
-    total = np.zeros(gradients[0].shape, kind)
-    for values in gradients:
-        total += values  # masked values modulo 2^bits
-    total = unmask(total)
-    if config.masking:
-        total = wrap_signed(total, gradient_bits(config, parties))
-    if config.gradients.mechanism == "ternary":
-        largest = max(int(total.max(initial=0)), -int(total.min(initial=0)))
-        if largest > len(gradients):
-            raise SumError(
-                "the masked values of this trip do not add up to gradients: a party sent other values"
-            )
-    return total
-
-
 def participation_scale(items: Sequence[int], active: Sequence[int], without: int | None = None) -> float:
     """Return sum of all M_i / sum of M_i over the active parties (Sec. 4.6), 0 if no party is left to scale.
 
@@ -141,3 +89,31 @@ def participation_scale(items: Sequence[int], active: Sequence[int], without: in
     whole = sum(m for p, m in enumerate(items) if p != without)
     part = sum(items[p] for p in active if p != without)
     return whole / part if part else 0.0
+
+
+# Conversion of arrays to the integers that travel; real numbers travel in fixed point.
+#
+# Sums of integers are exact in any order and can be masked. In fixed point, a recipient subtracts its own share of a sum without
+# rounding.
+
+
+def to_fixed(values: Tensor, parties: int, bits: int = 32) -> Tensor:
+    """Convert real numbers to multiples of 2^-20 (32 bits) or 2^-32 (64), with room for `parties` of them.
+
+    A value out of range raises `DivergedError`.
+    """
+    # A power of two times a float32 is exact, and so is rounding it.
+    scaled = (values * float(1 << FRACTION_BITS[bits])).round_()
+    limit = (2 ** (bits - 1) - 1) // max(1, parties)
+    least, most = torch.stack(torch.aminmax(scaled)).tolist() if scaled.numel() else (0.0, 0.0)
+    if not (least >= -limit and most <= limit):  # written so that NaN fails, too
+        raise DivergedError(
+            f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS[bits]):.0f}, the fixed-point range with "
+            f"{parties} parties: training has diverged (lower training.lr), or exact degrees need exchange.bits = 64"
+        )
+    return scaled.to(torch.int64 if bits == 64 else torch.int32)
+
+
+def from_fixed(values: Tensor, bits: int = 32) -> Tensor:
+    """Convert the result of `to_fixed`, or sums and differences of such results, back to real numbers."""
+    return values.to(torch.float32).mul_(1.0 / (1 << FRACTION_BITS[bits]))

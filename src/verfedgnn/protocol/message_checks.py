@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.config import Config
 from verfedgnn.config.party_counts import fewest_parties_in_sum
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.round.aggregation import (
-    gradient_type,
+from verfedgnn.protocol.aggregation import (
     neighbourhood_shape,
     neighbourhood_type,
-    update_type,
 )
-from verfedgnn.protocol.round.replica import Replica
-from verfedgnn.protocol.wire.messages import RoundReply, RoundStart, Welcome
+from verfedgnn.protocol.messages import RoundReply, RoundStart, Welcome
+from verfedgnn.protocol.replica import Replica, split_updates
 
 LARGEST_PARAMETER = 1e6
 """Largest absolute value of a public parameter, the only limit where the model has no bound."""
@@ -43,57 +39,49 @@ def check_start(message: RoundStart, replica: Replica, index: int, fewest: int) 
         raise ProtocolError(
             f"the coordinator starts round {number}, but {replica.rounds} rounds were agreed on; start a new training"
         )
-    if message.evaluate and (message.trip or not replica.evaluates_in(number)):
+    if message.evaluate and not replica.evaluates_in(number):
         raise ProtocolError(
             f"round {number} asks for a validation that was not agreed on; see training.evaluate_every"
         )
     if active != sorted(set(active)) or not active or not 0 <= active[0] <= active[-1] < parties:
         raise ProtocolError(f"round {number} names parties that do not exist")
-    if message.train or message.exchange:
-        if index not in active:
-            raise ProtocolError(f"round {number} asks this party to work without listing it as active")
-        needed = max(fewest, fewest_parties_in_sum(config, parties))
-        if len(active) < needed:
-            raise ProtocolError(
-                f"round {number} asks for a sum over {len(active)} parties, fewer than the agreed {needed}"
-            )
-    if message.trip > config.exchange.refresh or (message.train and message.trip):
-        raise ProtocolError(f"round {number} has a trip that was not agreed on")
-    if message.exchange and config.exchange.mode == "off":
-        raise ProtocolError(f"round {number} asks for neighbourhoods, which were not agreed on")
+    needed = max(fewest, fewest_parties_in_sum(config, parties))
+    if index in active and len(active) < needed:
+        raise ProtocolError(
+            f"round {number} asks for a sum over {len(active)} parties, fewer than the agreed {needed}"
+        )
     if message.parameters is not None:
         check_full_copy(message, replica.model)
-    _check_sums(message, config, replica.model, parties)
+    _check_sums(message, replica)
 
 
-def _check_sums(message: RoundStart, config: Config, model: Model, parties: int) -> None:
+def _check_sums(message: RoundStart, replica: Replica) -> None:
     """Raise `ProtocolError` unless the sums in a RoundStart are over known parties and have the right form."""
-    number = message.round
-    everybody = set(range(parties))
-    groups = (*message.update_parties, message.neighbourhood_parties)
-    if any(not set(group) <= everybody for group in groups):
+    number, size = message.round, replica.model.size
+    everybody = set(range(len(replica.items)))
+    groups = message.update_parties
+    if any(not set(group) <= everybody for group in (*groups, message.neighbourhood_parties)):
         raise ProtocolError(f"round {number} brings sums over parties that do not exist")
     shared = message.neighbourhoods
     if shared is not None:
-        expected = neighbourhood_shape(config, model)
+        expected = neighbourhood_shape(replica.config, replica.model)
         if shared.shape != expected or shared.dtype.kind != "i":
             raise ProtocolError(f"received neighbourhoods of shape {shared.shape} instead of {expected}")
-    if message.updates is None and not any(message.update_parties):
+    updates = message.updates
+    if updates is None and not any(groups):
         return
-    if message.updates is None or not any(message.update_parties) or message.updates_from < 1:
+    if updates is None or not any(groups) or message.updates_from < 1:
         raise ProtocolError(f"round {number} brings updates of nobody")
-    sizes = [model.size if group else 0 for group in message.update_parties]
-    if message.updates.shape != (sum(sizes),) or message.updates.dtype != update_type(config, parties):
+    expected_size = size * sum(map(bool, groups))
+    if updates.shape != (expected_size,) or updates.dtype != replica.protection.sum_type:
         raise ProtocolError(
-            f"round {number} brings updates of shape {message.updates.shape} and type {message.updates.dtype}"
+            f"round {number} brings updates of shape {updates.shape} and type {updates.dtype}"
         )
-    if config.gradients.mechanism == "ternary":
-        ends = np.cumsum(sizes)[:-1]
-        for group, summed in zip(message.update_parties, np.split(message.updates, ends), strict=True):
-            if max(summed.max(initial=0), -summed.min(initial=0)) > len(group):
-                raise ProtocolError(
-                    f"round {number} brings a sum of signs with values of more than its {len(group)} parties"
-                )
+    for update in split_updates(message, size):
+        if not replica.protection.fits(update.total, len(update.parties)):
+            raise ProtocolError(
+                f"round {number} brings a sum of signs with values of more than its {len(update.parties)} parties"
+            )
 
 
 def check_full_copy(message: Welcome | RoundStart, model: Model) -> None:
@@ -132,38 +120,27 @@ def _refused(problem: str) -> ProtocolError:
     )
 
 
-def reply_problem(
-    reply: RoundReply,
-    start: RoundStart,
-    config: Config,
-    model: Model,
-    parties: int,
-    digest: Callable[[], str],
-) -> str | None:
-    """Return why a reply does not fit its RoundStart; None if it does.
-
-    `digest` returns the hash of the coordinator's public parameters.
-    """
-    if (reply.round, reply.trip, reply.attempt) != (start.round, start.trip, start.attempt):
+def reply_problem(reply: RoundReply, start: RoundStart, replica: Replica, *, active: bool) -> str | None:
+    """Return why a reply of a party, which is `active` or not, does not fit its RoundStart; None if it does."""
+    if reply.place != start.place:
         return f"it replies to round {reply.round}, but round {start.round} is open"
-    if (reply.gradient is None) == start.train or (reply.neighbourhoods is None) == start.exchange:
+    config, protection = replica.config, replica.protection
+    gradient, shared = reply.gradient, reply.neighbourhoods
+    if (gradient is not None) != active or (shared is not None) != (active and config.exchange.sends):
         return "its reply does not hold what was asked for"
-    gradient = reply.gradient
     if gradient is not None:
-        if gradient.shape != (model.size,) or gradient.dtype != gradient_type(config, parties):
+        if gradient.shape != (replica.model.size,) or gradient.dtype != protection.sent_type:
             return f"it sent a gradient of shape {gradient.shape} and type {gradient.dtype}"
         # Checked here, where it is known whose gradient it is; a sum would not tell.
-        ternary = config.gradients.mechanism == "ternary" and not config.masking
-        if ternary and not ((gradient >= -1) & (gradient <= 1)).all():
+        if not config.masking and not protection.fits(gradient, 1):
             return "it sent a gradient with values that are not ternary"
-    if reply.neighbourhoods is not None:
-        shape = reply.neighbourhoods.shape
-        kind = reply.neighbourhoods.dtype
-        if shape != neighbourhood_shape(config, model) or kind != neighbourhood_type(config):
+    if shared is not None:
+        shape, kind = shared.shape, shared.dtype
+        if shape != neighbourhood_shape(config, replica.model) or kind != neighbourhood_type(config):
             return f"it sent neighbourhoods of shape {shape} and type {kind}"
     if start.evaluate:
         if reply.error is None or reply.count is None:
             return "its reply holds no validation error"
-        if reply.digest != digest():
+        if reply.digest != replica.digest():
             return "its public parameters differ from the coordinator's; it must rejoin"
     return None

@@ -1,9 +1,10 @@
-"""What a party brings to a training and never changes: its data and targets, the configuration, its secret, device and policy."""
+"""What a party insists on towards a coordinator that others run, and its check of the coordinator's Welcome."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,8 +22,57 @@ from verfedgnn.core.rating_means import arrays
 from verfedgnn.core.rating_scale import scale_unit, upper_quarter
 from verfedgnn.gnn.list_model import pair_weights
 from verfedgnn.gnn.model import Model, neighbour_from
-from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.round.forward_backward import Batch
+from verfedgnn.protocol.forward_backward import Batch
+
+
+class Vouching(Protocol):
+    """Signatures that bind public keys to parties. Without them, a coordinator could hand out its own keys."""
+
+    def sign(self, purpose: str, key: str) -> str:
+        """Return this party's signature of its own key for one purpose."""
+
+    def check(self, purpose: str, party: int, key: str, signature: str) -> None:
+        """Raise `ProtocolError` unless `key` belongs to that party, for that purpose."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A party's conditions for taking part when others run the coordinator."""
+
+    agreement: str | None = None
+    """SHA-256 of the federation file."""
+    alignment: str | None = None
+    """Name of the user alignment that the rows follow."""
+    vouching: Vouching | None = None
+    """Signatures of mask keys; None on one machine."""
+    smallest: int = 1
+    """Fewest parties in a sum that this party adds to."""
+    place: tuple[int, int] | None = None
+    """The party's place in the roster, and the length of the roster; None if there is no roster."""
+    most_rounds: int = 1 << 32
+    """Number of rounds of a training, at most."""
+    masks: bool = True
+    """Whether to add masks if the configuration has them. On one machine they would hide nothing; messages only keep their form."""
+    fresh_noise: bool = False
+    """Whether noise also depends on the values it hides, so that a repeated round with other values has other noise."""
+
+    @property
+    def mask_purpose(self) -> str:
+        """What signatures of mask keys are for. They name the alignment, so parties with other rows do not accept each other."""
+        return name_mask_purpose(self.alignment)
+
+
+def name_mask_purpose(alignment: str | None) -> str:
+    """Return what the signature of a mask key is for, in a federation with that alignment."""
+    return f"mask {alignment}"
+
+
+LOCAL = Policy(masks=False)
+"""The policy on one machine, where there is nobody to distrust."""
+
+
+# -- What a party brings to a training and never changes: its data and targets, the configuration, its secret, device and policy
+
 
 ITEM_DAMPING = 5.0
 """Number of ratings at the party's mean that an item's mean counts in addition to its own."""
@@ -65,8 +115,9 @@ class Targets:
             return cls(data, train, None, 1.0, False)
         low, high = data.scale
         # A mean would be one more release to account for. The biases learn it as well.
-        private = config.gradients.mechanism == "skellam"
-        centre = (low + high) / 2 if private else float(train.rating.double().mean())
+        centre = (
+            (low + high) / 2 if config.gradients.protects_ratings else float(train.rating.double().mean())
+        )
         unit = scale_unit(data.scale)
         return cls(data, Pairs(train.user, train.item, (train.rating - centre) / unit), centre, unit, False)
 
@@ -136,7 +187,7 @@ class PartySetup:
     @property
     def protects_ratings(self) -> bool:
         """Whether noise gives single ratings differential privacy, so that everything that leaves must be noised."""
-        return self.config.gradients.mechanism == "skellam"
+        return self.config.gradients.protects_ratings
 
     @property
     def announced_items(self) -> int:

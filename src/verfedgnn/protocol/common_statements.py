@@ -15,9 +15,17 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.array_files import as_bytes
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.round.replica import split_updates
-from verfedgnn.protocol.wire.alignment_messages import AlignStart, UserRows
-from verfedgnn.protocol.wire.messages import Finish, Message, RoundStart, Survivors, Welcome, copied_state
+from verfedgnn.protocol.messages import (
+    AlignStart,
+    Finish,
+    Message,
+    RoundStart,
+    Survivors,
+    UserRows,
+    Welcome,
+    copied_state,
+)
+from verfedgnn.protocol.replica import split_updates
 
 Statements = dict[str, dict[str, Any]]
 """Values by subject; each value has named fields."""
@@ -26,7 +34,6 @@ TO_EACH: dict[type[Message], frozenset[str]] = {
     AlignStart: frozenset({"index"}),
     UserRows: frozenset({"rows"}),
     Welcome: frozenset({"index", "stay"}),
-    RoundStart: frozenset({"train", "exchange"}),
     Survivors: frozenset({"signatures"}),
     Finish: frozenset({"parameters"}),
 }
@@ -72,7 +79,7 @@ def _state_copy(message: Welcome | RoundStart) -> dict[str, Any]:
 
 def _state_round(message: RoundStart, model: Model | None) -> Statements:
     found: Statements = {
-        f"instruction {message.round}.{message.trip}.{message.attempt}": {
+        f"instruction {message.round}.{message.attempt}": {
             "active": message.active,
             "evaluate": message.evaluate,
             "best_round": message.best_round,
@@ -82,8 +89,7 @@ def _state_round(message: RoundStart, model: Model | None) -> Statements:
         for update in split_updates(message, model.size):
             found[f"update {update.round}"] = {"parties": update.parties, "sum": _hash_array(update.total)}
     if message.neighbourhoods is not None:
-        round, trip = message.neighbourhood_trip
-        found[f"neighbourhoods {round}.{trip}"] = {
+        found[f"neighbourhoods {message.neighbourhood_round}"] = {
             "parties": message.neighbourhood_parties,
             "sum": _hash_array(message.neighbourhoods),
         }
@@ -94,7 +100,7 @@ def _state_round(message: RoundStart, model: Model | None) -> Statements:
 
 def _state_survivors(message: Survivors, _: Model | None) -> Statements:
     return {
-        f"survivors {message.round}.{message.trip}.{message.attempt}": {"survivors": message.survivors},
+        f"survivors {message.round}.{message.attempt}": {"survivors": message.survivors},
     }
 
 

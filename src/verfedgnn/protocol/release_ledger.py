@@ -1,12 +1,12 @@
 """A party's own account of what it has released in one training.
 
-A place is a round and a trip. At each place a party releases each kind of value once: a repeated trip gets the stored release again,
-even if the coordinator sends other parameters, and an earlier round is refused. `check_start` refuses places that were not agreed on.
-So the number of releases never exceeds the agreement, and neither does epsilon. Values that are lost are not made again: the party's
-Hello names their round (`lost`), and the coordinator abandons it.
+In a round a party releases each kind of value once: a repeated round gets the stored release again, even if the coordinator sends
+other parameters, and an earlier round is refused. `check_start` refuses rounds that were not agreed on. So the number of releases
+never exceeds the agreement, and neither does epsilon. Values that are lost are not made again: the party's Hello names their round
+(`lost`), and the coordinator abandons it.
 
 Values of a sum are stored before masks. Noise that is shared out among the active parties has another variance for other active
-parties. Such values are then made anew, which tells nothing more: a party helps to unmask one list of parties a trip.
+parties. Such values are then made anew, which tells nothing more: a party helps to unmask one list of parties a round.
 """
 
 from __future__ import annotations
@@ -31,24 +31,18 @@ Values = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class ReleaseEntry:
-    """One release, or one more kind of value at the same place."""
+    """One release, or one more kind of value in the same round."""
 
     training: str
     rounds: int
     """Number of rounds of the whole training."""
     round: int
-    trip: int
     active: list[int]
     """Parties of the sums that the release enters."""
     kinds: dict[str, str]
     """Mechanism of each kind of value."""
     epsilon: float | None = None
     """Epsilon of single ratings, spent so far; None where the configuration does not protect them."""
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Round and trip."""
-        return self.round, self.trip
 
 
 @dataclass
@@ -92,14 +86,14 @@ class ReleaseLedger:
                 "restore the coordinator's newest checkpoint, or start a new training"
             )
 
-    def release(self, round: int, trip: int, active: Sequence[int], made: Values) -> dict[str, NDArray[Any]]:
-        """Return the values that leave the party at a place: those that left it before, else those `made` now."""
+    def release(self, round: int, active: Sequence[int], made: Values) -> dict[str, NDArray[Any]]:
+        """Return the values that leave the party in a round: those that left it before, else those `made` now."""
         self.check_round(round)
         here = [entry for entry in self.entries if entry.round == round]
         if self.last_round != round:
             self.last = {}
             self.last_round = round
-        names = {kind: self._name(trip, kind, active) for kind in made}
+        names = {kind: self._name(kind, active) for kind in made}
         before = self._names(here)
         if not before & set(names.values()) <= set(self.last):
             raise ProtocolError(
@@ -109,11 +103,16 @@ class ReleaseLedger:
         if new:
             self.last = {names[kind]: made[kind] for kind in new} | self.last  # stored values may have left
             kinds = {kind: self.mechanism(kind) for kind in new}
-            entry = ReleaseEntry(self.training, self.rounds, round, trip, list(active), kinds)
+            entry = ReleaseEntry(self.training, self.rounds, round, list(active), kinds)
             entry = replace(entry, epsilon=self._spent([*self.entries, entry]))
             self.store(entry, self.last, len(self.entries))
             self.entries.append(entry)
         return {kind: self.last[name] for kind, name in names.items()}
+
+    @property
+    def last_released(self) -> int | None:
+        """The last round of which something was released; 0 before the first."""
+        return self.entries[-1].round if self.entries else 0
 
     @property
     def lost(self) -> int:
@@ -133,26 +132,24 @@ class ReleaseLedger:
 
     def _names(self, entries: Iterable[ReleaseEntry]) -> set[str]:
         """Return the names of all values that were released."""
-        return {self._name(entry.trip, kind, entry.active) for entry in entries for kind in entry.kinds}
+        return {self._name(kind, entry.active) for entry in entries for kind in entry.kinds}
 
-    def _name(self, trip: int, kind: str, active: Sequence[int]) -> str:
+    def _name(self, kind: str, active: Sequence[int]) -> str:
         """Return the name of stored values; noise that is shared out belongs to its active parties."""
-        shared = kind == GRADIENT and self.mechanism(kind) == "skellam"
-        return f"{kind} {trip} {list(active)}" if shared else f"{kind} {trip}"
+        shared = kind == GRADIENT and self.config.gradients.protects_ratings
+        return f"{kind} {list(active)}" if shared else kind
 
     def mechanism(self, kind: str) -> str:
         """Return the name of the mechanism that protects a kind of value."""
-        if kind == NEIGHBOURHOODS:
-            return self.config.exchange.mode
-        if kind == GRADIENT:
-            return self.config.gradients.mechanism
-        return "skellam" if self.config.gradients.mechanism == "skellam" else "none"
+        gradients = self.config.gradients
+        noised = gradients.mechanism if gradients.protects_ratings else "none"
+        return {NEIGHBOURHOODS: self.config.exchange.mode, GRADIENT: gradients.mechanism}.get(kind, noised)
 
     # -- what is spent -----------------------------------------------------------------------------------
 
     def count(self, kind: str) -> int:
-        """Return at how many places a kind of value was released."""
-        return count_places(self.entries, kind)
+        """Return in how many rounds a kind of value was released."""
+        return count_rounds(self.entries, kind)
 
     @property
     def epsilon(self) -> float | None:
@@ -160,9 +157,9 @@ class ReleaseLedger:
         return self.entries[-1].epsilon if self.entries else self._spent([])
 
     def _spent(self, entries: list[ReleaseEntry]) -> float | None:
-        if self.config.gradients.mechanism != "skellam" or "noise" in self.config.unprotected:
+        if not self.config.gradients.protects_ratings or "noise" in self.config.unprotected:
             return None
-        rounds, validations = (count_places(entries, kind) for kind in (GRADIENT, VALIDATION))
+        rounds, validations = (count_rounds(entries, kind) for kind in (GRADIENT, VALIDATION))
         if not rounds + validations:
             return 0.0
         return rating_epsilon(
@@ -175,6 +172,22 @@ class ReleaseLedger:
         return {**counts, "epsilon": self.epsilon}
 
 
-def count_places(entries: Iterable[ReleaseEntry], kind: str) -> int:
-    """Return at how many different places a kind of value was released."""
-    return len({entry.place for entry in entries if kind in entry.kinds})
+def count_rounds(entries: Iterable[ReleaseEntry], kind: str) -> int:
+    """Return in how many rounds a kind of value was released."""
+    return len({entry.round for entry in entries if kind in entry.kinds})
+
+
+class NoLedger(ReleaseLedger):
+    """The account on one machine, where there is nobody to distrust: it records nothing."""
+
+    def check_training(self, training: str, rounds: int) -> None:
+        """Accept every training."""
+
+    @property
+    def last_released(self) -> int | None:
+        """None: nobody knows."""
+        return None
+
+    def release(self, round: int, active: Sequence[int], made: Values) -> dict[str, NDArray[Any]]:
+        """Return the values that were made."""
+        return dict(made)

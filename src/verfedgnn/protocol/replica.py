@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -19,17 +19,15 @@ from verfedgnn.core.array_hash import hash_arrays
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.gradient_protection import invert_rescale
-from verfedgnn.privacy.rating_dp import unit
-from verfedgnn.protocol.round.aggregation import participation_scale
-from verfedgnn.protocol.round.optimizer import pieces, step
-from verfedgnn.protocol.round.solved_round import apply_update
-from verfedgnn.protocol.wire.messages import RoundStart, copied_state
+from verfedgnn.privacy.protections import protection_of
+from verfedgnn.protocol.aggregation import participation_scale
+from verfedgnn.protocol.messages import RoundStart, copied_state
+from verfedgnn.protocol.solved_round import apply_update
 
 
 @dataclass(frozen=True)
-class ReceivedUpdate:
-    """A round's sum of protected gradients, as a party receives it."""
+class Update:
+    """The update of the public parameters of one round."""
 
     round: int
     parties: list[int]
@@ -37,7 +35,7 @@ class ReceivedUpdate:
     total: NDArray[Any]
 
 
-def split_updates(message: RoundStart, size: int) -> list[ReceivedUpdate]:
+def split_updates(message: RoundStart, size: int) -> list[Update]:
     """Split the updates of a message by round; `size` is the number of public parameters."""
     groups = message.update_parties
     ends = np.cumsum([size if group else 0 for group in groups])[:-1]
@@ -45,7 +43,7 @@ def split_updates(message: RoundStart, size: int) -> list[ReceivedUpdate]:
     totals = np.split(updates, ends)
     rounds = range(message.updates_from, message.updates_from + len(groups))
     return [  # without updates, there is one empty total
-        ReceivedUpdate(n, group, total) for n, group, total in zip(rounds, groups, totals, strict=False)
+        Update(n, group, total) for n, group, total in zip(rounds, groups, totals, strict=False)
     ]
 
 
@@ -64,6 +62,7 @@ class Replica:
     ) -> None:
         self.config = config
         self.model = model
+        self.protection = protection_of(config, len(items))
         self.items = list(items)
         """Number of items of each party."""
         self.ratings = ratings
@@ -74,10 +73,8 @@ class Replica:
         self.rounds_per_epoch = rounds_per_epoch(config.training, ratings)
         self._digest: tuple[int, str] | None = None
         """Round and hash of the parameters as last asked for."""
-        self._copies: WeakValueDictionary[str, NDArray[np.float32]] = WeakValueDictionary()
-        """Arrays of the last full copy, as long as a message holds them."""
-        self._copied = -1
-        """The round after which the last full copy was made; -1 if there is none."""
+        self._copies: WeakValueDictionary[tuple[int, str], NDArray[np.float32]] = WeakValueDictionary()
+        """Arrays of full copies by round and name, as long as a message holds them."""
         self.best: tuple[int, Tensor] | None = None
         """Round of the best validation and the parameters that it validated, if this replica was there."""
 
@@ -129,18 +126,15 @@ class Replica:
 
     def full_copy(self) -> dict[str, NDArray[np.float32]]:
         """Return a copy of the state that nobody can write, for messages; all messages of one round share it."""
-        if self._copied != self.round:
-            self._copies.clear()
-            self._copied = self.round
-        found = {}
+        copies = {}
         for name, values in self._state.items():
-            copy = self._copies.get(name)
+            copy = self._copies.get((self.round, name))
             if copy is None:
                 copy = values.to("cpu", copy=True).numpy()
                 copy.flags.writeable = False
-                self._copies[name] = copy
-            found[name] = copy
-        return found
+                self._copies[self.round, name] = copy
+            copies[name] = copy
+        return copies
 
     def load(self, arrays: Mapping[str, NDArray[np.float32]], round: int) -> None:
         """Take over a full copy; its arrays are asked for one by one."""
@@ -197,7 +191,7 @@ class Replica:
             apply_update(self.model, self.parameters, self.accumulator, total)
             return
         training = self.config.training
-        factor = self._worth_of_one(participation_scale(self.items, parties))
+        factor = self.protection.worth(participation_scale(self.items, parties))
         regularisers = {
             "users": 2 * (training.l2 / self.model.users + training.l2_row / self.rounds_per_epoch),
             "user_bias": 2 * training.l2_user_bias / self.rounds_per_epoch,
@@ -218,12 +212,6 @@ class Replica:
             raise AssertionError(f"abandoned round {round} on a replica of round {self.round}")
         self.round = max(self.round, round)
 
-    def _worth_of_one(self, scale: float) -> float:
-        """Return the gradient that 1 in a sum of protected gradients is worth, times `scale`."""
-        if self.config.gradients.mechanism == "skellam":
-            return scale / unit(self.config)
-        return invert_rescale(self.config.gradients, scale)
-
 
 def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
     """Return how many rounds one epoch over `ratings` training ratings takes."""
@@ -233,3 +221,35 @@ def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
 def parameters_digest(*flat: Tensor) -> str:
     """Return the SHA-256 of flat parameters, and of further arrays of theirs. Masks depend on it, so it is never shortened."""
     return hash_arrays(values.cpu().numpy() for values in flat).hex()
+
+
+# The optimiser's step for public and private parameters, identical to the bit on every replica.
+#
+# It uses only additions, products, divisions and square roots, which IEEE 754 rounds the same way everywhere.
+
+
+EPS = 1e-10
+PIECE = 1 << 18
+"""Values stepped at a time on the CPU, so that intermediate results stay in its cache."""
+PIECE_ON_GPU = 1 << 24
+"""Values stepped at a time on a GPU, so that intermediate results stay small."""
+
+
+def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, optimizer: str, lr: float) -> None:
+    """Step in place. Adagrad: G += g^2, x -= lr g / (sqrt(G) + eps). SGD: x -= lr g."""
+    for x, total, g in pieces(parameters, accumulator, gradient):
+        if optimizer == "sgd":
+            x -= lr * g
+        else:
+            total += g * g
+            x -= (lr * g) / (total.sqrt() + EPS)
+
+
+def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield matching groups of rows of all tensors, as views."""
+    first = tensors[0]
+    most = PIECE_ON_GPU if first.is_cuda else PIECE
+    if first.numel() <= most:
+        return iter((tensors,))
+    rows = max(1, most // first[:1].numel())
+    return zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)

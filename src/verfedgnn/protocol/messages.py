@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from verfedgnn.protocol.wire.framing import Bytes, Fixed, Floats, Message, decode, encode, encode_parts
+from verfedgnn.protocol.framing import Bytes, Fixed, Floats, Message, decode, encode, encode_parts
 
 __all__ = [
     "Finish",
@@ -29,6 +29,9 @@ __all__ = [
     "encode",
     "encode_parts",
 ]
+
+Place = tuple[int, int]
+"""Round and attempt."""
 
 _KEY = "^[0-9a-f]{64}$"
 _SIGNATURE = "^[0-9a-f]{2,200}$"
@@ -106,8 +109,20 @@ class Welcome(Message):
     """Hash of the coordinator's parameters and the state of the optimiser."""
 
 
-class RoundStart(Message):
-    """The coordinator's start of a trip: what the last rounds changed, and what to do now."""
+class AttemptMessage(Message):
+    """A message about one attempt of a round. An attempt is repeated because a party was lost; each has its own masks."""
+
+    round: int = Field(ge=1, lt=1 << 32)
+    attempt: int = Field(0, ge=0, le=65535)
+
+    @property
+    def place(self) -> Place:
+        """Round and attempt."""
+        return self.round, self.attempt
+
+
+class RoundStart(AttemptMessage):
+    """The coordinator's start of a round: what the last rounds changed, and what to do now."""
 
     kind = 3
     arrays: ClassVar = {
@@ -116,17 +131,8 @@ class RoundStart(Message):
         "parameters": "float32",
         "accumulator": "float32",
     }
-    round: int = Field(ge=1, lt=1 << 32)
-    trip: int = Field(ge=0, le=16)
-    """0 for the training trip of a round; exchange-only trips count down from `exchange.refresh`."""
-    attempt: int = Field(0, ge=0, le=65535)
-    """How often this trip was repeated because a party was lost; each attempt has its own masks."""
     active: list[int]
-    """A_t, the parties that take part and mask their values for each other."""
-    train: bool
-    """Whether to compute and send gradients."""
-    exchange: bool
-    """Whether to send neighbourhoods."""
+    """A_t, the parties that train, and mask their values for each other; the others only validate."""
     evaluate: bool
     """Whether to send the validation error."""
     best_round: int = Field(ge=0)
@@ -139,8 +145,8 @@ class RoundStart(Message):
     """Summed protected gradients, one round after the other."""
     neighbourhood_parties: list[int]
     """Parties whose neighbourhoods `neighbourhoods` sums; empty without a sum."""
-    neighbourhood_trip: tuple[int, int] = (0, 0)
-    """Round and trip in which these parties sent them."""
+    neighbourhood_round: int = Field(0, ge=0)
+    """Round in which these parties sent them."""
     neighbourhoods: Fixed | None = None
     """Sum of neighbourhoods (K, q, C) in fixed point, unless the party has it already."""
     parameters: Floats | None = None
@@ -154,14 +160,11 @@ def copied_state(message: Welcome | RoundStart) -> dict[str, Floats]:
     return {name: values for name, values in arrays.items() if values is not None}
 
 
-class RoundReply(Message):
+class RoundReply(AttemptMessage):
     """A party's answer to a RoundStart: its protected share of the round."""
 
     kind = 4
     arrays: ClassVar = {"gradient": "any", "neighbourhoods": "fixed"}
-    round: int = Field(ge=1, lt=1 << 32)
-    trip: int = Field(ge=0, le=16)
-    attempt: int = Field(0, ge=0)
     gradient: Bytes | Floats | None = None
     """Protected gradient of the public parameters: signs, residues if masked, or real numbers."""
     neighbourhoods: Fixed | None = None
@@ -174,85 +177,67 @@ class RoundReply(Message):
     """Hash of the party's public parameters, sent with a validation."""
 
 
-class ShareRequest(Message):
-    """The coordinator's request for fresh mask keys and shares for one trip."""
+class ShareRequest(AttemptMessage):
+    """The coordinator's request for fresh mask keys and shares for one attempt of a round."""
 
     kind = 9
-    round: int = Field(ge=1, lt=1 << 32)
-    trip: int = Field(ge=0, le=16)
-    attempt: int = Field(0, ge=0, le=65535)
     request: str = Field(max_length=64)
     """Random name of this request, which the answers repeat."""
     active: list[int]
-    """The parties that take part in the trip."""
+    """The parties that take part."""
     mask_keys: list[str]
     """Public keys of the active parties' stays, in order."""
     mask_signatures: list[str]
     """Signatures of these keys by the parties' certificates."""
 
 
-class MaskShares(Message):
-    """A party's public mask key for one trip, and sealed shares of its two seeds for every active party."""
+class MaskShares(AttemptMessage):
+    """A party's public mask key for one attempt of a round, and sealed shares of its two seeds for every active party."""
 
     kind = 10
     arrays: ClassVar = {"sealed": "fixed"}
-    round: int = Field(ge=1, lt=1 << 32)
-    trip: int = Field(ge=0, le=16)
-    attempt: int = Field(0, ge=0, le=65535)
     request: str = Field("", max_length=64)
-    """Name of the request that this answers; empty if the party sends its shares for the next trip ahead."""
+    """Name of the request that this answers; empty if the party sends its shares for the next round ahead."""
     key: str = Field(pattern=_KEY)
-    """Public mask key of this trip."""
+    """Public mask key of this attempt."""
     sealed: Bytes
     """One row for each active party: that party's shares, sealed for it."""
     committed: list[int] | None = None
-    """The survivor list that the party committed to in an earlier attempt of this trip, if there was one."""
+    """The survivor list that the party committed to in an earlier attempt of this round, if there was one."""
 
 
-class TripShares(Message):
+class TripShares(AttemptMessage):
     """The active parties' public mask keys, and the shares that they sealed for the recipient."""
 
     kind = 11
     arrays: ClassVar = {"sealed": "fixed"}
-    round: int = Field(ge=1, lt=1 << 32)
-    trip: int = Field(ge=0, le=16)
-    attempt: int = Field(0, ge=0, le=65535)
     trip_keys: list[Annotated[str, Field(pattern=_KEY)]]
     """Public mask keys of the active parties, in order."""
     sealed: Bytes
     """One row from each active party."""
 
 
-class Survivors(Message):
+class Survivors(AttemptMessage):
     """The coordinator's list of the parties whose masked replies it adds up."""
 
     kind = 12
-    round: int = Field(ge=1, lt=1 << 32)
-    trip: int = Field(ge=0, le=16)
-    attempt: int = Field(0, ge=0, le=65535)
     survivors: list[int]
     signatures: list[Annotated[str, Field(max_length=200)]] | None = None
     """Signatures of this list by the survivors, in order, "" if missing; None while they are being collected or if nobody was lost."""
 
 
-class ListSignature(Message):
+class ListSignature(AttemptMessage):
     """A party's signature of a survivor list. It commits the party to that list."""
 
     kind = 13
-    round: int = Field(ge=1, lt=1 << 32)
-    trip: int = Field(ge=0, le=16)
-    attempt: int = Field(0, ge=0, le=65535)
     signature: str = Field(max_length=200)
 
 
-class Unmask(Message):
+class Unmask(AttemptMessage):
     """A party's shares for one survivor list: of a survivor's self-mask, or of a lost party's mask key."""
 
     kind = 14
     arrays: ClassVar = {"shares": "fixed"}
-    round: int = Field(ge=1, lt=1 << 32)
-    trip: int = Field(ge=0, le=16)
-    attempt: int = Field(0, ge=0, le=65535)
     shares: Bytes
     """One share for each active party, in order."""
 
@@ -295,3 +280,75 @@ class Waiting(Message):
     """Whether all parties must align again, because a party came without aligned users."""
     second: bool = False
     """Whether a second process wanted to join under the recipient's name, and was refused."""
+
+
+# -- The messages of user alignment; `protocol.user_alignment` says who sends which when -------------------
+
+
+MOST_USERS = 1 << 31
+"""Users of a party and rows of a federation, at most; row numbers are 32-bit integers."""
+_SESSION = "^[0-9a-f]{32}$"
+
+
+class AlignHello(Message):
+    """A party's announcement to the coordinator that it is ready to align."""
+
+    kind = 16
+    party: str = Field(min_length=1, max_length=200)
+    agreement: str = Field(max_length=64)
+    users: int = Field(ge=1, lt=MOST_USERS)
+    """Number of pseudonyms the party will send, padding included."""
+    seal_key: str = Field(pattern="^[0-9a-f]{64}$")
+    """Public key with which other parties seal messages for this one."""
+    seal_signature: str = Field(pattern="^[0-9a-f]{2,200}$")
+
+
+class AlignStart(Message):
+    """The coordinator's message to every party that all are present."""
+
+    kind = 17
+    session: str = Field(pattern=_SESSION)
+    index: int = Field(ge=0)
+    seal_keys: list[str]
+    seal_signatures: list[str]
+
+
+class Sealed(Message):
+    """A message from party to party, relayed by the coordinator, which cannot read it."""
+
+    kind = 18
+    arrays: ClassVar = {"data": "any"}
+    session: str = Field(pattern=_SESSION)
+    peer: int = Field(ge=0)
+    """Index of the recipient on the way up, of the sender on the way down."""
+    data: Bytes
+
+
+class Pseudonyms(Message):
+    """A party's users as pseudonyms, sent to the coordinator."""
+
+    kind = 19
+    arrays: ClassVar = {"values": "any"}
+    session: str = Field(pattern=_SESSION)
+    values: Bytes
+    """Pseudonyms (n, 16), sorted and distinct."""
+
+
+class UserRows(Message):
+    """The coordinator's answer to a party: the row of each of its pseudonyms."""
+
+    kind = 20
+    arrays: ClassVar = {"rows": "fixed"}
+    session: str = Field(pattern=_SESSION)
+    users: int = Field(ge=0, lt=MOST_USERS)
+    """Number of rows of the federation; 0 if the parties share no user."""
+    rows: Fixed
+    """Rows (n,) in the order of the pseudonyms, -1 for users who do not take part."""
+
+
+class Aligned(Message):
+    """A party's confirmation to the coordinator that it has its rows."""
+
+    kind = 21
+    session: str = Field(pattern=_SESSION)
+    users: int = Field(ge=0, lt=MOST_USERS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from verfedgnn.core.random_streams import PartyStream
 from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.protocol.checkpoint_state import CheckpointState, EvaluatedModel, to_tensor
-from verfedgnn.protocol.party.party_setup import PartySetup
-from verfedgnn.protocol.round.optimizer import step
+from verfedgnn.protocol.party_setup import PartySetup
+from verfedgnn.protocol.replica import step
 
 
 @dataclass(frozen=True)
@@ -80,20 +80,19 @@ class PrivateParameters:
 class SentNeighbourhoods:
     """A party's own neighbourhoods as it sent them, before masks."""
 
-    trip: tuple[int, int]
-    """Round and trip in which they were sent."""
+    round: int
+    """Round in which they were sent."""
     values: NDArray[np.integer[Any]]
 
     def put(self, state: CheckpointState, name: str) -> None:
         """Store this record in a checkpoint."""
-        state.values[name] = self.trip
+        state.values[name] = self.round
         state.put_arrays({name: self.values})
 
     @classmethod
     def get(cls, state: CheckpointState, name: str) -> SentNeighbourhoods | None:
         """Return the record that `put` stored, or None."""
-        trip = state.values.get(name)
-        return None if trip is None else cls((trip[0], trip[1]), state.arrays[name])
+        return cls(state.values[name], state.arrays[name]) if name in state.values else None
 
 
 @dataclass(frozen=True)
@@ -102,34 +101,32 @@ class ReceivedNeighbourhoods:
 
     digest: str
     """Hash of the sum; all parties that received the same sum have the same hash."""
-    trip: tuple[int, int]
-    """Round and trip of the sum."""
+    round: int
+    """Round of the sum."""
     others: Tensor | None
     """Estimated sum of the other parties' neighbourhoods (K, q, C); None if the party's own share is no longer known."""
 
     def put(self, state: CheckpointState, name: str) -> None:
         """Store this record in a checkpoint."""
-        state.values[name] = [self.digest, *self.trip]
+        state.values[name] = [self.digest, self.round]
         if self.others is not None:
             state.put_arrays({name: self.others.cpu().numpy()})
 
     @classmethod
     def get(cls, state: CheckpointState, name: str, device: torch.device) -> ReceivedNeighbourhoods | None:
         """Return the record that `put` stored, or None."""
-        known = state.values.get(name)
-        if known is None:
+        if name not in state.values:
             return None
-        digest, round, trip = known
-        others = state.arrays.get(name)
-        return cls(digest, (round, trip), None if others is None else to_tensor(others, device))
+        digest, round = state.values[name]
+        others = to_tensor(state.arrays[name], device) if name in state.arrays else None
+        return cls(digest, round, others)
 
 
 @dataclass(frozen=True)
-class TripSnapshot:
-    """A party's state before a trip. If the coordinator repeats the trip, the party goes back to it."""
+class RoundSnapshot:
+    """A party's state before a round. If the coordinator repeats the round, the party goes back to it."""
 
     round: int
-    trip: int
     private: PrivateParameters
     sent: SentNeighbourhoods | None
 
@@ -154,8 +151,8 @@ class PartyProgress:
     """Round and hash of the public parameters in its last validation reply."""
     verified: tuple[int, str] | None = None
     """Round and hash of the last validation where the coordinator confirmed the hash."""
-    snapshots: list[TripSnapshot] = field(default_factory=list)
-    """One snapshot for each trip of the current round."""
+    snapshot: RoundSnapshot | None = None
+    """The state before the current round; None before the first."""
 
     @classmethod
     def initial(cls, setup: PartySetup) -> PartyProgress:
@@ -179,16 +176,14 @@ class PartyProgress:
         if self.announced is not None and self.announced[0] < round:
             self.verified = self.announced
 
-    def start_trip(self, round: int, trip: int) -> None:
-        """Take a snapshot before a new trip, or go back to the snapshot of a repeated one, whose sum the coordinator lost."""
-        self.snapshots = [s for s in self.snapshots if s.round == round and s.trip >= trip]
-        if self.snapshots and self.snapshots[-1].trip == trip:
-            self.private = self.snapshots[-1].private.clone()
-            self.sent = self.snapshots[-1].sent
+    def start_round(self, round: int) -> None:
+        """Take a snapshot before a new round, or go back to the snapshot of a repeated one, whose sum the coordinator lost."""
+        known = self.snapshot
+        if known is not None and known.round == round:
+            self.private, self.sent = known.private.clone(), known.sent
         else:
-            self.snapshots.append(TripSnapshot(round, trip, self.private.clone(), self.sent))
-        known = self.received
-        if known is not None and (known.trip[0], -known.trip[1]) >= (round, -trip):
+            self.snapshot = RoundSnapshot(round, self.private.clone(), self.sent)
+        if self.received is not None and self.received.round >= round:
             self.received = None
 
     # -- checkpoints -----------------------------------------------------------------------------------------
@@ -206,17 +201,16 @@ class PartyProgress:
         state.values |= {
             "training": self.training,
             "verified": self.verified,
-            "snapshots": [[snapshot.round, snapshot.trip] for snapshot in self.snapshots],
+            "snapshot": 0 if self.snapshot is None else self.snapshot.round,
         }
         self.private.put(state, "private")
-        if self.sent is not None:
-            self.sent.put(state, "sent")
-        if self.received is not None:
-            self.received.put(state, "received")
-        for n, snapshot in enumerate(self.snapshots):
-            snapshot.private.put(state, f"snapshot.{n}")
-            if snapshot.sent is not None:
-                snapshot.sent.put(state, f"snapshot.{n}.sent")
+        records = {"sent": self.sent, "received": self.received}
+        if self.snapshot is not None:
+            self.snapshot.private.put(state, "snapshot")
+            records["snapshot.sent"] = self.snapshot.sent
+        for name, record in records.items():
+            if record is not None:
+                record.put(state, name)
         return state
 
     def restore(self, state: CheckpointState, models: CheckpointState) -> None:
@@ -229,13 +223,8 @@ class PartyProgress:
         self.best = models.get_model("best", self.device)
         self.training = values["training"]
         verified = values["verified"]
-        self.verified = None if verified is None else (verified[0], verified[1])
-        self.snapshots = [
-            TripSnapshot(
-                round,
-                trip,
-                self.private.get(state, f"snapshot.{n}"),
-                SentNeighbourhoods.get(state, f"snapshot.{n}.sent"),
-            )
-            for n, (round, trip) in enumerate(values["snapshots"])
-        ]
+        self.verified = (verified[0], verified[1]) if verified else None
+        round = values["snapshot"]
+        if round:
+            private = self.private.get(state, "snapshot")
+            self.snapshot = RoundSnapshot(round, private, SentNeighbourhoods.get(state, "snapshot.sent"))
