@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -249,40 +249,25 @@ def doctor(
         str | None, typer.Option(help="Your ratings, as for `party`; without it data are not checked.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Your run folder. Default: run, beside the key.")] = None,
-    sketch: Annotated[
-        list[Path] | None,
-        typer.Option(help="A file that another party made for you with --sketch-for; may be repeated."),
-    ] = None,
-    sketch_for: Annotated[
-        str | None,
-        typer.Option(
-            help="Also write a sample of your users for this party, so that it can estimate how many users you share.",
-            metavar="PARTY",
-        ),
-    ] = None,
     reading: ReadOptions,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Check your side before the day: certificates, connection, clock, software, disk, data, memory and size of messages.
 
-    With ratings, it also estimates the time and the bytes of the training, and with --sketch the overlap with another party. The exit code is 1 if something would keep you from training. The coordinator should be running.
+    With ratings, it also estimates the time and the bytes of the training. The exit code is 1 if something would
+    keep you from training. The coordinator should be running.
     """
     from rich.table import Table
 
     from verfedgnn.cli.service_commands import read_own_ratings
-    from verfedgnn.core.files import write_bytes, writing
     from verfedgnn.federation.doctor import examine, summarise_findings
-    from verfedgnn.federation.overlap_sketch import make_sketch
     from verfedgnn.federation.roster import load_party
-    from verfedgnn.runs.forget_record import gather_forgotten
 
-    if ratings is None and (sketch or sketch_for):
-        raise ConfigError("--sketch and --sketch-for need your users; give --ratings, too")
     identity = load_party(federation, key)
     config = identity.agreement.config
-    read = None if ratings is None else cache(lambda: read_own_ratings(ratings, reading, config))
-    findings = examine(identity, out or identity.key_file.parent / "run", read, sketch or ())
+    read = None if ratings is None else partial(read_own_ratings, ratings, reading, config)
+    findings = examine(identity, out or identity.key_file.parent / "run", read)
     table = Table("check", "", "")
     styles = {"ok": "", "warning": "yellow", "failed": "red"}
     for finding in findings:
@@ -290,14 +275,6 @@ def doctor(
     found = summarise_findings(findings)
     output = Output(quiet=quiet, as_json=as_json)
     output.result(found, table)
-    if read is not None and sketch_for is not None:
-        path = Path(f"{identity.name}-for-{sketch_for}.json")
-        users = read().user_ids
-        gone = gather_forgotten(identity.key_file).find(users, federated=True)
-        data = make_sketch(identity, sketch_for, users[~gone])
-        with writing(path):
-            write_bytes(path, data)
-        output.remark(f"{path} is for {sketch_for}, which runs `doctor --sketch {path}`")
     if not found["ready"]:
         raise typer.Exit(1)
     output.remark("next: start `verfedgnn party` on the agreed day")

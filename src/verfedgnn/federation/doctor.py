@@ -1,7 +1,6 @@
 """Checks of one party before the day of a training: agreement, certificates, connection, clock, software, disk and data.
 
-Nothing leaves the party but a request to the coordinator. The overlap with another
-party is estimated from a sketch that the other party made and handed over.
+Nothing leaves the party but a request to the coordinator.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import shutil
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -30,7 +29,6 @@ from verfedgnn.data.ratings import format_count
 from verfedgnn.federation.agreement import list_stages
 from verfedgnn.federation.certificates import fingerprint, format_day, tls_context
 from verfedgnn.federation.frames import ABOUT
-from verfedgnn.federation.overlap_sketch import estimate_overlap
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.forget_record import gather_forgotten
@@ -74,11 +72,10 @@ def examine(
     identity: MemberIdentity,
     folder: Path,
     read_ratings: Callable[[], Ratings] | None,
-    sketches: Sequence[Path] = (),
 ) -> list[Finding]:
     """Return the findings of all checks of a party with that run folder.
 
-    Data are checked if `read_ratings` reads its ratings. From `sketches` of other parties follows how many users both have.
+    Data are checked if `read_ratings` reads its ratings.
     """
     findings = [*_check_certificates(identity), *_check_connection(identity), _check_software(identity)]
     table: Ratings | None = None
@@ -96,7 +93,6 @@ def examine(
             least = identity.agreement.min_users
             if table.n_users < least:
                 findings.append(Finding("overlap", "warning", f"fewer users than min_users = {least:,}"))
-            findings += [_estimate_overlap(identity, path, table) for path in sketches]
             findings.append(_estimate_training(identity, table))
         except VerFedGNNError as error:
             findings.append(Finding("data", "failed", str(error)))
@@ -182,24 +178,6 @@ def _check_software(identity: MemberIdentity) -> Finding:
         except importlib.metadata.PackageNotFoundError:
             return Finding("software", "failed", f"{name} is missing: pip install '{extra}'")
     return Finding("software", "ok", ", ".join(found))
-
-
-def _estimate_overlap(identity: MemberIdentity, path: Path, table: Ratings) -> Finding:
-    """Estimate from another party's sketch how many users both have; warn if too few of this party's users are there."""
-    try:
-        found = estimate_overlap(identity, path, table.user_ids)
-    except VerFedGNNError as error:
-        return Finding("overlap", "failed", str(error))
-    shares = (found.share, found.low, found.high)
-    theirs = "{:.1%} ({:.1%} to {:.1%})".format(*shares)
-    ours = "{:.1%} ({:.1%} to {:.1%})".format(*map(found.own_share, shares))
-    of_theirs = f"you have {theirs} of {found.sender}'s {found.users:,} users, by {found.sampled:,} of them"
-    text = f"{of_theirs}; that is {ours} of yours"
-    least = identity.agreement.min_overlap
-    if found.own_share(found.high) < least:
-        remedy = "compare how both spell the ids of users, and which users are exported"
-        return Finding("overlap", "warning", f"{text}, less than min_overlap = {least:.1%}; {remedy}")
-    return Finding("overlap", "ok", text)
 
 
 def _estimate_training(identity: MemberIdentity, table: Ratings) -> Finding:
