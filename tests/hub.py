@@ -213,12 +213,12 @@ class Trial:
         folder = self.folder / f"run-{name}"
         identity = self.identities[name]
         if name == SERVER:
-            service = CoordinatorService(identity, wire, folder, StatusPublisher(folder))
+            service = CoordinatorService(identity, wire, folder, StatusPublisher(folder, identity))
             self.services[name] = service
             service.run(lambda: self.stopping)
             return
         store = PartyStore(folder, identity)
-        publisher = StatusPublisher(folder)
+        publisher = StatusPublisher(folder, identity)
         transcript = Transcript(folder, identity)
         link = CoordinatorLink(identity, wire, lambda: self.stopping, transcript, publisher)
         self.runs[name] = run_party(

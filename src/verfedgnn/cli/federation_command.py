@@ -13,7 +13,7 @@ from rich.markup import escape
 from verfedgnn.cli.completion import among
 from verfedgnn.cli.next_step import command_text, show_next
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.service_options import FederationFile, KeyFile
+from verfedgnn.cli.service_commands import FederationFile, KeyFile, read_own_ratings
 from verfedgnn.cli.shared_options import TRAINING, AsJson, Model, Preset, Quiet, Settings
 from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.cli.train_command import parse_gnn
@@ -260,7 +260,6 @@ def doctor(
     """
     from rich.table import Table
 
-    from verfedgnn.cli.service_commands import read_own_ratings
     from verfedgnn.federation.doctor import examine, summarise_findings
     from verfedgnn.federation.roster import load_party
 

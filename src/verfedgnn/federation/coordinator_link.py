@@ -177,8 +177,7 @@ class CoordinatorLink:
         sizes = {way: self.ledger.total(way) for way in ("up", "down")}
         coordinator = {"here": self.connected, "connected": self.connected, "heard": self.heard}
         return {
-            "role": f"party {self.name}",
-            "federation": self.agreement.name,
+            "ready": self.connected and not self._silent,
             "stage": self.stage,
             "state": "gathering" if self.waits_for else "aligning",
             "waits_for": self.waits_for,

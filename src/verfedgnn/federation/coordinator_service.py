@@ -403,28 +403,36 @@ class CoordinatorService:
     def _waits(self) -> tuple[list[str], float, str] | None:
         """Return the parties for which the training waits, since which time, and what happens next; None if it does not wait."""
         stage = self.stage
-        if stage.finishing or stage.coordinator.began:
+        then = "the training starts when all parties are here"
+        if stage.finishing:
+            due = stage.without_result
+            then = f"the coordinator waits {self.agreement.timeouts.finish:g} s for them to fetch the result"
+            if not stage.stage.last:
+                then = "the next training starts when they have the result of this one"
+        elif stage.coordinator.began:
             return stage.waits()
-        start = "the training starts when all parties are here"
-        missing = [name for name in self.names if name not in self.connected]
+        else:
+            due = self.names
+        missing = [name for name in due if name not in self.connected]
         if missing:
-            return missing, min(self._changed[name] for name in missing), start
+            return missing, min(self._changed[name] for name in missing), then
         host = self.alignment
-        due = stage.missing
-        if host is not None and host.hellos:
-            due = host.missing or [name for name in due if name not in {*host.sets, *host.users}]
+        if not stage.finishing:
+            due = stage.missing
+            then = "the training starts when they have answered"
+            if host is not None and host.hellos:
+                due = host.missing or [name for name in due if name not in {*host.sets, *host.users}]
         since = min((self._heard.get(name, self._changed[name]) for name in due), default=math.inf)
         if time.monotonic() < since + coordinator_stage.STALL_SECONDS:
             return None
-        return due, since, "the training starts when they have answered"
+        return due, since, then
 
     def status(self) -> dict[str, Any]:
         """Return the present status."""
         sizes = {way: sum(stage.record.ledger.total(way) for stage in self.stages) for way in ("up", "down")}
         names, since, then = self._waits() or (None, None, None)
         return {
-            "role": "coordinator",
-            "federation": self.agreement.name,
+            "ready": True,
             "state": self._state(),
             **self.stage.status(),
             "waits_for": names,

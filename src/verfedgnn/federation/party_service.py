@@ -17,7 +17,7 @@ from verfedgnn.core.files import writing
 from verfedgnn.federation.agreement import Stage
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
-from verfedgnn.federation.event_log import CostOutlook, log_event
+from verfedgnn.federation.event_log import log_event
 from verfedgnn.federation.party_store import (
     PartyCheckpoints,
     PartyStore,
@@ -114,7 +114,6 @@ class PartyService:
         self.round = 0
         self.repeats = 0
         self._rounds: int | None = None
-        self._outlook = CostOutlook(stage.name, stops_early=bool(self.config.training.patience))
         self._checkpoints = PartyCheckpoints(self.folder / "checkpoint", self.progress, self.ledger)
         self._restore()
 
@@ -200,8 +199,6 @@ class PartyService:
         if self.party.masks is not None:
             self.party.masks.prepare_next()
         self.seconds += time.monotonic() - began
-        if not message.trip:
-            self._outlook.note_round(message.round, self.party.replica.rounds, self.link.ledger.total())
         error = self._record_validation(reply)
         self.publisher.close_round(ClosedRound(message.round, error), self.status)
 

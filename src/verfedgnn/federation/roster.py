@@ -225,6 +225,11 @@ class MemberIdentity:
         _check_code(agreement, "the coordinator" if self.is_coordinator else self.name)
 
     @property
+    def role(self) -> str:
+        """What the member is, with its name if it is a party."""
+        return "coordinator" if self.is_coordinator else f"party {self.name}"
+
+    @property
     def index(self) -> int:
         """Position of the party in the roster."""
         return [party.name for party in self.agreement.parties].index(self.name)

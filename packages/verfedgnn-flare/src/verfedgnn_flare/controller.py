@@ -97,7 +97,7 @@ class FederationController(Controller):  # type: ignore[misc]
         roster = {party.name for party in agreement.parties}
         clients = [client for client in engine.get_clients() if client.name in roster]
         tracked = TrackedRun(_FlareStatistics(self, engine))
-        self._publisher = publisher = StatusPublisher(run, track=tracked)
+        self._publisher = publisher = StatusPublisher(run, identity, track=tracked)
         transport = JobTransport(
             engine.get_cell(),
             {client.name: job_cell(client.get_fqcn(), fl_ctx.get_job_id()) for client in clients},

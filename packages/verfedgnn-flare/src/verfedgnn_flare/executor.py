@@ -103,7 +103,7 @@ class PartyExecutor(Executor):  # type: ignore[misc]
         if not store.is_aligned:
             read()  # reports a mistake in the ratings before the first message
         pool = workers(settings.processes or os.cpu_count() or 1)
-        self._publisher = publisher = StatusPublisher(store.folder)
+        self._publisher = publisher = StatusPublisher(store.folder, identity)
         transport = JobTransport(
             fl_ctx.get_engine().get_cell(),
             {COORDINATOR: server},

@@ -9,7 +9,7 @@ import typer
 
 from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.service_options import Every, FederationFile, ServiceThreads
+from verfedgnn.cli.service_commands import Every, FederationFile, ServiceThreads
 from verfedgnn.cli.shared_options import RUN, AsJson, Device, Quiet
 from verfedgnn.cli.source_options import reads_ratings
 
