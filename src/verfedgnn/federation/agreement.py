@@ -149,7 +149,7 @@ class Agreement(Section):
             raise ValueError(f"the coordinator must be named '{COORDINATOR}', not '{self.coordinator.name}'")
         seen: dict[str, str] = {}
         keys: dict[str, str] = {}
-        for member in (self.coordinator, *self.parties):
+        for member in self.members:
             other = seen.get(member.name.lower())
             if other is not None:
                 reserved = "that name is reserved for the coordinator"
@@ -164,6 +164,11 @@ class Agreement(Section):
             seen[member.name.lower()] = member.name
             keys[key] = member.name
         return self
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The coordinator and the parties."""
+        return (self.coordinator, *self.parties)
 
     @property
     def host(self) -> str:
@@ -217,7 +222,7 @@ class Agreement(Section):
 
     def member(self, name: str) -> Member:
         """Return the party or coordinator called `name`; raise `ConfigError` if there is none."""
-        for member in (self.coordinator, *self.parties):
+        for member in self.members:
             if member.name == name:
                 return member
         names = ", ".join(party.name for party in self.parties) or "none yet"
@@ -231,7 +236,7 @@ class Agreement(Section):
             COORDINATOR: "create a new one with `verfedgnn federation renew`",
         }
         dated = {"the authority": self.authority}
-        dated |= {member.name: member.certificate for member in (self.coordinator, *self.parties)}
+        dated |= {member.name: member.certificate for member in self.members}
         now = datetime.now(UTC)
         for name, pem in dated.items():
             certificate = certificates.read_certificate(pem, name)
@@ -332,7 +337,7 @@ def summarise_agreement(agreement: Agreement) -> dict[str, Any]:
             "key": certificates.certificate_key(member.certificate),
             "expires": member.expires.isoformat(),
         }
-        for member in (agreement.coordinator, *agreement.parties)
+        for member in agreement.members
     ]
     return {
         "name": agreement.name,

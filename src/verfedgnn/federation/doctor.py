@@ -13,28 +13,22 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from verfedgnn.core.errors import VerFedGNNError
 from verfedgnn.core.version import installed_version
-from verfedgnn.data import PartyData, Ratings
+from verfedgnn.data import Ratings
 from verfedgnn.data.ratings import format_count
-from verfedgnn.federation.agreement import list_stages
 from verfedgnn.federation.certificates import fingerprint, format_day, tls_context
 from verfedgnn.federation.frames import ABOUT
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.forget_record import gather_forgotten
-from verfedgnn.runs.ledger import Direction
-from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.training.local_runtime import local_federation
 
 EXPIRY_DAYS = 30
 """Number of days before the end of a certificate at which it is worth a warning."""
@@ -53,8 +47,6 @@ _KEPT_BYTES = 4
 """Memory a public parameter of the best validation, which a party keeps."""
 _RATING_BYTES = 84
 _RATER_RATING_BYTES = 231
-_TRIAL_ROUNDS = 3
-"""Number of rounds from which the time of a training is estimated."""
 
 Outcome = Literal["ok", "warning", "failed"]
 
@@ -93,7 +85,6 @@ def examine(
             least = identity.agreement.min_users
             if table.n_users < least:
                 findings.append(Finding("overlap", "warning", f"fewer users than min_users = {least:,}"))
-            findings.append(_estimate_training(identity, table))
         except VerFedGNNError as error:
             findings.append(Finding("data", "failed", str(error)))
     users, ratings = (0, 0) if table is None else (table.n_users, len(table))
@@ -112,7 +103,7 @@ def _check_certificates(identity: MemberIdentity) -> Iterator[Finding]:
     agreement = identity.agreement
     yield Finding("agreement", "ok", f"{len(agreement.parties)} parties, a round needs {agreement.quorum}")
     now = datetime.now(UTC)
-    for member in (agreement.coordinator, *agreement.parties):
+    for member in agreement.members:
         if (member.expires - now).days < EXPIRY_DAYS:
             text = f"that of {member.name} expires on {format_day(member.expires)}"
             yield Finding("certificates", "warning", text)
@@ -178,29 +169,6 @@ def _check_software(identity: MemberIdentity) -> Finding:
         except importlib.metadata.PackageNotFoundError:
             return Finding("software", "failed", f"{name} is missing: pip install '{extra}'")
     return Finding("software", "ok", ", ".join(found))
-
-
-def _estimate_training(identity: MemberIdentity, table: Ratings) -> Finding:
-    """Run a few rounds on this machine with copies of this party's data in place of the others', and extrapolate."""
-    agreement = identity.agreement
-    seconds = 0.0
-    sizes: dict[Direction, float] = {"up": 0.0, "down": 0.0}
-    for stage in list_stages(agreement):
-        (prepared,) = prepare([PartyData(identity.name, table)], stage.config, torch.device("cpu"))
-        copies = [replace(prepared.input, name=party.name) for party in agreement.parties]
-        runtime = local_federation(copies, stage.config)
-        runtime.round()  # the first one hands out full copies
-        before = {way: runtime.ledger.total(way) for way in sizes}
-        began = time.perf_counter()
-        for _ in range(_TRIAL_ROUNDS):
-            runtime.round()
-        each = runtime.coordinator.rounds / _TRIAL_ROUNDS / len(copies)
-        seconds += each * (time.perf_counter() - began)
-        for way in sizes:
-            sizes[way] += each * (runtime.ledger.total(way) - before[way])
-    megabytes = f"{sizes['up'] / 1e6:,.0f} MB up and {sizes['down'] / 1e6:,.0f} MB down"
-    guess = "if the others are like you and nobody stops early; waiting for the others comes on top"
-    return Finding("training", "ok", f"about {seconds:,.0f} s of your own arithmetic, {megabytes}, {guess}")
 
 
 def _check_resources(identity: MemberIdentity, folder: Path, users: int, ratings: int) -> Iterator[Finding]:

@@ -211,8 +211,7 @@ class MemberIdentity:
         self.agreement = agreement
         self.key_file = key_file
         self._key = c.read_key(key_file)
-        members = (agreement.coordinator, *agreement.parties)
-        found = [member for member in members if c.same_key(self._key, member.certificate)]
+        found = [member for member in agreement.members if c.same_key(self._key, member.certificate)]
         if not found:
             remedy = f"ask the coordinator to approve its request, then use the new {FILE}"
             raise ConfigError(
