@@ -69,7 +69,7 @@ class CoordinatorLink:
         self._largest_array = largest_array
 
     def send(self, *messages: Message) -> None:
-        """Send messages to the coordinator, which travel together."""
+        """Send messages to the coordinator."""
         encoded = [encode_parts(message) for message in messages]
         with self.transcript.together():
             for message, data in zip(messages, encoded, strict=True):

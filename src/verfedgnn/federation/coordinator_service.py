@@ -358,7 +358,7 @@ class CoordinatorService:
         self.send_all([(name, message)])
 
     def send_all(self, messages: Sequence[tuple[str, Message]]) -> None:
-        """Send messages to parties. Those to one party travel together, and one to many parties is encoded once."""
+        """Send messages to parties; one to many parties is encoded once."""
         distinct = {id(message): message for _, message in messages}
         encoded = {key: encode_parts(message) for key, message in distinct.items()}
         marks = {key: mark_message(data) for key, data in encoded.items()}

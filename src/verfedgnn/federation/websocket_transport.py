@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 from verfedgnn.core.connection_table import ConnectionTable, shut_down
@@ -38,11 +39,12 @@ from verfedgnn.federation.event_log import FailureLog
 from verfedgnn.federation.frames import (
     ABOUT,
     LARGEST_FRAME,
+    OUTBOX_BYTES,
+    OUTBOX_MESSAGES,
     FrameJoiner,
     Transport,
     TransportEvent,
-    cut_messages,
-    join_frames,
+    cut_message,
     size_of,
 )
 from verfedgnn.federation.roster import MemberIdentity
@@ -63,10 +65,6 @@ HANDSHAKE_SECONDS = 10.0
 """Number of seconds that a TLS handshake, or the request after it, may take."""
 FRAMES_IN_FLIGHT = 4
 """Number of frames of one connection that may be read but not yet handled."""
-OUTBOX_MESSAGES = 64
-"""How often messages may be sent to one slow peer, and wait, before it is disconnected."""
-OUTBOX_BYTES = 1 << 31
-"""Number of bytes that may wait for one slow peer before it is disconnected; twice its largest message if that is more."""
 CLOSE_SECONDS = 2.0
 """Number of seconds for which queued messages are still delivered when a transport closes."""
 PAUSES = (0.5, 1.0, 2.0, 4.0)
@@ -169,7 +167,7 @@ class _Link:
             if ready:
                 await self.websocket.send(b"")
             while (messages := await self.outbox.get()) is not None:
-                for frame in cut_messages(messages):
+                for frame in chain.from_iterable(map(cut_message, messages)):
                     await self.websocket.send(frame)
                 self.waiting -= sum(map(size_of, messages))
                 del messages  # they may hold a copy of all public parameters
@@ -185,12 +183,13 @@ class _Link:
         await self.websocket.close()
 
 
-class WebsocketTransport:
+class WebsocketTransport(FrameJoiner):
     """One member's end: the coordinator's listens, a party's connects and reconnects."""
 
     def __init__(
         self, identity: MemberIdentity, address: tuple[str, int], refused: Callable[[str], None]
     ) -> None:
+        super().__init__()
         agreement = identity.agreement
         server = identity.is_coordinator
         peers = agreement.parties if server else (agreement.coordinator,)
@@ -214,8 +213,6 @@ class WebsocketTransport:
         """Events, and where a frame is counted."""
         self._handled: _Inbox | None = None
         """Where the frame that was taken last is counted."""
-        self._joiner = FrameJoiner()
-        self._joined: Iterator[TransportEvent] = iter(())
         self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)
         self._loop = self._runner.get_loop()
         self._closing = asyncio.Event()
@@ -224,34 +221,22 @@ class WebsocketTransport:
 
     # -- Transport, from the thread of a service ---------------------------------------------------------
 
-    @property
-    def largest(self) -> int:
-        """Number of bytes of the largest message to accept from a peer."""
-        return self._joiner.largest
-
-    @largest.setter
-    def largest(self, size: int) -> None:
-        self._joiner.largest = size
-
     def send(self, to: str, *messages: EncodedMessage) -> None:
-        """Queue messages, which travel together, and return at once."""
+        """Queue messages and return at once."""
         self._call(self._put, to, messages)
 
     def next(self, timeout: float) -> TransportEvent | None:
         """Return the next event. Taking one marks the frame of the previous one as handled."""
-        for event in self._joined:
-            return event
         if self._handled is not None:
             self._handled.handled += 1
             if not self._handled.room.is_set():
                 self._call(self._handled.room.set)
             self._handled = None
         try:
-            frame, self._handled = self._events.get(timeout=max(0.0, timeout))
+            event, self._handled = self._events.get(timeout=max(0.0, timeout))
         except queue.Empty:
             return None
-        self._joined = join_frames(self._joiner, frame)
-        return next(self._joined)
+        return self.join(event)
 
     def close(self) -> None:
         """Deliver queued messages for two seconds at most, then end all connections."""
