@@ -26,9 +26,9 @@ from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.frames import FrameJoiner, TransportEvent, cut_message
 from verfedgnn.federation.party_session import run_party
-from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.status import StatusPublisher
+from verfedgnn.federation.stores import PartyStore
 from verfedgnn.federation.transcript import Transcript
 from verfedgnn.protocol.wire.framing import EncodedMessage
 

@@ -19,8 +19,8 @@ from test_federation import Fault, assert_same, assert_same_model, local, trial
 import verfedgnn as vf
 from hub import SERVER, Killed, Trial, agree
 from verfedgnn.federation.agreement import describe_two_parties, list_stages, summarise_agreement
-from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status import exposition, page
+from verfedgnn.federation.stores import PartyStore
 from verfedgnn.protocol.wire.messages import Finished, Hello, RoundReply, RoundStart, Waiting, decode, encode
 
 SMALL: dict[str, Any] = {

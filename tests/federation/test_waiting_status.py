@@ -21,8 +21,8 @@ from hub import SERVER, Killed, agree
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.federation import coordinator_link, coordinator_stage, party_session
-from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status import StatusPublisher, describe_process, exposition, page, presence
+from verfedgnn.federation.stores import PartyStore
 from verfedgnn.protocol.wire.messages import Finished, RoundReply, RoundStart, decode, encode
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "monitoring"

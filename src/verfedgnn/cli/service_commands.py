@@ -131,8 +131,8 @@ def party(
     from verfedgnn.federation.coordinator_link import CoordinatorLink
     from verfedgnn.federation.event_log import log_event
     from verfedgnn.federation.party_session import align_party, load_finished, run_party
-    from verfedgnn.federation.party_store import PartyStore
     from verfedgnn.federation.roster import load_party
+    from verfedgnn.federation.stores import PartyStore
     from verfedgnn.federation.transcript import Transcript
     from verfedgnn.privacy.id_matching import workers
     from verfedgnn.reports.run_report import report_to_track

@@ -19,11 +19,11 @@ from verfedgnn.core.errors import DataError, Interrupted, ProtocolError, VerFedG
 from verfedgnn.federation import coordinator_stage
 from verfedgnn.federation.agreement import list_stages
 from verfedgnn.federation.coordinator_stage import CoordinatorStage
-from verfedgnn.federation.coordinator_store import RevocationWatch, TrainingRecord
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.frames import Transport, TransportEvent
-from verfedgnn.federation.roster import MemberIdentity, take_finish_request
+from verfedgnn.federation.roster import MemberIdentity, RevocationWatch, take_finish_request
 from verfedgnn.federation.status import StatusPublisher
+from verfedgnn.federation.stores import TrainingRecord
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
 from verfedgnn.privacy.masking import check_public_key
 from verfedgnn.protocol.coordinator.coordinator import Coordinator

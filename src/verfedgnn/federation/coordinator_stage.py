@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from verfedgnn.core.errors import ProtocolError, RunError
 from verfedgnn.federation.agreement import Stage
-from verfedgnn.federation.coordinator_store import CoordinatorStore, TrainingRecord
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.liar_search import LiarSearch
+from verfedgnn.federation.stores import CoordinatorStore, TrainingRecord
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
 from verfedgnn.protocol.coordinator.coordinator_states import CoordinatorState
 from verfedgnn.protocol.round.aggregation import SumError

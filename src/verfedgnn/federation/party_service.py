@@ -18,14 +18,14 @@ from verfedgnn.federation.agreement import Stage
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event
-from verfedgnn.federation.party_store import (
+from verfedgnn.federation.roster import MemberIdentity
+from verfedgnn.federation.stores import (
     PartyCheckpoints,
     PartyStore,
     StageResult,
     SurvivorLog,
     open_ledger,
 )
-from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.transcript import SPENT
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator.best_validation import mean_error

@@ -24,6 +24,7 @@ from verfedgnn.federation.agreement import (
     save_agreement,
 )
 from verfedgnn.federation.certificates import COORDINATOR, CertificateError
+from verfedgnn.federation.event_log import log_warning
 from verfedgnn.plugins import origin
 from verfedgnn.runs.run_layout import LISTS
 
@@ -324,7 +325,7 @@ def _statement(agreement: str, purpose: str, name: str, key: str) -> bytes:
     return "\n".join(("verfedgnn 1", purpose, agreement, name, key)).encode()
 
 
-# -- what an operator asks a coordinator for ---------------------------------------------------------------------------------
+# -- what an operator asks a running coordinator for, through files ----------------------------------------------------------
 
 _REQUEST = "finish.request"
 """File in the coordinator's run folder that asks it to finish."""
@@ -350,3 +351,33 @@ def take_finish_request(run: Path, end: Callable[[], None]) -> None:
         end()
         with writing(run):
             (run / _REQUEST).unlink(missing_ok=True)
+
+
+class RevocationWatch:
+    """The coordinator's federation.toml, read again whenever it was replaced while a training runs."""
+
+    def __init__(self, identity: MemberIdentity) -> None:
+        self.parties = identity.agreement.parties
+        self._file = identity.key_file.parent / FILE
+        self._seen = self._version()
+
+    def find(self) -> list[str]:
+        """Return parties of the running agreement whose keys a new file no longer has; [] if the file is the same."""
+        version = self._version()
+        if version is None or version == self._seen:
+            return []
+        self._seen = version
+        try:
+            present = load_agreement(self._file, dates=False).parties
+        except ConfigError as error:
+            log_warning("federation.toml was replaced and cannot be read", reason=str(error))
+            return []
+        keys = {c.certificate_key(party.certificate) for party in present}
+        return [party.name for party in self.parties if c.certificate_key(party.certificate) not in keys]
+
+    def _version(self) -> tuple[int, int] | None:
+        try:
+            about = self._file.stat()
+        except OSError:
+            return None
+        return about.st_mtime_ns, about.st_ino

@@ -25,9 +25,9 @@ from verfedgnn.data.table_sources import table_stem
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.party_session import load_finished, run_party
-from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.roster import load_party
 from verfedgnn.federation.status import StatusPublisher
+from verfedgnn.federation.stores import PartyStore
 from verfedgnn.federation.transcript import Transcript
 from verfedgnn.privacy.id_matching import workers
 from verfedgnn.runs.prepared_data import check_declared
