@@ -71,11 +71,10 @@ class CoordinatorLink:
     def send(self, *messages: Message) -> None:
         """Send messages to the coordinator."""
         encoded = [encode_parts(message) for message in messages]
-        with self.transcript.together():
-            for message, data in zip(messages, encoded, strict=True):
-                mark = mark_message(data)
-                self.transcript.record("out", COORDINATOR, message, mark, self.stage)
-                self.ledger.record(type(message).__name__, "up", self.name, mark.size)
+        for message, data in zip(messages, encoded, strict=True):
+            mark = mark_message(data)
+            self.transcript.record("out", COORDINATOR, message, mark, self.stage)
+            self.ledger.record(type(message).__name__, "up", self.name, mark.size)
         self.transport.send(COORDINATOR, *encoded)
 
     def receive(

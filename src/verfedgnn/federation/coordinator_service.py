@@ -363,13 +363,12 @@ class CoordinatorService:
         encoded = {key: encode_parts(message) for key, message in distinct.items()}
         marks = {key: mark_message(data) for key, data in encoded.items()}
         queued: dict[str, list[EncodedMessage]] = {}
-        with self.transcript.together():
-            for name, message in messages:
-                stage = self._stage_of(name)
-                mark = marks[id(message)]
-                stage.record.ledger.record(type(message).__name__, "down", name, mark.size)
-                self.transcript.record("out", name, message, mark, _stage_name(message, stage))
-                queued.setdefault(name, []).append(encoded[id(message)])
+        for name, message in messages:
+            stage = self._stage_of(name)
+            mark = marks[id(message)]
+            stage.record.ledger.record(type(message).__name__, "down", name, mark.size)
+            self.transcript.record("out", name, message, mark, _stage_name(message, stage))
+            queued.setdefault(name, []).append(encoded[id(message)])
         for name, parts in queued.items():  # once all of them are written down
             self._sent[name] = time.monotonic()
             self.transport.send(name, *parts)

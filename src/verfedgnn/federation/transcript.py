@@ -17,7 +17,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -110,8 +110,6 @@ class Transcript:
         """Number of releases that had left a party, by training, when it stopped the last time."""
         self._is_signed = True
         self._flushed = 0.0
-        self._held: list[bytes] | None = None
-        """Lines that are not written yet; None outside of `together`."""
         with writing(folder):
             make_folder(folder)
             self._handle = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -139,17 +137,6 @@ class Transcript:
         kind = "unreadable" if message is None else type(message).__name__
         about: dict[str, Any] = {"way": way, "kind": kind, "stage": stage, "peer": peer, **place}
         self._append(**about, bytes=mark.size, sha256=mark.sha256, common=common or None)
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Write all entries of the block at its end, as one."""
-        self._held = []
-        try:
-            yield
-        finally:
-            lines = self._held
-            self._held = None
-            self._write(b"".join(lines))
 
     def note(self, kind: str, stage: str | None = None, **values: str | int | float) -> None:
         """Append a note about this member."""
@@ -182,14 +169,8 @@ class Transcript:
         line = json.dumps(present, separators=(",", ":"), allow_nan=False).encode()
         self._head = hashlib.sha256(line).hexdigest()
         self._is_signed = False
-        if self._held is None:
-            self._write(line + b"\n")
-        else:
-            self._held.append(line + b"\n")
-
-    def _write(self, lines: bytes) -> None:
         with writing(self.file):
-            write_all(self._handle, lines)
+            write_all(self._handle, line + b"\n")
 
     def _continue(self) -> int:
         """Find the last entry of an existing file; cut off and count the bytes after it that are no entry."""
@@ -368,19 +349,43 @@ class _View:
     replied: set[tuple[str, str, int]] = field(default_factory=set)
     """Stage, training and round of its replies with a gradient."""
 
+    @classmethod
+    def of(cls, transcript: CheckedTranscript) -> _View:
+        """Return what the party's transcript says."""
+        view = cls(transcript.name)
+        for entry in transcript.entries:
+            view._take(entry)
+        return view
+
+    def _take(self, entry: TranscriptEntry) -> None:
+        stage = entry.stage or ALIGNMENT
+        common = entry.common or {}
+        if entry.kind == ALIGNMENT and entry.values is not None:  # the last alignment and training count
+            self.told[ALIGNMENT, "", "name"] = [{"name": str(entry.values.get("name"))}]
+        if "training" in common:
+            self.trainings[stage] = str(common["training"].get("name"))
+            self.told[stage, "", "training"] = [{"name": self.trainings[stage]}]
+        training = self.trainings.get(stage, "")
+        for subject, value in common.items():
+            values = self.told.setdefault((stage, training, subject), [])
+            if value not in values:
+                values.append(value)
+        if entry.way == "out" and entry.kind == "RoundReply" and entry.trip == 0 and entry.round is not None:
+            self.replied.add((stage, training, entry.round))
+
 
 def compare_transcripts(transcripts: Sequence[CheckedTranscript], agreement: Agreement) -> list[Difference]:
     """Return all differences between the transcripts of one federation, in the order of rounds."""
-    views = [_view(one) for one in transcripts if one.name != COORDINATOR]
+    views = [_View.of(one) for one in transcripts if one.name != COORDINATOR]
     names = [party.name for party in agreement.parties]
-    found = [
+    differences = [
         *_compare_statements(views, names),
         *_compare_replies(views, names),
         *_compare_messages(transcripts),
     ]
     stages = [ALIGNMENT, *(stage for view in views for stage in view.trainings)]
     order = {stage: place for place, stage in reversed(list(enumerate(stages)))}
-    return sorted(found, key=lambda one: (order.get(one.stage, 0), one.round or 0))
+    return sorted(differences, key=lambda one: (order.get(one.stage, 0), one.round or 0))
 
 
 def summarise_comparison(
@@ -388,15 +393,14 @@ def summarise_comparison(
 ) -> dict[str, Any]:
     """Return the result of a check as JSON values, with a verdict in words."""
     changed = [f"{one.name}: {one.problem} ({one.file})" for one in transcripts if one.problem]
-    parties = [one for one in transcripts if one.name != COORDINATOR]
+    parties = sum(one.name != COORDINATOR for one in transcripts)
     problems = [*changed, *(one.text for one in differences)]
+    verdict = "unchanged; pass transcripts of two or more parties to compare what they received"
     if problems:
         more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
         verdict = f"first problem{more}: {problems[0]}"
-    elif len(parties) > 1:
-        verdict = f"{len(parties)} parties received the same in every round that their transcripts share"
-    else:
-        verdict = "unchanged; pass transcripts of two or more parties to compare what they received"
+    elif parties > 1:
+        verdict = f"{parties} parties received the same in every round that their transcripts share"
     return {
         "agree": not problems,
         "verdict": verdict,
@@ -417,26 +421,6 @@ def _remarks(transcript: CheckedTranscript) -> Iterator[str]:
         yield f"{transcript.name} has not signed the last {unsigned} entries: whoever holds the file could change these"
 
 
-def _view(transcript: CheckedTranscript) -> _View:
-    view = _View(transcript.name)
-    for entry in transcript.entries:
-        stage = entry.stage or ALIGNMENT
-        common = entry.common or {}
-        if entry.kind == ALIGNMENT and entry.values is not None:  # the last alignment and training count
-            view.told[ALIGNMENT, "", "name"] = [{"name": str(entry.values.get("name"))}]
-        if "training" in common:
-            view.trainings[stage] = str(common["training"].get("name"))
-            view.told[stage, "", "training"] = [{"name": view.trainings[stage]}]
-        training = view.trainings.get(stage, "")
-        for subject, value in common.items():
-            values = view.told.setdefault((stage, training, subject), [])
-            if value not in values:
-                values.append(value)
-        if entry.way == "out" and entry.kind == "RoundReply" and entry.trip == 0 and entry.round is not None:
-            view.replied.add((stage, training, entry.round))
-    return view
-
-
 def _compare_statements(views: Sequence[_View], names: Sequence[str]) -> Iterator[Difference]:
     """Compare what parties received on each subject.
 
@@ -447,12 +431,10 @@ def _compare_statements(views: Sequence[_View], names: Sequence[str]) -> Iterato
         told = [view for view in views if key in view.told]
         reference = max(told, key=lambda view: len(view.told[key]))
         for view in told:
-            if any(value in reference.told[key] for value in view.told[key]):
-                continue
-            values = [reference.told[key][-1], view.told[key][-1]]
-            fields = [name for name in values[0] if values[0][name] != values[1].get(name)]
-            field = (fields or [*values[1]])[0]
-            yield _differ(key[0], key[2], field, (reference.name, view.name), values, names)
+            if not any(value in reference.told[key] for value in view.told[key]):
+                yield _differ(
+                    key[0], key[2], (reference, view), [one.told[key][-1] for one in (reference, view)], names
+                )
 
 
 def _compare_replies(views: Sequence[_View], names: Sequence[str]) -> Iterator[Difference]:
@@ -463,39 +445,34 @@ def _compare_replies(views: Sequence[_View], names: Sequence[str]) -> Iterator[D
             round = _round_of(subject)
             if round is None or not subject.startswith("update "):
                 continue
-            for index, name in enumerate(names):
-                party = by_name.get(name) if index in values[-1].get("parties", []) else None
-                if party is not None and (stage, training, round) not in party.replied:
-                    told = f"the sum of gradients that {teller.name} received includes {party.name}"
-                    gap = f"the transcript of {party.name} has no reply in that round"
+            contributors = [
+                name for index, name in enumerate(names) if index in values[-1].get("parties", [])
+            ]
+            for name in contributors:
+                if name in by_name and (stage, training, round) not in by_name[name].replied:
+                    told = f"the sum of gradients that {teller.name} received includes {name}"
+                    gap = f"the transcript of {name} has no reply in that round"
                     text = f"{stage}, round {round}: {told}, but {gap}"
-                    yield Difference(stage, round, (teller.name, party.name), "reply", text)
+                    yield Difference(stage, round, (teller.name, name), "reply", text)
 
 
 def _compare_messages(transcripts: Sequence[CheckedTranscript]) -> Iterator[Difference]:
     """Find messages that a party received and the coordinator's transcript does not have, and the reverse."""
-    hub = next((one for one in transcripts if one.name == COORDINATOR), None)
-    if hub is None:
-        return
-    for party in transcripts:
-        if party is hub:
-            continue
-        of_party = [entry for entry in hub.entries if entry.peer == party.name]
-        for receiver, entries, sent in (
-            (party, party.entries, {entry.sha256 for entry in of_party if entry.way == "out"}),
-            (hub, of_party, {entry.sha256 for entry in party.entries if entry.way == "out"}),
+    hubs = [one for one in transcripts if one.name == COORDINATOR][:1]
+    for hub, party in ((hub, one) for hub in hubs for one in transcripts if one is not hub):
+        at_hub = [entry for entry in hub.entries if entry.peer == party.name]
+        for receiver, entries, sender, others in (
+            (party, party.entries, hub, at_hub),
+            (hub, at_hub, party, party.entries),
         ):
-            sender = hub if receiver is party else party
-            for entry in entries:
-                if entry.way == "in" and entry.sha256 not in sent:
-                    where = f"{entry.stage}, round {entry.round}" if entry.round else f"{entry.stage}"
-                    gap = f"the transcript of {sender.name} does not have"
-                    text = (
-                        f"{where}: {receiver.name} received a {entry.kind} (line {entry.number}) that {gap}"
-                    )
-                    between = (receiver.name, sender.name)
-                    yield Difference(entry.stage or ALIGNMENT, entry.round, between, entry.kind, text)
-                    break
+            sent = {entry.sha256 for entry in others if entry.way == "out"}
+            lost = (entry for entry in entries if entry.way == "in" and entry.sha256 not in sent)
+            for entry in list(lost)[:1]:
+                where = f"{entry.stage}, round {entry.round}" if entry.round else f"{entry.stage}"
+                what = f"{receiver.name} received a {entry.kind} (line {entry.number})"
+                text = f"{where}: {what} that the transcript of {sender.name} does not have"
+                between = (receiver.name, sender.name)
+                yield Difference(entry.stage or ALIGNMENT, entry.round, between, entry.kind, text)
 
 
 def _round_of(subject: str) -> int | None:
@@ -508,20 +485,21 @@ def _round_of(subject: str) -> int | None:
 def _differ(
     stage: str,
     subject: str,
-    field: str,
-    between: tuple[str, str],
+    between: tuple[_View, _View],
     values: Sequence[dict[str, Any]],
     names: Sequence[str],
 ) -> Difference:
-    kind = subject.split(" ")[0]
+    """Return the first difference between two values of a statement, with parties by their names."""
+    fields = [name for name in values[0] if values[0][name] != values[1].get(name)]
+    field = (fields or [*values[1]])[0]
     round = _round_of(subject)
     where = stage if round is None else f"{stage}, round {round}"
-    name = f"{kind} {field}"
+    name = f"{subject.split(' ')[0]} {field}"
     what = _WORDS.get(name) or _WORDS.get(field, name)
-    shown = [_show(one.get(field), field, names) for one in values]
-    has = ", ".join(f"{one} has {value}" for one, value in zip(between, shown, strict=True))
-    text = f"{where}: {what} differs between {between[0]} and {between[1]}: {has}"
-    return Difference(stage, round, between, name, text)
+    one, other = (view.name for view in between)
+    first, second = (_show(value.get(field), field, names) for value in values)
+    text = f"{where}: {what} differs between {one} and {other}: {one} has {first}, {other} has {second}"
+    return Difference(stage, round, (one, other), name, text)
 
 
 def _show(value: Any, field: str, names: Sequence[str]) -> str:
