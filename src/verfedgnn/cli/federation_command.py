@@ -83,7 +83,7 @@ def init(
     from verfedgnn.federation.agreement import summarise_agreement
 
     overrides: dict[str, Any] = parse_settings(set_ or [])
-    agreement, unmasked = roster.create_federation(
+    agreement = roster.create_federation(
         folder,
         preset=preset or "best",
         model=parse_gnn(model),
@@ -95,8 +95,10 @@ def init(
         min_parties=min_parties,
         ratings_per_user=ratings_per_user,
     )
-    masking = "on" if agreement.config.masking else f"off: {unmasked}" if unmasked else "off"
     output = Output(quiet=quiet, as_json=as_json)
+    masking = (
+        "on" if agreement.config.masking else f"off, for {agreement.config.gradients.mechanism} gradients"
+    )
     created = f"federation {agreement.name} at {address}; masking is {masking}"
     output.result(summarise_agreement(agreement), created)
     approval = command_text(["federation", "approve", str(folder), "NAME.csr"])
