@@ -102,23 +102,6 @@ def connect(
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; {remedy}") from None
 
 
-class _Inbox:
-    """The frames of one peer that were read and not yet handled; a new connection of the peer brings no further room."""
-
-    def __init__(self) -> None:
-        self.read = 0
-        """Number of frames that were read."""
-        self.handled = 0
-        """Number of frames that the service has handled."""
-        self.room = asyncio.Event()
-        """Set unless reading waits until the service has handled a frame."""
-        self.room.set()
-
-    def is_full(self) -> bool:
-        """Return whether reading must wait."""
-        return self.read - self.handled >= FRAMES_IN_FLIGHT
-
-
 class _Bounded(Connection):
     """A websocket that ends when its peer takes no answers: every ping is answered, and answers wait without a bound."""
 
@@ -150,6 +133,7 @@ class _Link:
         """Number of bytes in the outbox."""
         self.limit = OUTBOX_BYTES
         self.writer: asyncio.Task[None] | None = None
+        self.reader: asyncio.Task[Any] | None = None
 
     def put(self, messages: tuple[EncodedMessage, ...]) -> None:
         """Queue messages, or end the connection if the peer lets too much wait."""
@@ -205,14 +189,15 @@ class WebsocketTransport(FrameJoiner):
         self._listener = _Listener(address) if server else None
         self._process = secrets.token_hex(16)
         self._links: dict[str, _Link] = {}
-        self._inboxes = {peer: _Inbox() for peer in self._roster.values()}
+        self._rooms = {peer: asyncio.Semaphore(FRAMES_IN_FLIGHT) for peer in self._roster.values()}
+        """Room for frames of each peer that were read and not yet handled; a new connection brings no more of it."""
         self._lost = 0
         """Number of connections that have ended."""
         self._closed = False
-        self._events: queue.Queue[tuple[TransportEvent, _Inbox | None]] = queue.Queue()
-        """Events, and where a frame is counted."""
-        self._handled: _Inbox | None = None
-        """Where the frame that was taken last is counted."""
+        self._events: queue.Queue[tuple[TransportEvent, asyncio.Semaphore | None]] = queue.Queue()
+        """Events, and the room that a frame takes."""
+        self._taken: asyncio.Semaphore | None = None
+        """Room of the frame that is being handled."""
         self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)
         self._loop = self._runner.get_loop()
         self._closing = asyncio.Event()
@@ -227,13 +212,11 @@ class WebsocketTransport(FrameJoiner):
 
     def next(self, timeout: float) -> TransportEvent | None:
         """Return the next event. Taking one marks the frame of the previous one as handled."""
-        if self._handled is not None:
-            self._handled.handled += 1
-            if not self._handled.room.is_set():
-                self._call(self._handled.room.set)
-            self._handled = None
+        if self._taken is not None:
+            self._call(self._taken.release)
+            self._taken = None
         try:
-            event, self._handled = self._events.get(timeout=max(0.0, timeout))
+            event, self._taken = self._events.get(timeout=max(0.0, timeout))
         except queue.Empty:
             return None
         return self.join(event)
@@ -290,21 +273,20 @@ class WebsocketTransport(FrameJoiner):
 
     async def _hold(self, link: _Link) -> None:
         """Carry frames both ways until the connection ends."""
-        inbox = self._inboxes[link.peer]
+        room = self._rooms[link.peer]
         link.joined = True
         self._report("joined", link.peer)
+        link.reader = asyncio.current_task()
         link.writer = asyncio.create_task(link.write(ready=self._listener is None))
         try:
             while True:
-                frame = await link.websocket.recv(decode=False)
-                while inbox.is_full() and self._links.get(link.peer) is link:
-                    inbox.room.clear()
-                    if inbox.is_full():  # the service looks at `room` after it has counted
-                        await inbox.room.wait()
-                if self._links.get(link.peer) is not link:
-                    break
-                inbox.read += 1
-                self._events.put((TransportEvent("message", link.peer, frame), inbox))
+                await room.acquire()
+                try:
+                    frame = await link.websocket.recv(decode=False)
+                except BaseException:
+                    room.release()
+                    raise
+                self._events.put((TransportEvent("message", link.peer, frame), room))
         except ConnectionClosed:
             pass
         finally:
@@ -315,7 +297,6 @@ class WebsocketTransport(FrameJoiner):
         """Forget a connection; report the peer as gone unless another connection has taken its place."""
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
-            self._inboxes[link.peer].room.set()  # it may be waiting with a frame
             self._lost += 1
             if self._lost % 16 == 0:
                 gc.collect()  # a websocket refers to itself, and holds what was read and not taken
@@ -350,6 +331,8 @@ class WebsocketTransport(FrameJoiner):
         if older is not None:
             self._lose(older)
             older.websocket.transport.abort()
+            if older.reader is not None:  # it may be waiting for room
+                older.reader.cancel()
         _notice_cuts(sock, self._link_seconds)
         self._links[peer] = _Link(peer, process, websocket)
         return None
