@@ -84,7 +84,7 @@ def site(
     """
     from dataclasses import asdict
 
-    from verfedgnn_flare.site_settings import ALLOWED_CLASSES, prepare_site
+    from verfedgnn_flare.job_site import ALLOWED_CLASSES, prepare_site
 
     settings: dict[str, Any] = {
         "federation": _absolute(federation),
