@@ -127,7 +127,8 @@ def main() -> None:
         started = []
         for number in range(options.parties):
             words = [
-                "align",
+                "party",
+                "--align-only",
                 "--ratings",
                 folder / f"party-{number}.csv",
                 "--federation",

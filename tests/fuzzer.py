@@ -42,8 +42,8 @@ from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.frames import TransportEvent
 from verfedgnn.federation.party_service import PartyService, Realign
 from verfedgnn.federation.party_session import align_party
-from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status import StatusPublisher
+from verfedgnn.federation.stores import PartyStore
 from verfedgnn.federation.transcript import Transcript
 from verfedgnn.protocol.framing import HEADER
 from verfedgnn.protocol.messages import decode, encode

@@ -24,11 +24,11 @@ from verfedgnn.federation.certificates import (
 )
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
-from verfedgnn.federation.frames import FrameJoiner, TransportEvent, cut_message, join_frames
+from verfedgnn.federation.frames import FrameJoiner, TransportEvent, cut_message
 from verfedgnn.federation.party_session import run_party
-from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.status import StatusPublisher
+from verfedgnn.federation.stores import PartyStore
 from verfedgnn.federation.transcript import Transcript
 from verfedgnn.protocol.framing import EncodedMessage
 
@@ -40,25 +40,17 @@ class Killed(Exception):
     """The process was killed at this point."""
 
 
-class Wire:
+class Wire(FrameJoiner):
     """One end of a connection. `fault` receives every outgoing message and may change it, drop it (None) or raise `Killed`."""
 
     def __init__(self, hub: Hub, name: str, fault: Callable[[bytes], bytes | None] | None = None) -> None:
+        super().__init__()
         self.hub = hub
         self.name = name
         self.fault = fault
         self.events: queue.Queue[TransportEvent] = queue.Queue()
         self.alive = True
-        self._joiner = FrameJoiner()
         hub.attach(self)
-
-    @property
-    def largest(self) -> int:
-        return self._joiner.largest
-
-    @largest.setter
-    def largest(self, size: int) -> None:
-        self._joiner.largest = size
 
     def send(self, to: str, *messages: EncodedMessage) -> None:
         for data in map(b"".join, messages):  # one by one, so that a fault can separate them
@@ -68,8 +60,7 @@ class Wire:
 
     def next(self, timeout: float) -> TransportEvent | None:
         try:
-            (event,) = join_frames(self._joiner, self.events.get(timeout=min(timeout, 0.02)))
-            return event
+            return self.join(self.events.get(timeout=min(timeout, 0.02)))
         except queue.Empty:
             return None
 
@@ -213,12 +204,12 @@ class Trial:
         folder = self.folder / f"run-{name}"
         identity = self.identities[name]
         if name == SERVER:
-            service = CoordinatorService(identity, wire, folder, StatusPublisher(folder))
+            service = CoordinatorService(identity, wire, folder, StatusPublisher(folder, identity))
             self.services[name] = service
             service.run(lambda: self.stopping)
             return
         store = PartyStore(folder, identity)
-        publisher = StatusPublisher(folder)
+        publisher = StatusPublisher(folder, identity)
         transcript = Transcript(folder, identity)
         link = CoordinatorLink(identity, wire, lambda: self.stopping, transcript, publisher)
         self.runs[name] = run_party(

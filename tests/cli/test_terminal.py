@@ -139,7 +139,6 @@ MISTAKES = {
     "flare site": "none --federation none",
     "coordinator": "none",
     "party": "--federation none",
-    "align": "--federation none",
     "status": "none",
 }
 

@@ -24,9 +24,8 @@ from verfedgnn.cli.main import app
 from verfedgnn.core.errors import RunError
 from verfedgnn.federation import COORDINATOR_KEY
 from verfedgnn.federation.agreement import FILE, Absence, save_agreement
-from verfedgnn.federation.coordinator_store import RevocationWatch
 from verfedgnn.federation.frames import TransportEvent
-from verfedgnn.federation.roster import MemberIdentity, remove_party
+from verfedgnn.federation.roster import MemberIdentity, RevocationWatch, remove_party
 from verfedgnn.protocol.framing import kind_of
 from verfedgnn.protocol.messages import RoundReply, Welcome, encode
 

@@ -1,4 +1,4 @@
-"""`verfedgnn align` as its users run it: padding, rows of an earlier run, and tables that cannot be aligned."""
+"""`verfedgnn party --align-only` as its users run it: padding, rows of an earlier run, and tables that cannot be aligned."""
 
 from __future__ import annotations
 
@@ -46,7 +46,16 @@ def test_padding_adds_empty_rows(shells: Shells, tmp_path: Path) -> None:
     commands = {}
     for name, users in (("film", film), ("book", book)):
         write_users(tmp_path / f"{name}.csv", users)
-        words = ["align", "--federation", name, "--ratings", f"{name}.csv", "--out", f"{name}/run"]
+        words = [
+            "party",
+            "--align-only",
+            "--federation",
+            name,
+            "--ratings",
+            f"{name}.csv",
+            "--out",
+            f"{name}/run",
+        ]
         words += ["--pad-users", "30"] if name == "film" else []
         commands[name] = [*words, "--processes", "1"]
     other = shells.start(*commands["book"])
@@ -84,7 +93,8 @@ def test_a_table_that_cannot_be_aligned_is_one_line_before_anything_is_sent(
     prepare(shells, 1, max_users=3)
     write_users(tmp_path / "film.csv", users)
     code, _, err = command(
-        "align",
+        "party",
+        "--align-only",
         "--federation",
         tmp_path / "film",
         "--ratings",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -131,6 +132,34 @@ def test_ctrl_c_and_sigterm_leave_something_to_go_on_with(shells: Shells, tmp_pa
         assert process.wait(timeout=180) == 4, shells.logs()
 
 
+def test_every_line_of_a_json_log_is_json(shells: Shells, tmp_path: Path) -> None:
+    """Events, the error of the command and what to do next; text has a date."""
+    shells.now("federation", "init", "home", "--address", "127.0.0.1:1")
+    for name in NAMES[:2]:
+        shells.now("federation", "join-request", name)
+        shells.now("federation", "approve", "home", f"{name}/{name}.csr", "--yes")
+    (tmp_path / "film" / "federation.toml").write_bytes((tmp_path / "home" / "federation.toml").read_bytes())
+    write_table(tmp_path / "film.csv", synthetic_ratings(users=50, items=40, ratings=900, seed=1), "lower")
+    words = ["party", "--ratings", "film.csv", "--federation", "film"]
+    for options in (["--log", "json"], ["--log-level", "warning"]):
+        before = len(shells.logs())
+        process = shells.start(*words, *options)
+        deadline = time.monotonic() + 180
+        while "connection failed" not in shells.logs()[before:] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=180) == 4, shells.logs()
+        lines = [line for line in shells.logs()[before:].splitlines() if line]
+        if "json" in options:
+            events = [json.loads(line) for line in lines]
+            assert {*events[0]} >= {"time", "level", "event"}
+            assert (events[-1]["level"], events[-1]["event"][:8]) == ("error", "stopped;")
+            assert {event["level"] for event in events} == {"info", "warning", "error"}
+        else:
+            assert all(" ! " in line for line in lines[:-1]), lines
+            assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ! ", lines[0])
+
+
 @pytest.mark.parametrize(
     ("words", "reason", "code"),
     [
@@ -147,6 +176,7 @@ def test_ctrl_c_and_sigterm_leave_something_to_go_on_with(shells: Shells, tmp_pa
             2,
         ),
         (["party", "--federation", "film", "--ratings", "film.csv", "--log", "xml"], "text or json", 2),
+        (["coordinator", "home", "--log-level", "loud"], "info, warning or error", 2),
         (["coordinator", "film"], "holds no coordinator.key|cannot read the agreement", 2),
         (["coordinator", "home", "--status", "nonsense"], "HOST:PORT", 2),
         (["status", "film"], "no status", 2),

@@ -23,7 +23,7 @@ from verfedgnn.data.synthetic import synthetic_ratings
 from verfedgnn.federation import party_session
 from verfedgnn.federation.doctor import examine
 from verfedgnn.federation.party_session import complete_run
-from verfedgnn.federation.party_store import PartyStore
+from verfedgnn.federation.stores import PartyStore
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.framing import kind_of
 from verfedgnn.protocol.messages import Finished, RoundReply

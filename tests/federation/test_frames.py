@@ -23,12 +23,9 @@ from verfedgnn.federation.coordinator_service import MOST_OFFENCES
 from verfedgnn.federation.frames import (
     FRAME_BYTES,
     FRAME_HEAD,
-    MOST_TOGETHER,
     FrameJoiner,
     TransportEvent,
     cut_message,
-    cut_messages,
-    join_frames,
     size_of,
 )
 from verfedgnn.gnn.model import Model
@@ -68,45 +65,19 @@ def test_a_message_comes_back_from_its_frames(sizes: list[int]) -> None:
         frames.FRAME_BYTES = kept
 
 
-@settings_of_hypothesis(max_examples=60)
-@given(sizes=st.lists(st.integers(0, 200), min_size=1, max_size=12))
-def test_messages_that_are_sent_together_share_frames(sizes: list[int]) -> None:
-    kept = frames.FRAME_BYTES
-    frames.FRAME_BYTES = SMALL
-    try:
-        messages = [bytes([number]) * size for number, size in enumerate(sizes)]
-        sent = list(cut_messages([(message,) for message in messages]))
-        assert max(map(len, sent)) <= SMALL + FRAME_HEAD.size
-        assert len(sent) <= len([frame for message in messages for frame in as_frames(message)])
-        joiner = FrameJoiner(200)
-        events = [e for frame in sent for e in join_frames(joiner, TransportEvent("message", "film", frame))]
-        assert [bytes(event.data) for event in events if event.kind == "message"] == messages
-        assert {event.kind for event in events} <= {"message", "part"}
-    finally:
-        frames.FRAME_BYTES = kept
-
-
-def test_two_small_messages_are_one_frame() -> None:
-    (frame,) = cut_messages([(b"shares",), (b"round ", b"start")])
-    events = join_frames(FrameJoiner(100), TransportEvent("message", "film", frame))
-    assert [bytes(event.data) for event in events] == [b"shares", b"round start"]
-
-
 def test_a_frame_cannot_hold_many_messages() -> None:
     """The attack: one frame of the largest size full of empty messages, each of which would cost the receiver time."""
     frame = FRAME_HEAD.pack(0, 0) * (FRAME_BYTES // FRAME_HEAD.size)
-    events = list(join_frames(FrameJoiner(100), TransportEvent("message", "film", frame)))
-    assert [event.kind for event in events] == ["message"] * (MOST_TOGETHER - 1) + ["broken"]
+    assert FrameJoiner(100).join(TransportEvent("message", "film", frame)).kind == "broken"
 
 
 @pytest.mark.parametrize(
     "end", [b"short", FRAME_HEAD.pack(101, 0) + bytes(101), FRAME_HEAD.pack(9, 0) + b"8 bytes."]
 )
-def test_what_follows_a_good_message_in_its_frame_is_judged_alone(end: bytes) -> None:
-    (frame,) = cut_messages([(b"good",)])
-    first, second = join_frames(FrameJoiner(100), TransportEvent("message", "film", frame + end))
-    assert bytes(first.data) == b"good"
-    assert second.kind == "broken"
+def test_nothing_may_follow_a_message_in_its_frame(end: bytes) -> None:
+    (frame,) = as_frames(b"good")
+    assert FrameJoiner(100).join(TransportEvent("message", "film", frame)).data == b"good"
+    assert FrameJoiner(100).join(TransportEvent("message", "film", frame + end)).kind == "broken"
 
 
 @pytest.mark.usefixtures("small_frames")
@@ -184,7 +155,7 @@ def test_a_new_connection_ends_the_message_of_the_old_one(kind: Literal["joined"
     joiner = FrameJoiner(1000)
     old, new = as_frames(b"o" * 150), as_frames(b"n" * 150)
     joiner.take("film", old[0])
-    assert [event.kind for event in join_frames(joiner, TransportEvent(kind, "film"))] == [kind]
+    assert joiner.join(TransportEvent(kind, "film")).kind == kind
     assert not joiner._incomplete
     assert [joiner.take("film", frame) for frame in new] == [None, None, b"n" * 150]
 

@@ -545,14 +545,12 @@ def test_a_doctor_examines_a_party_before_the_day(
             "clock",
             "versions",
             "data",
-            "training",
             "disk",
             "memory",
         ),
         "ok",
     )
     assert healthy["data"][1].startswith(f"{len(table)} ratings by 40 users")
-    assert "MB up" in healthy["training"][1]
     monkeypatch.setattr(doctor, "installed_version", lambda: "0.0.1")
     assert outcomes()["versions"] == ("warning", f"verfedgnn 0.0.1 here, {installed_version()} there")
     film = net.join("film")

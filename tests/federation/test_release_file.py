@@ -14,7 +14,7 @@ import pytest
 import verfedgnn as vf
 from hub import SERVER, Killed, Trial
 from verfedgnn.core.errors import RunError
-from verfedgnn.federation.party_store import LEDGER, open_ledger
+from verfedgnn.federation.stores import LEDGER, open_ledger
 from verfedgnn.protocol.messages import RoundReply, decode
 from verfedgnn.protocol.release_ledger import GRADIENT, VALIDATION, ReleaseLedger
 from verfedgnn.runs.run_layout import LAST_RELEASE

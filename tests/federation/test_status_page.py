@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from verfedgnn.core.connection_table import MAX_PER_ADDRESS
 from verfedgnn.federation import status
@@ -89,6 +91,38 @@ def test_a_foreign_host_name_is_refused(port: int, host: str) -> None:
     code, body = get(port, host=host)
     assert code == 403
     assert b"coordinator" not in body
+
+
+def test_health_checks_tell_a_working_process_from_one_that_can_take_part(
+    server: status._StatusServer, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A party that is alone works and is not ready; one whose process hangs or has stopped is neither."""
+
+    def checks(**changes: object) -> tuple[int, int]:
+        server.publisher.status |= changes
+        return get(port, "/healthz")[0], get(port, "/readyz")[0]
+
+    assert get(port, "/healthz") == (200, b"training\n")
+    assert checks(state="gathering", ready=False) == (200, 503)
+    assert checks(state="training", ready=True) == (200, 200)
+    assert checks(state="finished", ready=False) == (200, 200)
+    assert checks(state=status.STOPPED, ready=True) == (503, 503)
+    late = server.publisher.status["updated"] - status.HANGING_SECONDS
+    assert checks(state="training", updated=late) == (503, 503)
+
+
+def test_the_examples_ask_for_health_where_the_status_is() -> None:
+    root = Path(__file__).resolve().parents[2]
+    services = yaml.safe_load((root / "compose.yaml").read_text())["services"]
+    for member in services.values():
+        address = member["command"][member["command"].index("--status") + 1]
+        assert f"http://{address}/healthz" in member["healthcheck"]["test"][-1]
+    for name in ("coordinator", "party"):
+        text = (root / "examples" / "systemd" / f"verfedgnn-{name}.service").read_text()
+        found = re.search(r"--status (\S+) ", text)
+        assert found is not None
+        assert "ExecStartPost=-/usr/bin/curl --fail" in text
+        assert f"http://{found[1]}/healthz\n" in text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:9100", "[::1]:9100", "192.0.2.7:9100"])

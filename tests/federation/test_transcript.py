@@ -19,8 +19,15 @@ from hub import SERVER, Hub, Trial, Wire
 from message_samples import ALL
 from verfedgnn.federation.agreement import Agreement, save_agreement
 from verfedgnn.federation.frames import TransportEvent
-from verfedgnn.federation.transcript import TRANSCRIPT, Transcript, TranscriptEntry, read_lines
-from verfedgnn.federation.transcript_check import check_transcript, compare_transcripts, summarise_comparison
+from verfedgnn.federation.transcript import (
+    TRANSCRIPT,
+    Transcript,
+    TranscriptEntry,
+    check_transcript,
+    compare_transcripts,
+    read_lines,
+    summarise_comparison,
+)
 from verfedgnn.protocol.common_statements import TO_EACH, common_statements
 from verfedgnn.protocol.messages import (
     Message,

@@ -17,13 +17,13 @@ from test_federation import assert_same, in_round, local, trial
 from typer.testing import CliRunner
 
 import verfedgnn as vf
-from hub import SERVER
+from hub import SERVER, Killed, agree
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.federation import coordinator_link, coordinator_stage, party_session
-from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status import StatusPublisher, describe_process, exposition, page, presence
-from verfedgnn.protocol.messages import RoundReply, RoundStart, decode, encode
+from verfedgnn.federation.stores import PartyStore
+from verfedgnn.protocol.messages import Finished, RoundReply, RoundStart, decode, encode
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
 
@@ -133,6 +133,50 @@ def test_the_status_is_true_from_the_first_second(tmp_path: Path, small_parties:
     assert told_party["waits_for"] == missing
     for name in missing:
         federated.start(name)
+    federated.join()
+    assert not federated.errors
+
+
+def test_a_member_that_has_not_connected_yet_is_starting(tmp_path: Path) -> None:
+    """An operator who looks at once sees who starts, and not how many years ago 1970 was."""
+    _, identities = agree(tmp_path, ["film", "music"], vf.Config.preset("best"))
+    with StatusPublisher(tmp_path, identities["film"]):
+        about = json.loads((tmp_path / "status.json").read_text())
+        assert (about["role"], about["federation"], about["state"]) == ("party film", "trial", "starting")
+        assert describe_process(about) == "The process is running."
+        assert 'role="party film"' in exposition(about)[1].decode()
+    assert describe_process({"state": "starting"}) == "The process is running."
+
+
+def test_a_party_that_left_between_two_trainings_is_named(
+    tmp_path: Path, small_parties: list[vf.PartyData], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next training needs its answer: the coordinator, which is finishing this one, says for whom it waits."""
+    caplog.set_level(logging.INFO, "verfedgnn.federation")
+    small = {"epochs": 2, "dim": 6, "unprotected": ["noise"]}
+    federated = trial(tmp_path, small_parties, vf.Config.preset("best").with_values(small))
+    gone, *rest = federated.parties
+
+    def leave(data: bytes) -> bytes:
+        if isinstance(decode(data), Finished):
+            raise Killed
+        return data
+
+    federated.start(gone, leave, restart=False)
+    for name in (SERVER, *rest):
+        federated.start(name)
+
+    def named() -> bool:
+        service = federated.services.get(SERVER)
+        about = {} if service is None else service.publisher.status
+        return about.get("state") == "finishing" and about["waits_for"] == [gone]
+
+    wait_until(named)
+    about = federated.services[SERVER].publisher.status
+    assert about["next"] == "the next training starts when they have the result of this one"
+    assert about["updated"] >= about["waits_since"]
+    wait_until(lambda: "waiting for parties" in caplog.text)
+    federated.start(gone)
     federated.join()
     assert not federated.errors
 

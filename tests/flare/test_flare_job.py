@@ -24,7 +24,7 @@ from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAu
 import verfedgnn as vf
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.federation import roster
-from verfedgnn_flare.site_settings import (
+from verfedgnn_flare.job_site import (
     ALLOWED_CLASSES,
     SITE_FILE,
     allow_classes,

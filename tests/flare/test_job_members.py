@@ -21,7 +21,7 @@ from verfedgnn.core.errors import ConfigError, ProtocolError, RunError
 from verfedgnn.federation.event_log import EVENTS, log_event
 from verfedgnn_flare.controller import FederationController
 from verfedgnn_flare.executor import PartyExecutor, read_server_cell
-from verfedgnn_flare.job_member import SERVER_CELL, TASK, check_agreement, log_to_flare
+from verfedgnn_flare.job_site import SERVER_CELL, TASK, check_agreement, log_to_flare
 
 AGREEMENT: Any = SimpleNamespace(
     parties=[SimpleNamespace(name=name) for name in ("books", "films", "games")],

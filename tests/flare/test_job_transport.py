@@ -91,15 +91,6 @@ def test_messages_that_overtake_each_other_arrive_in_order(pair: Pair) -> None:
     assert [pair.until(pair.server, "message").data[0] for _ in range(6)] == list(range(6))
 
 
-def test_messages_that_are_sent_together_travel_in_one_frame(pair: Pair) -> None:
-    passed: list[Message] = []
-    pair.cells[1].pass_on = lambda message: passed.append(message) or [message]  # type: ignore[func-returns-value]
-    pair.party.send("server", (b"unmask",), (b"shares ", b"ahead"))
-    found = [pair.until(pair.server, "message").data for _ in range(2)]
-    assert found == [b"unmask", b"shares ahead"]
-    assert len(passed) == 1
-
-
 def test_a_repeated_message_arrives_once(pair: Pair) -> None:
     pair.cells[1].pass_on = lambda message: [message, message]
     for number in range(3):

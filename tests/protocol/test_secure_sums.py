@@ -19,8 +19,8 @@ import verfedgnn as vf
 from hub import agree
 from simulated_federation import Simulation
 from verfedgnn.federation.liar_search import LiarSearch
-from verfedgnn.federation.party_store import SurvivorLog
 from verfedgnn.federation.roster import MemberIdentity
+from verfedgnn.federation.stores import SurvivorLog
 from verfedgnn.privacy.masking import (
     GRADIENT,
     SEED,

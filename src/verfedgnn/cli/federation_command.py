@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from functools import cache
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from verfedgnn.cli.completion import among
 from verfedgnn.cli.next_step import command_text, show_next
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.service_options import FederationFile, KeyFile
+from verfedgnn.cli.service_commands import FederationFile, KeyFile, read_own_ratings
 from verfedgnn.cli.shared_options import TRAINING, AsJson, Model, Preset, Quiet, Settings
 from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.cli.train_command import parse_gnn
@@ -66,7 +69,8 @@ def init(
     ratings_per_user: Annotated[
         int,
         typer.Option(
-            help="Ratings a user that you expect of all parties together. Below 40, vectors are shorter, and messages too.",
+            help="Ratings a user that you expect of all parties together. "
+            "Below 40, vectors are shorter, and messages too.",
             min=1,
         ),
     ] = 100,
@@ -79,28 +83,28 @@ def init(
     from verfedgnn.federation.agreement import summarise_agreement
 
     overrides: dict[str, Any] = parse_settings(set_ or [])
-    if seed is not None:
-        overrides["seed"] = seed
-    agreement, unmasked = roster.create_federation(
+    agreement = roster.create_federation(
         folder,
         preset=preset or "best",
         model=parse_gnn(model),
         config_file=config,
-        overrides=overrides,
+        overrides=overrides | ({} if seed is None else {"seed": seed}),
         name=name or folder.resolve().name,
         address=address,
         alignment=alignment,
         min_parties=min_parties,
         ratings_per_user=ratings_per_user,
     )
-    masking = "on" if agreement.config.masking else f"off: {unmasked}" if unmasked else "off"
     output = Output(quiet=quiet, as_json=as_json)
-    output.result(
-        summarise_agreement(agreement), f"federation {agreement.name} at {address}; masking is {masking}"
+    masking = (
+        "on" if agreement.config.masking else f"off, for {agreement.config.gradients.mechanism} gradients"
     )
+    created = f"federation {agreement.name} at {address}; masking is {masking}"
+    output.result(summarise_agreement(agreement), created)
+    approval = command_text(["federation", "approve", str(folder), "NAME.csr"])
     sentences = [
         f"{folder} holds the keys of the authority and the coordinator: back it up and keep it secret.",
-        f"Each party sends you a .csr file; admit it with `{command_text(['federation', 'approve', str(folder), 'NAME.csr'])}`.",
+        f"Each party sends you a .csr file; admit it with `{approval}`.",
     ]
     show_next(output, sentences, ["federation", "join-request", "NAME"], "at each party")
 
@@ -116,26 +120,19 @@ def join_request(
     from verfedgnn.federation import roster
 
     folder = out or Path(name)
-    asked = roster.request_membership(name, folder)
-    made = {
-        "name": name,
-        "key": asked.key_file,
-        "request": asked.request_file,
-        "fingerprint": asked.fingerprint,
-    }
+    key, request, fingerprint = roster.request_membership(name, folder)
     output = Output(quiet=quiet, as_json=as_json)
     output.result(
-        made,
-        f"{asked.key_file} is the private key of {name}; it must not leave this machine",
-        f"fingerprint of its public key: {asked.fingerprint}",
+        {"name": name, "key": key, "request": request, "fingerprint": fingerprint},
+        f"{key} is the private key of {name}; it must not leave this machine",
+        f"fingerprint of its public key: {fingerprint}",
     )
     sentences = [
-        f"Send {asked.request_file} to the coordinator and read out the fingerprint by phone.",
+        f"Send {request} to the coordinator and read out the fingerprint by phone.",
         f"Put the federation.toml that you receive into {folder}.",
     ]
-    show_next(
-        output, sentences, ["party", "--federation", str(folder), "--ratings", "FILE"], "once it is there"
-    )
+    command = ["party", "--federation", str(folder), "--ratings", "FILE"]
+    show_next(output, sentences, command, "once it is there")
 
 
 @app.command()
@@ -156,18 +153,16 @@ def approve(
     """Admit parties, at the coordinator: sign their requests and add them to the roster."""
     from verfedgnn.federation import roster
 
-    output = Output(quiet=quiet, as_json=as_json)
     lines: list[str] = []
 
     def confirm(fingerprints: dict[str, str]) -> None:
         lines.extend(f"{name}: fingerprint of its public key: {text}" for name, text in fingerprints.items())
         if not yes:
-            for line in lines:
-                typer.echo(line, err=True)
+            typer.echo("\n".join(lines), err=True)
             _confirm("Did each party read out this fingerprint by phone?")
 
     changed = roster.admit_parties(folder, requests, replace=replace, confirm=confirm)
-    _show_change(folder, changed, output, *lines)
+    _show_change(folder, changed, Output(quiet=quiet, as_json=as_json), *lines)
 
 
 @app.command()
@@ -191,10 +186,9 @@ def renew(folder: Folder, quiet: Quiet = False, as_json: AsJson = False) -> None
     from verfedgnn.federation.certificates import format_day
 
     changed = roster.renew_coordinator(folder)
-    until = (
-        f"the coordinator has a new key; its certificate expires on {format_day(changed.coordinator.expires)}"
-    )
-    _show_change(folder, changed, Output(quiet=quiet, as_json=as_json), until)
+    until = format_day(changed.coordinator.expires)
+    text = f"the coordinator has a new key; its certificate expires on {until}"
+    _show_change(folder, changed, Output(quiet=quiet, as_json=as_json), text)
 
 
 @app.command()
@@ -206,18 +200,44 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the agreement and the members of a federation."""
-    from verfedgnn.cli.agreement_tables import agreement_table, member_table
     from verfedgnn.federation import COORDINATOR_KEY
     from verfedgnn.federation.agreement import load_agreement, summarise_agreement
+    from verfedgnn.federation.certificates import format_day, short_fingerprint
 
     agreement = load_agreement(path, dates=False)
+    about = summarise_agreement(agreement)
+    settings = (
+        f"{key} = {'unset' if value is None else json.dumps(value)}"
+        for key, value in about["settings"].items()
+    )
+    facts = Table(show_header=False, title=Text(f"Federation {agreement.name}"), title_justify="left")
+    for label, text in {
+        "address": agreement.address,
+        "alignment": agreement.alignment,
+        "quorum": f"{agreement.quorum} of {len(agreement.parties)}",
+        "configuration": about["configuration"],
+        "agreement": short_fingerprint(about["digest"]),
+        "trainings": ", then ".join(about["trainings"]),
+        "settings": "\n".join(
+            (f"preset {about['preset']}{', with' if about['settings'] else ''}", *settings)
+        ),
+        "two parties": about["two_parties"],
+    }.items():
+        if text is not None:
+            facts.add_row(Text(label, "bold"), Text(text))
+    members = _table("Members", "name", "fingerprint of the certificate", "expires")
+    for member in agreement.members:
+        expired = member.expires <= datetime.now(UTC)
+        until = format_day(member.expires) + (" (expired)" if expired else "")
+        style = "red" if expired else ""
+        members.add_row(member.name, short_fingerprint(member.fingerprint), until, style=style)
     output = Output(quiet=quiet, as_json=as_json)
-    output.result(summarise_agreement(agreement), agreement_table(agreement), member_table(agreement))
+    output.result(about, facts, members)
     folder = path if path.is_dir() else path.parent
-    sentence = "Compare the fingerprint of the agreement with the other organisations by phone; it must be the same everywhere."
-    start = ["party", "--federation", str(folder), "--ratings", "FILE"]
+    sentence = "Compare the fingerprint of the agreement by phone; it must be the same at all organisations."
+    party = ["party", "--federation", str(folder), "--ratings", "FILE"]
     coordinates = (folder / COORDINATOR_KEY).is_file()
-    show_next(output, [sentence], ["coordinator", str(folder)] if coordinates else start)
+    show_next(output, [sentence], ["coordinator", str(folder)] if coordinates else party)
 
 
 @app.command()
@@ -249,56 +269,29 @@ def doctor(
         str | None, typer.Option(help="Your ratings, as for `party`; without it data are not checked.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Your run folder. Default: run, beside the key.")] = None,
-    sketch: Annotated[
-        list[Path] | None,
-        typer.Option(help="A file that another party made for you with --sketch-for; may be repeated."),
-    ] = None,
-    sketch_for: Annotated[
-        str | None,
-        typer.Option(
-            help="Also write a sample of your users for this party, so that it can estimate how many users you share.",
-            metavar="PARTY",
-        ),
-    ] = None,
     reading: ReadOptions,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check your side before the day: certificates, connection, clock, software, disk, data, memory and size of messages.
+    """Check your side before the day: certificates, connection, clock, software, disk, memory and, with ratings, data.
 
-    With ratings, it also estimates the time and the bytes of the training, and with --sketch the overlap with another party. The exit code is 1 if something would keep you from training. The coordinator should be running.
+    The exit code is 1 if something would keep you from training. The coordinator should be running.
     """
-    from rich.table import Table
-
-    from verfedgnn.cli.service_commands import read_own_ratings
-    from verfedgnn.core.files import write_bytes, writing
     from verfedgnn.federation.doctor import examine, summarise_findings
-    from verfedgnn.federation.overlap_sketch import make_sketch
     from verfedgnn.federation.roster import load_party
-    from verfedgnn.runs.forget_record import gather_forgotten
 
-    if ratings is None and (sketch or sketch_for):
-        raise ConfigError("--sketch and --sketch-for need your users; give --ratings, too")
     identity = load_party(federation, key)
     config = identity.agreement.config
-    read = None if ratings is None else cache(lambda: read_own_ratings(ratings, reading, config))
-    findings = examine(identity, out or identity.key_file.parent / "run", read, sketch or ())
+    read = None if ratings is None else partial(read_own_ratings, ratings, reading, config)
+    findings = examine(identity, out or identity.key_file.parent / "run", read)
     table = Table("check", "", "")
     styles = {"ok": "", "warning": "yellow", "failed": "red"}
     for finding in findings:
-        table.add_row(finding.check, finding.outcome, escape(finding.text), style=styles[finding.outcome])
-    found = summarise_findings(findings)
+        table.add_row(finding.check, finding.outcome, Text(finding.text), style=styles[finding.outcome])
+    summary = summarise_findings(findings)
     output = Output(quiet=quiet, as_json=as_json)
-    output.result(found, table)
-    if read is not None and sketch_for is not None:
-        path = Path(f"{identity.name}-for-{sketch_for}.json")
-        users = read().user_ids
-        gone = gather_forgotten(identity.key_file).find(users, federated=True)
-        data = make_sketch(identity, sketch_for, users[~gone])
-        with writing(path):
-            write_bytes(path, data)
-        output.remark(f"{path} is for {sketch_for}, which runs `doctor --sketch {path}`")
-    if not found["ready"]:
+    output.result(summary, table)
+    if not summary["ready"]:
         raise typer.Exit(1)
     output.remark("next: start `verfedgnn party` on the agreed day")
 
@@ -319,32 +312,39 @@ def verify(
 
     Exits with code 1 if a transcript was changed or two of them differ, and shows the first difference.
     """
-    from verfedgnn.cli.agreement_tables import transcript_table
     from verfedgnn.federation.agreement import load_agreement
-    from verfedgnn.federation.transcript_check import (
-        check_transcript,
-        compare_transcripts,
-        summarise_comparison,
-    )
+    from verfedgnn.federation.transcript import check_transcript, compare_transcripts, summarise_comparison
 
     agreement = load_agreement(federation, dates=False)
     checked = [check_transcript(path, agreement) for path in transcripts]
-    differences = compare_transcripts(checked, agreement)
-    found = summarise_comparison(checked, differences)
+    summary = summarise_comparison(checked, compare_transcripts(checked, agreement))
+    headings = ("member", "entries", "signed", "last round", "restarts", "finished", "chain and signatures")
+    table = _table("Transcripts", *headings)
+    for one in checked:
+        numbers = (f"{n:,}" for n in (len(one.entries), one.signed, one.rounds, one.restarts))
+        problem = Text(one.problem or "unchanged", "red" if one.problem else "")
+        table.add_row(one.name, *numbers, "yes" if one.is_finished else "no", problem)
     output = Output(quiet=quiet, as_json=as_json)
-    output.result(found, transcript_table(checked), found["verdict"])
-    for remark in found["remarks"]:
+    output.result(summary, table, summary["verdict"])
+    for remark in summary["remarks"]:
         output.remark(remark)
-    if not found["agree"]:
+    if not summary["agree"]:
         raise typer.Exit(1)
     show_next(output, [], ["federation", "show", str(federation)])
 
 
+def _table(title: str, *headings: str) -> Table:
+    """Return an empty table whose cells are folded rather than cut."""
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
 def _confirm(question: str) -> None:
     if not _has_terminal():
-        raise ConfigError(
-            "aborted, nothing changed: there is no terminal to confirm at; compare the fingerprints, then pass --yes"
-        )
+        problem = "aborted, nothing changed: there is no terminal to confirm at"
+        raise ConfigError(f"{problem}; compare the fingerprints, then pass --yes")
     if not typer.confirm(question, err=True):
         raise ConfigError("aborted, nothing changed; ask the party for its request over a channel you trust")
 
@@ -355,22 +355,22 @@ def _has_terminal() -> bool:
 
 def _show_change(folder: Path, agreement: Agreement, output: Output, *lines: str) -> None:
     """Show a changed agreement and what to do next."""
-    from verfedgnn.federation.agreement import FILE, describe_two_parties, summarise_agreement
+    from verfedgnn.federation.agreement import FILE, summarise_agreement
     from verfedgnn.federation.certificates import short_fingerprint
 
-    fingerprint = short_fingerprint(agreement.digest())
-    size = f"{len(agreement.parties)} parties on the roster; fingerprint of the agreement: {fingerprint}"
-    quorum = f"a round needs {agreement.quorum} of {len(agreement.parties)} parties"
-    output.result(summarise_agreement(agreement), *lines, size, quorum)
+    about = summarise_agreement(agreement)
+    members = len(agreement.parties)
+    fingerprint = short_fingerprint(about["digest"])
+    size = f"{members} parties on the roster; fingerprint of the agreement: {fingerprint}"
+    output.result(about, *lines, size, f"a round needs {agreement.quorum} of {members} parties")
     if agreement.problem is not None:
         output.remark(f"decide first: {agreement.problem}", style="bold")
-    sentences = [
-        f"Send {folder / FILE} to every party and compare the fingerprint with them; restart the coordinator if it is running."
-    ]
-    members = len(agreement.parties)
+    compare = f"Send {folder / FILE} to every party and compare the fingerprint with them"
+    sentences = [f"{compare}; restart the coordinator if it is running."]
     if members < 2:
         sentences.append("A training needs two parties or more.")
         show_next(output, sentences, ["federation", "approve", str(folder), "NAME.csr"])
         return
-    sentences += [limits] if (limits := describe_two_parties(agreement)) else []
+    if about["two_parties"]:
+        sentences.append(about["two_parties"])
     show_next(output, sentences, ["coordinator", str(folder)])

@@ -22,7 +22,7 @@ from verfedgnn.cli.recommend_command import recommend
 from verfedgnn.cli.report_commands import evaluate, export, lift, report
 from verfedgnn.cli.runs_commands import diff, promote, runs
 from verfedgnn.cli.serve_command import serve
-from verfedgnn.cli.service_commands import align, coordinator, party, status
+from verfedgnn.cli.service_commands import coordinator, party, status
 from verfedgnn.cli.settings_command import settings
 from verfedgnn.cli.signals import interrupt
 from verfedgnn.cli.train_command import train
@@ -80,7 +80,7 @@ app.add_typer(items.app, rich_help_panel="Use a trained model")
 app.command(rich_help_panel="Use a trained model")(forget)
 _ACROSS = "Across organisations"
 app.add_typer(federation.app, rich_help_panel=_ACROSS)
-for command in (align, coordinator, party, status):
+for command in (coordinator, party, status):
     app.command(rich_help_panel=_ACROSS)(command)
 
 _CTRL_C = 130

@@ -1,4 +1,4 @@
-"""`verfedgnn party`, `align`, `coordinator` and `status`: the members of a federation at work."""
+"""`verfedgnn party`, `coordinator` and `status`: the members of a federation at work."""
 
 from __future__ import annotations
 
@@ -6,71 +6,74 @@ import json
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
+from verfedgnn.cli.completion import among
 from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.service_options import (
-    Every,
-    FederationFile,
-    KeyFile,
-    LogFormat,
-    ServiceThreads,
-    Status,
-    make_publisher,
-    parse_address,
-    prepare_service,
-)
-from verfedgnn.cli.shared_options import DATA, RUN, AsJson, Device, Quiet, Track
+from verfedgnn.cli.shared_options import DATA, RUN, AsJson, Device, Quiet, Track, use_threads
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.source_options import reads_ratings
-from verfedgnn.cli.tables import run_table
+from verfedgnn.cli.tables import run_table, verdict_texts
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.federation.status import FACTS, describe_process, format_heard, format_value, presence
+from verfedgnn.core.hosts import is_loopback
+from verfedgnn.federation import PARTY_KEY
+from verfedgnn.federation.status import StatusPublisher, describe_process, make_tables
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
     from verfedgnn.data import Ratings
     from verfedgnn.data.read_options import ReadOptions
-    from verfedgnn.runs.run import Run
+    from verfedgnn.federation.frames import Transport
+    from verfedgnn.federation.roster import MemberIdentity
+    from verfedgnn.runs.tracking.tracker import TrackedRun
 
-RatingsFile = Annotated[
+
+def _run(*names: str, text: str, **options: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=RUN, **options)
+
+
+def _federation(*names: str, text: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel="Federation")
+
+
+FederationFile = Annotated[
+    Path,
+    _federation("--federation", text="federation.toml from the coordinator, or the folder that holds it."),
+]
+KeyFile = Annotated[
+    Path | None,
+    _federation("--key", text=f"Your private key. Default: {PARTY_KEY} beside federation.toml."),
+]
+ServiceThreads = Annotated[
+    int, _run(text="CPU threads; 0 means all cores. More than 1 helps from about a million ratings.", min=0)
+]
+Every = Annotated[int, _run(text="Number of rounds between two checkpoints.", min=1)]
+Status = Annotated[
     str | None,
-    typer.Option(
-        "--ratings", help="Your ratings: a file, a folder or postgresql://...", rich_help_panel=DATA
+    _run(
+        text="Serve a status page at a PORT of 127.0.0.1 or at HOST:PORT, with /metrics, /healthz and /readyz.",
     ),
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="Your run folder, resumed if it exists. Default: run, beside the key.", rich_help_panel=RUN
+LogFormat = Annotated[
+    str,
+    _run(
+        "--log",
+        text="Log format on standard error: text, or json for every line, the result among them.",
+        autocompletion=among(("text", "json")),
     ),
 ]
-Processes = Annotated[
-    int,
-    typer.Option(
-        help="Processes for aligning users by ecdh; 0 means one per core.", min=0, rich_help_panel=RUN
-    ),
-]
-PadUsers = Annotated[
-    int,
-    typer.Option(
-        help="Announce at least this many users, random ones among them, to hide how many you have.",
-        min=0,
-        rich_help_panel=RUN,
-    ),
-]
-After = Annotated[
-    Path | None,
-    typer.Option(
-        help="Your run before this one: users forgotten in it are left out, and a warning tells of a wrong file.",
-        rich_help_panel=RUN,
+LogLevel = Annotated[
+    str,
+    _run(
+        text="Log events from this level on: info, warning or error.",
+        autocompletion=among(("info", "warning", "error")),
     ),
 ]
 
@@ -79,19 +82,44 @@ After = Annotated[
 def party(
     *,
     federation: FederationFile,
-    ratings: RatingsFile = None,
+    ratings: Annotated[
+        str | None,
+        typer.Option(help="Your ratings: a file, a folder or postgresql://...", rich_help_panel=DATA),
+    ] = None,
     key: KeyFile = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None, _run(text="Your run folder, resumed if it exists. Default: run, beside the key.")
+    ] = None,
     reading: ReadOptions,
     status: Status = None,
     track: Track = "none",
     checkpoint_every: Every = 1,
     device: Device = "cpu",
     threads: ServiceThreads = 1,
-    processes: Processes = 0,
-    pad_users: PadUsers = 0,
-    after: After = None,
+    processes: Annotated[
+        int, _run(text="Processes for aligning users by ecdh; 0 means one per core.", min=0)
+    ] = 0,
+    pad_users: Annotated[
+        int,
+        _run(
+            text="Announce at least this many users, random ones among them, to hide how many you have.",
+            min=0,
+        ),
+    ] = 0,
+    after: Annotated[
+        Path | None,
+        _run(
+            text="Your run before this one: users forgotten in it are left out, and a warning tells of a wrong file.",
+        ),
+    ] = None,
+    align_only: Annotated[
+        bool,
+        _run(
+            "--align-only", text="Align users and stop. The same command without it trains with the result."
+        ),
+    ] = False,
     log: LogFormat = "text",
+    log_level: LogLevel = "info",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -99,109 +127,61 @@ def party(
 
     After Ctrl-C, SIGTERM or a kill, the same command resumes. `--json` prints the content of metrics.json.
     """
-    from verfedgnn.core.files import check_writable, lock_folder
+    from verfedgnn.core.files import check_writable
     from verfedgnn.federation.coordinator_link import CoordinatorLink
     from verfedgnn.federation.event_log import log_event
-    from verfedgnn.federation.party_session import load_finished, run_party
-    from verfedgnn.federation.party_store import PartyStore
+    from verfedgnn.federation.party_session import align_party, load_finished, run_party
     from verfedgnn.federation.roster import load_party
+    from verfedgnn.federation.stores import PartyStore
     from verfedgnn.federation.transcript import Transcript
-    from verfedgnn.federation.websocket_transport import connected
     from verfedgnn.privacy.id_matching import workers
     from verfedgnn.reports.run_report import report_to_track
-    from verfedgnn.runs.tracking.tracker import tracked
 
-    prepare_service(log, quiet, threads)
-    output = Output(quiet=quiet, as_json=as_json)
+    output = _prepare_service(log, log_level, threads, quiet, as_json)
     identity = load_party(federation, key)
     store = PartyStore(out or identity.key_file.parent / "run", identity)
-    if store.is_trained:
-        _show(load_finished(store, device), store.folder, output)
-        return
-    check_writable(store.folder)
-    read = cache(lambda: read_own_ratings(ratings, reading, identity.agreement.config))
-    if not store.is_aligned:
-        read()  # reports a mistake in the ratings before the first connection
-    elif ratings is not None:
-        log_event("using the ratings stored at alignment, --ratings is not read", run=str(store.folder))
-    pool = workers(processes or os.cpu_count() or 1)
-    settings = identity.agreement.config.to_toml()
-    with (
-        Halt(quiet=True) as halt,
-        lock_folder(store.folder),
-        tracked(track, store.folder, settings, resumed=store.is_aligned) as log_to,
-        connected(identity) as transport,
-        make_publisher(store.folder, status, log_to) as publisher,
-        pool as each,
-    ):
-        transcript = Transcript(store.folder, identity)
-        link = CoordinatorLink(identity, transport, halt.asked, transcript, publisher)
-        run = run_party(
-            store,
-            link,
-            read,
-            each=each,
-            pad_to=pad_users,
-            checkpoint_every=checkpoint_every,
-            device=device,
-            after=after,
-        )
-        with report_to_track(run, store.folder, track) as files:
-            log_to.result(store.folder, run.metrics, files)
-    _show(run, store.folder, output)
-
-
-@reads_ratings
-def align(
-    *,
-    federation: FederationFile,
-    ratings: RatingsFile = None,
-    key: KeyFile = None,
-    out: Out = None,
-    reading: ReadOptions,
-    processes: Processes = 0,
-    pad_users: PadUsers = 0,
-    log: LogFormat = "text",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Align your users with those of the other parties, without exchanging lists; `party` does this if necessary."""
-    from verfedgnn.core.files import check_writable, lock_folder
-    from verfedgnn.federation.coordinator_link import CoordinatorLink
-    from verfedgnn.federation.party_session import align_party
-    from verfedgnn.federation.party_store import PartyStore
-    from verfedgnn.federation.roster import load_party
-    from verfedgnn.federation.transcript import Transcript
-    from verfedgnn.federation.websocket_transport import connected
-    from verfedgnn.privacy.id_matching import workers
-
-    prepare_service(log, quiet, 1)
-    identity = load_party(federation, key)
-    store = PartyStore(out or identity.key_file.parent / "run", identity)
-    if store.has_training:
+    if align_only and store.has_training:
         raise ConfigError(f"{store.folder} holds a training; choose another --out to align users again")
-    check_writable(store.folder)
-    table = read_own_ratings(ratings, reading, identity.agreement.config)
-    pool = workers(processes or os.cpu_count() or 1)
-    with (
-        Halt(quiet=True) as halt,
-        lock_folder(store.folder),
-        connected(identity) as transport,
-        make_publisher(store.folder, None) as publisher,
-        pool as each,
-    ):
-        transcript = Transcript(store.folder, identity)
-        link = CoordinatorLink(identity, transport, halt.asked, transcript, publisher)
-        users = align_party(store, link, table, each, pad_to=pad_users)
-    found = {"users": users, "run": store.folder}
-    output = Output(quiet=quiet, as_json=as_json)
-    output.result(found, f"{users:,} users in the federation; your aligned ratings are in {store.folder}")
-    words = ["party", "--federation", str(federation), *([] if key is None else ["--key", str(key)])]
-    words += [] if out is None else ["--out", str(out)]
-    sentence = (
-        f"{len(table.known_users):,} of the federation's users are yours; the training uses these rows."
+    if store.is_trained:
+        run = load_finished(store, device)
+    else:
+        check_writable(store.folder)
+        read = cache(lambda: read_own_ratings(ratings, reading, identity.agreement.config))
+        if align_only or not store.is_aligned:
+            read()  # reports a mistake in the ratings before the first connection
+        elif ratings is not None:
+            log_event("using the ratings stored at alignment, --ratings is not read", run=str(store.folder))
+        pool = workers(processes or os.cpu_count() or 1)
+        with (
+            _service(identity, store.folder, None, status, track, resumed=store.is_aligned) as at,
+            pool as each,
+        ):
+            transcript = Transcript(store.folder, identity)
+            link = CoordinatorLink(identity, at.transport, at.halt.asked, transcript, at.publisher)
+            if align_only:
+                users = align_party(store, link, read(), each, pad_to=pad_users, after=after)
+                text = f"{users:,} users in the federation; your aligned ratings are in {store.folder}"
+                output.result({"users": users, "run": store.folder}, text)
+                sentence = f"{len(read().known_users):,} of the federation's users are yours."
+                show_next(output, [sentence], ["party", "--federation", str(federation)])
+                return
+            run = run_party(
+                store,
+                link,
+                read,
+                each=each,
+                pad_to=pad_users,
+                checkpoint_every=checkpoint_every,
+                device=device,
+                after=after,
+            )
+            with report_to_track(run, store.folder, track) as files:
+                at.track.result(store.folder, run.metrics, files)
+    lifted = "lift" in run.metrics
+    output.result(
+        run.metrics, *(verdict_texts(run.metrics, run.config.base) if lifted else [run_table(run.metrics)])
     )
-    show_next(output, [sentence], words)
+    show_run_findings(output, run, store.folder)
 
 
 def read_own_ratings(ratings: str | None, reading: ReadOptions, config: Config) -> Ratings:
@@ -218,11 +198,6 @@ def read_own_ratings(ratings: str | None, reading: ReadOptions, config: Config) 
     return table
 
 
-def _show(run: Run, folder: Path, output: Output) -> None:
-    output.result(run.metrics, run_table(run.metrics))
-    show_run_findings(output, run, folder)
-
-
 def coordinator(
     folder: Annotated[Path, typer.Argument(help="The folder that `federation init` created.")],
     out: Annotated[
@@ -236,6 +211,7 @@ def coordinator(
     device: Device = "cpu",
     threads: ServiceThreads = 1,
     log: LogFormat = "text",
+    log_level: LogLevel = "info",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -243,37 +219,86 @@ def coordinator(
 
     After Ctrl-C, SIGTERM or a kill, the same command resumes. `--json` prints the content of metrics.json.
     """
-    from verfedgnn.core.files import lock_folder
     from verfedgnn.federation.coordinator_service import CoordinatorService
     from verfedgnn.federation.event_log import log_event
     from verfedgnn.federation.roster import load_coordinator
-    from verfedgnn.federation.websocket_transport import connected
-    from verfedgnn.runs.tracking.tracker import tracked
 
-    prepare_service(log, quiet, threads)
+    output = _prepare_service(log, log_level, threads, quiet, as_json)
     identity = load_coordinator(folder)
-    agreement = identity.agreement
     run = out or folder / "run"
-    address = parse_address(listen, "--listen") or ("0.0.0.0", agreement.port)
-    settings = agreement.config.to_toml()
-    with (
-        Halt(quiet=True) as halt,
-        lock_folder(run),
-        tracked(track, run, settings, resumed=(run / "checkpoint").exists()) as log_to,
-        connected(identity, address) as transport,
-        make_publisher(run, status, log_to) as publisher,
-    ):
-        service = CoordinatorService(identity, transport, run, publisher, device=device)
+    address = _parse_address(listen, "--listen") or ("0.0.0.0", identity.agreement.port)
+    with _service(identity, run, address, status, track, resumed=(run / "checkpoint").exists()) as at:
+        service = CoordinatorService(identity, at.transport, run, at.publisher, device=device)
         log_event("listening", address=f"{address[0]}:{address[1]}")
-        service.run(halt.asked)
+        service.run(at.halt.asked)
         metrics = json.loads((run / "metrics.json").read_text("utf-8"))
-        log_to.result(run, metrics)
-    output = Output(quiet=quiet, as_json=as_json)
+        at.track.result(run, metrics)
     output.result(metrics, f"The public parameters are in {run}/model. Each party keeps its own model.")
     sentence = (
         "The training is finished. Transcripts of the members show whether all of them received the same."
     )
     show_next(output, [sentence], ["federation", "verify", str(run), "--federation", str(folder)])
+
+
+def _prepare_service(log: str, level: str, threads: int, quiet: bool, as_json: bool) -> Output:
+    """Configure the log and the number of threads of a service, and return its output."""
+    from verfedgnn.federation.event_log import configure_log
+
+    if log not in ("text", "json"):
+        raise ConfigError(f"--log takes text or json, not '{log}'")
+    if level not in ("info", "warning", "error"):
+        raise ConfigError(f"--log-level takes info, warning or error, not '{level}'")
+    configure_log(as_json=log == "json", level="warning" if quiet and level == "info" else level)
+    use_threads(threads)
+    return Output(quiet=quiet, as_json=as_json or log == "json")
+
+
+class _Service(NamedTuple):
+    """What a running member has besides its identity."""
+
+    halt: Halt
+    track: TrackedRun
+    publisher: StatusPublisher
+    transport: Transport
+
+
+@contextmanager
+def _service(
+    identity: MemberIdentity,
+    run: Path,
+    listen: tuple[str, int] | None,
+    status: str | None,
+    track: str,
+    *,
+    resumed: bool,
+) -> Iterator[_Service]:
+    """Lock the run folder, publish the status and open the transport of a member; undo that at the end."""
+    from verfedgnn.core.files import lock_folder
+    from verfedgnn.federation.event_log import log_warning
+    from verfedgnn.federation.websocket_transport import connected
+    from verfedgnn.runs.tracking.tracker import tracked
+
+    page = _parse_address(f"127.0.0.1:{status}" if (status or "").isdigit() else status, "--status")
+    if page is not None and not is_loopback(page[0]):
+        log_warning("the status page has no password, and other machines can reach it", address=status)
+    with (
+        Halt(quiet=True) as halt,
+        lock_folder(run),
+        tracked(track, run, identity.agreement.config.to_toml(), resumed=resumed) as log_to,
+        StatusPublisher(run, identity, port=page, track=log_to) as publisher,
+        connected(identity, listen) as transport,
+    ):
+        yield _Service(halt, log_to, publisher, transport)
+
+
+def _parse_address(text: str | None, option: str) -> tuple[str, int] | None:
+    """Return the host and port in HOST:PORT, or None if the option is not given."""
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{option} takes HOST:PORT, not '{text}'; for example {option} 127.0.0.1:9100")
+    return host.strip("[]"), int(port)
 
 
 def status(
@@ -286,27 +311,10 @@ def status(
     """Show the rounds, validation error, parties, bytes and remaining time of a coordinator or party, and who waits for whom."""
     output = Output(quiet=quiet, as_json=as_json)
     found = _fetch(where) if where.startswith(("http://", "https://")) else _read(Path(where))
-    table = Table("", "", show_header=False, box=None)
-    for label in ("federation", "role", "training"):
-        table.add_row(label, format_value(found, label))
-    for key, label in FACTS.items():
-        table.add_row(label, format_value(found, key))
-    parties = Table("party", "", "heard", "MB up", "MB down", "refused")
-    for name, about in found.get("parties", {}).items():
-        parties.add_row(
-            escape(name),
-            presence(about),
-            format_heard(found, about),
-            f"{about['up'] / 1e6:,.1f}",
-            f"{about['down'] / 1e6:,.1f}",
-            str(about.get("refused", 0)),
-        )
-    output.result(found, table, parties)
-    folder = Path(where)
-    served = (
-        found.get("state") == "finished" and str(found.get("role")).startswith("party") and folder.is_dir()
-    )
-    show_next(output, [describe_process(found)], ["serve", where] if served else ["status", where])
+    output.result(found, *make_tables(found))
+    finished = found.get("state") == "finished" and str(found.get("role")).startswith("party")
+    words = ["serve", where] if finished and Path(where).is_dir() else ["status", where]
+    show_next(output, [describe_process(found)], words)
 
 
 def _read(folder: Path) -> dict[str, Any]:

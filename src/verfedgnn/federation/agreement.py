@@ -7,7 +7,6 @@ if the configuration asks for it, one of lists after it.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import json
 import re
 import tomllib
@@ -25,6 +24,7 @@ from verfedgnn.config.party_counts import active_count, fewest_parties_in_sum, t
 from verfedgnn.config.sections import Section
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
+from verfedgnn.core.hosts import is_address
 from verfedgnn.federation import certificates
 from verfedgnn.federation.certificates import COORDINATOR, check_name, format_day
 from verfedgnn.runs.run_layout import FINAL, LISTS
@@ -149,7 +149,7 @@ class Agreement(Section):
             raise ValueError(f"the coordinator must be named '{COORDINATOR}', not '{self.coordinator.name}'")
         seen: dict[str, str] = {}
         keys: dict[str, str] = {}
-        for member in (self.coordinator, *self.parties):
+        for member in self.members:
             other = seen.get(member.name.lower())
             if other is not None:
                 reserved = "that name is reserved for the coordinator"
@@ -164,6 +164,11 @@ class Agreement(Section):
             seen[member.name.lower()] = member.name
             keys[key] = member.name
         return self
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The coordinator and the parties."""
+        return (self.coordinator, *self.parties)
 
     @property
     def host(self) -> str:
@@ -186,8 +191,9 @@ class Agreement(Section):
 
     @property
     def _fewest(self) -> int:
+        """More than half of the parties, at least two, and as many as a sum must include."""
         count = len(self.parties)
-        return max(_majority(count), fewest_parties_in_sum(self.config, count))
+        return max(2, count // 2 + 1, fewest_parties_in_sum(self.config, count))
 
     @property
     def smallest_sum(self) -> int:
@@ -217,7 +223,7 @@ class Agreement(Section):
 
     def member(self, name: str) -> Member:
         """Return the party or coordinator called `name`; raise `ConfigError` if there is none."""
-        for member in (self.coordinator, *self.parties):
+        for member in self.members:
             if member.name == name:
                 return member
         names = ", ".join(party.name for party in self.parties) or "none yet"
@@ -230,8 +236,7 @@ class Agreement(Section):
             "the authority": "create a new federation with `verfedgnn federation init`",
             COORDINATOR: "create a new one with `verfedgnn federation renew`",
         }
-        dated = {"the authority": self.authority}
-        dated |= {member.name: member.certificate for member in (self.coordinator, *self.parties)}
+        dated = {"the authority": self.authority} | {one.name: one.certificate for one in self.members}
         now = datetime.now(UTC)
         for name, pem in dated.items():
             certificate = certificates.read_certificate(pem, name)
@@ -283,8 +288,13 @@ def save_agreement(path: Path, agreement: Agreement) -> None:
     """Write the agreement; an interruption leaves the previous file intact."""
     tree = agreement.model_dump(mode="json")
     tree["config"] = tomllib.loads(agreement.config.to_toml())  # writes null, which TOML lacks, as "unset"
+    write_text(path, _HEADER + tomli_w.dumps(tree, multiline_strings=True))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file of a federation folder; an interruption leaves the previous one intact."""
     try:
-        write_bytes(path, (_HEADER + tomli_w.dumps(tree, multiline_strings=True)).encode())
+        write_bytes(path, text.encode())
     except OSError as error:
         remedy = "free some space or choose another folder"
         raise ConfigError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None
@@ -344,7 +354,7 @@ def summarise_agreement(agreement: Agreement) -> dict[str, Any]:
             "key": certificates.certificate_key(member.certificate),
             "expires": member.expires.isoformat(),
         }
-        for member in (agreement.coordinator, *agreement.parties)
+        for member in agreement.members
     ]
     return {
         "name": agreement.name,
@@ -376,25 +386,11 @@ def changed_settings(config: Config) -> dict[str, Any]:
     return {path: own for path, own in config.values().items() if path not in before or own != before[path]}
 
 
-def _majority(parties: int) -> int:
-    """Return more than half of the parties, and at least two."""
-    return max(2, parties // 2 + 1)
-
-
 def _parse_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    literal = host.startswith("[") and host.endswith("]")
-    fits = _is_ipv6(host[1:-1]) if literal else _HOST.fullmatch(host) is not None
+    name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    fits = _HOST.fullmatch(name) if name == host else ":" in name and is_address(name)
     if not fits or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
-        raise ValueError(
-            f"address {address[:80]!a} is not host:port; for example train.example.org:7443 or [2001:db8::1]:7443"
-        )
-    return (host[1:-1] if literal else host), int(port)
-
-
-def _is_ipv6(text: str) -> bool:
-    try:
-        ipaddress.IPv6Address(text)
-    except ValueError:
-        return False
-    return True
+        example = "for example train.example.org:7443 or [2001:db8::1]:7443"
+        raise ValueError(f"address {address[:80]!a} is not host:port; {example}")
+    return name, int(port)

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key as
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.files import read_private, sync_folder
+from verfedgnn.core.files import creating, read_private, sync_folder
 
 Key = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
@@ -69,20 +69,16 @@ def key_pem(key: Key) -> bytes:
 
 def write_secret(path: Path, data: bytes) -> None:
     """Write a new file that at no time anybody but its owner can read."""
-    made = False
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            made = True
+        with creating(path) as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
         sync_folder(path.parent)
     except FileExistsError:
         remedy = "move it or choose another folder"
         raise CertificateError(f"{path} exists already and is not overwritten; {remedy}") from None
     except OSError as error:
-        if made:
-            path.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may be missing
+            path.unlink()
         remedy = "free some space or choose another folder"
         raise CertificateError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None
 

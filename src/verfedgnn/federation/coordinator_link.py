@@ -69,13 +69,12 @@ class CoordinatorLink:
         self._largest_array = largest_array
 
     def send(self, *messages: Message) -> None:
-        """Send messages to the coordinator, which travel together."""
+        """Send messages to the coordinator."""
         encoded = [encode_parts(message) for message in messages]
-        with self.transcript.together():
-            for message, data in zip(messages, encoded, strict=True):
-                mark = mark_message(data)
-                self.transcript.record("out", COORDINATOR, message, mark, self.stage)
-                self.ledger.record(type(message).__name__, "up", self.name, mark.size)
+        for message, data in zip(messages, encoded, strict=True):
+            mark = mark_message(data)
+            self.transcript.record("out", COORDINATOR, message, mark, self.stage)
+            self.ledger.record(type(message).__name__, "up", self.name, mark.size)
         self.transport.send(COORDINATOR, *encoded)
 
     def receive(
@@ -177,8 +176,7 @@ class CoordinatorLink:
         sizes = {way: self.ledger.total(way) for way in ("up", "down")}
         coordinator = {"here": self.connected, "connected": self.connected, "heard": self.heard}
         return {
-            "role": f"party {self.name}",
-            "federation": self.agreement.name,
+            "ready": self.connected and not self._silent,
             "stage": self.stage,
             "state": "gathering" if self.waits_for else "aligning",
             "waits_for": self.waits_for,

@@ -19,11 +19,11 @@ from verfedgnn.core.errors import DataError, Interrupted, ProtocolError, VerFedG
 from verfedgnn.federation import coordinator_stage
 from verfedgnn.federation.agreement import list_stages
 from verfedgnn.federation.coordinator_stage import CoordinatorStage
-from verfedgnn.federation.coordinator_store import RevocationWatch, TrainingRecord
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.frames import Transport, TransportEvent
-from verfedgnn.federation.roster import MemberIdentity, take_finish_request
+from verfedgnn.federation.roster import MemberIdentity, RevocationWatch, take_finish_request
 from verfedgnn.federation.status import StatusPublisher
+from verfedgnn.federation.stores import TrainingRecord
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
 from verfedgnn.privacy.masking import check_public_key
 from verfedgnn.protocol.aggregation import largest_alignment
@@ -363,18 +363,17 @@ class CoordinatorService:
         self.send_all([(name, message)])
 
     def send_all(self, messages: Sequence[tuple[str, Message]]) -> None:
-        """Send messages to parties. Those to one party travel together, and one to many parties is encoded once."""
+        """Send messages to parties; one to many parties is encoded once."""
         distinct = {id(message): message for _, message in messages}
         encoded = {key: encode_parts(message) for key, message in distinct.items()}
         marks = {key: mark_message(data) for key, data in encoded.items()}
         queued: dict[str, list[EncodedMessage]] = {}
-        with self.transcript.together():
-            for name, message in messages:
-                stage = self._stage_of(name)
-                mark = marks[id(message)]
-                stage.record.ledger.record(type(message).__name__, "down", name, mark.size)
-                self.transcript.record("out", name, message, mark, _stage_name(message, stage))
-                queued.setdefault(name, []).append(encoded[id(message)])
+        for name, message in messages:
+            stage = self._stage_of(name)
+            mark = marks[id(message)]
+            stage.record.ledger.record(type(message).__name__, "down", name, mark.size)
+            self.transcript.record("out", name, message, mark, _stage_name(message, stage))
+            queued.setdefault(name, []).append(encoded[id(message)])
         for name, parts in queued.items():  # once all of them are written down
             self._sent[name] = time.monotonic()
             self.transport.send(name, *parts)
@@ -408,28 +407,36 @@ class CoordinatorService:
     def _waits(self) -> tuple[list[str], float, str] | None:
         """Return the parties for which the training waits, since which time, and what happens next; None if it does not wait."""
         stage = self.stage
-        if stage.finishing or stage.coordinator.began:
+        then = "the training starts when all parties are here"
+        if stage.finishing:
+            due = stage.without_result
+            then = f"the coordinator waits {self.agreement.timeouts.finish:g} s for them to fetch the result"
+            if stage is not self.stages[-1]:
+                then = "the next training starts when they have the result of this one"
+        elif stage.coordinator.began:
             return stage.waits()
-        start = "the training starts when all parties are here"
-        missing = [name for name in self.names if name not in self.connected]
+        else:
+            due = self.names
+        missing = [name for name in due if name not in self.connected]
         if missing:
-            return missing, min(self._changed[name] for name in missing), start
+            return missing, min(self._changed[name] for name in missing), then
         host = self.alignment
-        due = stage.missing
-        if host is not None and host.hellos:
-            due = host.missing or [name for name in due if name not in {*host.sets, *host.users}]
+        if not stage.finishing:
+            due = stage.missing
+            then = "the training starts when they have answered"
+            if host is not None and host.hellos:
+                due = host.missing or [name for name in due if name not in {*host.sets, *host.users}]
         since = min((self._heard.get(name, self._changed[name]) for name in due), default=math.inf)
         if time.monotonic() < since + coordinator_stage.STALL_SECONDS:
             return None
-        return due, since, "the training starts when they have answered"
+        return due, since, then
 
     def status(self) -> dict[str, Any]:
         """Return the present status."""
         sizes = {way: sum(stage.record.ledger.total(way) for stage in self.stages) for way in ("up", "down")}
         names, since, then = self._waits() or (None, None, None)
         return {
-            "role": "coordinator",
-            "federation": self.agreement.name,
+            "ready": True,
             "state": self._state(),
             **self.stage.status(),
             "waits_for": names,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from verfedgnn.core.errors import ProtocolError, RunError
 from verfedgnn.federation.agreement import Stage
-from verfedgnn.federation.coordinator_store import CoordinatorStore, TrainingRecord
-from verfedgnn.federation.event_log import CostOutlook, log_event, log_warning
+from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.liar_search import LiarSearch
+from verfedgnn.federation.stores import CoordinatorStore, TrainingRecord
 from verfedgnn.privacy.protections import SumError
 from verfedgnn.protocol.coordinator import ClosedRound, Coordinator
 from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, Refused, Waiting
@@ -60,7 +60,6 @@ class CoordinatorStage:
         self._asked = 0.0
         """Time at which the last messages of the open trip were sent."""
         self._round_began = 0.0
-        self._outlook = CostOutlook(stage.name, stops_early=bool(stage.config.training.patience))
         self._finish_deadline: float | None = None
         """Time until which absent parties may fetch the result; None while training."""
         self.store = CoordinatorStore(stage.folder(run), agreement.digest(), stage.config)
@@ -335,7 +334,6 @@ class CoordinatorStage:
         record = self.record
         record.seconds += time.monotonic() - self._round_began
         self._round_began = 0.0
-        self._outlook.note_round(closed.round, coordinator.rounds, record.ledger.total())
         if closed.valid_error is not None and self.stage.continues is None:  # all ratings train
             error = closed.valid_error
             entry = history_entry(closed.round, error, coordinator.config, record.ledger, record.seconds)

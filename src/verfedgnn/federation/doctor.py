@@ -1,7 +1,6 @@
 """Checks of one party before the day of a training: agreement, certificates, connection, clock, software, disk and data.
 
-Nothing leaves the party but a request to the coordinator. The overlap with another
-party is estimated from a sketch that the other party made and handed over.
+Nothing leaves the party but a request to the coordinator.
 """
 
 from __future__ import annotations
@@ -12,31 +11,24 @@ import os
 import shutil
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from verfedgnn.core.errors import VerFedGNNError
 from verfedgnn.core.version import installed_version
-from verfedgnn.data import PartyData, Ratings
+from verfedgnn.data import Ratings
 from verfedgnn.data.ratings import format_count
-from verfedgnn.federation.agreement import list_stages
 from verfedgnn.federation.certificates import fingerprint, format_day, tls_context
 from verfedgnn.federation.frames import ABOUT
-from verfedgnn.federation.overlap_sketch import estimate_overlap
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.forget_record import gather_forgotten
-from verfedgnn.runs.ledger import Direction
-from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.training.local_runtime import local_federation
 
 EXPIRY_DAYS = 30
 """Number of days before the end of a certificate at which it is worth a warning."""
@@ -55,8 +47,6 @@ _KEPT_BYTES = 4
 """Memory a public parameter of the best validation, which a party keeps."""
 _RATING_BYTES = 84
 _RATER_RATING_BYTES = 231
-_TRIAL_ROUNDS = 3
-"""Number of rounds from which the time of a training is estimated."""
 
 Outcome = Literal["ok", "warning", "failed"]
 
@@ -74,11 +64,10 @@ def examine(
     identity: MemberIdentity,
     folder: Path,
     read_ratings: Callable[[], Ratings] | None,
-    sketches: Sequence[Path] = (),
 ) -> list[Finding]:
     """Return the findings of all checks of a party with that run folder.
 
-    Data are checked if `read_ratings` reads its ratings. From `sketches` of other parties follows how many users both have.
+    Data are checked if `read_ratings` reads its ratings.
     """
     findings = [*_check_certificates(identity), *_check_connection(identity), _check_software(identity)]
     table: Ratings | None = None
@@ -96,8 +85,6 @@ def examine(
             least = identity.agreement.min_users
             if table.n_users < least:
                 findings.append(Finding("overlap", "warning", f"fewer users than min_users = {least:,}"))
-            findings += [_estimate_overlap(identity, path, table) for path in sketches]
-            findings.append(_estimate_training(identity, table))
         except VerFedGNNError as error:
             findings.append(Finding("data", "failed", str(error)))
     users, ratings = (0, 0) if table is None else (table.n_users, len(table))
@@ -116,7 +103,7 @@ def _check_certificates(identity: MemberIdentity) -> Iterator[Finding]:
     agreement = identity.agreement
     yield Finding("agreement", "ok", f"{len(agreement.parties)} parties, a round needs {agreement.quorum}")
     now = datetime.now(UTC)
-    for member in (agreement.coordinator, *agreement.parties):
+    for member in agreement.members:
         if (member.expires - now).days < EXPIRY_DAYS:
             text = f"that of {member.name} expires on {format_day(member.expires)}"
             yield Finding("certificates", "warning", text)
@@ -182,47 +169,6 @@ def _check_software(identity: MemberIdentity) -> Finding:
         except importlib.metadata.PackageNotFoundError:
             return Finding("software", "failed", f"{name} is missing: pip install '{extra}'")
     return Finding("software", "ok", ", ".join(found))
-
-
-def _estimate_overlap(identity: MemberIdentity, path: Path, table: Ratings) -> Finding:
-    """Estimate from another party's sketch how many users both have; warn if too few of this party's users are there."""
-    try:
-        found = estimate_overlap(identity, path, table.user_ids)
-    except VerFedGNNError as error:
-        return Finding("overlap", "failed", str(error))
-    shares = (found.share, found.low, found.high)
-    theirs = "{:.1%} ({:.1%} to {:.1%})".format(*shares)
-    ours = "{:.1%} ({:.1%} to {:.1%})".format(*map(found.own_share, shares))
-    of_theirs = f"you have {theirs} of {found.sender}'s {found.users:,} users, by {found.sampled:,} of them"
-    text = f"{of_theirs}; that is {ours} of yours"
-    least = identity.agreement.min_overlap
-    if found.own_share(found.high) < least:
-        remedy = "compare how both spell the ids of users, and which users are exported"
-        return Finding("overlap", "warning", f"{text}, less than min_overlap = {least:.1%}; {remedy}")
-    return Finding("overlap", "ok", text)
-
-
-def _estimate_training(identity: MemberIdentity, table: Ratings) -> Finding:
-    """Run a few rounds on this machine with copies of this party's data in place of the others', and extrapolate."""
-    agreement = identity.agreement
-    seconds = 0.0
-    sizes: dict[Direction, float] = {"up": 0.0, "down": 0.0}
-    for stage in list_stages(agreement):
-        (prepared,) = prepare([PartyData(identity.name, table)], stage.config, torch.device("cpu"))
-        copies = [replace(prepared.input, name=party.name) for party in agreement.parties]
-        runtime = local_federation(copies, stage.config)
-        runtime.round()  # the first one hands out full copies
-        before = {way: runtime.ledger.total(way) for way in sizes}
-        began = time.perf_counter()
-        for _ in range(_TRIAL_ROUNDS):
-            runtime.round()
-        each = runtime.coordinator.rounds / _TRIAL_ROUNDS / len(copies)
-        seconds += each * (time.perf_counter() - began)
-        for way in sizes:
-            sizes[way] += each * (runtime.ledger.total(way) - before[way])
-    megabytes = f"{sizes['up'] / 1e6:,.0f} MB up and {sizes['down'] / 1e6:,.0f} MB down"
-    guess = "if the others are like you and nobody stops early; waiting for the others comes on top"
-    return Finding("training", "ok", f"about {seconds:,.0f} s of your own arithmetic, {megabytes}, {guess}")
 
 
 def _check_resources(identity: MemberIdentity, folder: Path, users: int, ratings: int) -> Iterator[Finding]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO, cast
 
 from verfedgnn.core.printable import make_printable
 
 EVENTS = logging.getLogger("verfedgnn.federation")
 """Logger of all events."""
-FIRST_ROUNDS = 2
-"""Rounds before those from which the cost is expected: neighbourhoods are 0 in them, which takes few bytes."""
-MEASURED_ROUNDS = 5
 _LONGEST_TEXT = 300
 _LONGEST_LIST = 100
 _REPEAT_SECONDS = 60.0
@@ -62,37 +62,13 @@ class FailureLog:
             log_warning("connection failed", reason=reason, times=self._since.pop(reason))
 
 
-class CostOutlook:
-    """Measures a few rounds and logs the expected time and bytes of all rounds, once.
-
-    A member that starts again within these rounds logs nothing.
-    """
-
-    def __init__(self, stage: str, *, stops_early: bool) -> None:
-        self.stage = stage
-        self.stops_early = "if the validation error stops falling" if stops_early else None
-        self._mark: tuple[float, int] | None = None
-
-    def note_round(self, round: int, rounds: int, sent: int, now: float | None = None) -> None:
-        """Note that a round of `rounds` is over, after `sent` bytes in both directions."""
-        moment = time.monotonic() if now is None else now
-        if round == FIRST_ROUNDS:
-            self._mark = (moment, sent)
-        elif round == FIRST_ROUNDS + MEASURED_ROUNDS and self._mark is not None:
-            each = (rounds - round) / MEASURED_ROUNDS
-            minutes = each * (moment - self._mark[0]) / 60
-            size = (sent + each * (sent - self._mark[1])) / 1e6
-            about: dict[str, Any] = {"stage": self.stage, "rounds": rounds, "minutes_left": minutes}
-            log_event("expected", **about, megabytes_in_all=size, stops_early=self.stops_early)
-
-
 class JsonLines(logging.Formatter):
     """Log lines for programs: one JSON object with time (UTC), level, event and fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the JSON object of a record."""
-        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        head = {"time": moment, "level": record.levelname.lower(), "event": record.getMessage()}
+        level = record.levelname.lower()
+        head = {"time": _utc(record.created), "level": level, "event": record.getMessage()}
         return json.dumps(head | getattr(record, "fields", {}))
 
 
@@ -101,7 +77,7 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
-        moment = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        moment = datetime.fromtimestamp(record.created).strftime("%Y-%m-%d %H:%M:%S")
         mark = "! " if record.levelno >= logging.WARNING else ""
         return f"{moment}  {mark}{event_text(record.getMessage(), getattr(record, 'fields', {}))}"
 
@@ -111,13 +87,42 @@ def event_text(event: str, fields: Mapping[str, Any]) -> str:
     return event + "".join(f"  {key}={_format_field(value)}" for key, value in fields.items())
 
 
-def configure_log(*, as_json: bool, quiet: bool) -> None:
-    """Send events to standard error; with `quiet`, warnings only."""
-    handler = logging.StreamHandler()
+class _PlainText(io.TextIOBase):
+    """A stream that writes each line of plain text, such as an error of the command, as a JSON object to another stream."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        """Write the lines that `text` completes."""
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in filter(str.strip, lines):
+            level = next((name for name in ("error", "warning") if line.startswith(f"{name}:")), "info")
+            head = {"time": _utc(time.time()), "level": level, "event": line.removeprefix(f"{level}: ")}
+            self.stream.write(json.dumps(head) + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the other stream."""
+        self.stream.flush()
+
+
+def configure_log(*, as_json: bool, level: str) -> None:
+    """Send events of a level and above to standard error; with `as_json`, all else that is written there is JSON, too."""
+    stream = sys.stderr.stream if isinstance(sys.stderr, _PlainText) else sys.stderr
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines() if as_json else TextLines())
     EVENTS.handlers = [handler]
     EVENTS.propagate = False
-    EVENTS.setLevel(logging.WARNING if quiet else logging.INFO)
+    EVENTS.setLevel(level.upper())
+    if as_json:
+        sys.stderr = cast(TextIO, _PlainText(stream))
+        sys.excepthook = lambda *error: EVENTS.critical("".join(traceback.format_exception(*error)))
+
+
+def _utc(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
 
 
 def _format_field(value: Any) -> str:

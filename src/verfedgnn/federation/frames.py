@@ -2,18 +2,16 @@
 
     size of the message 8 | place of this frame's bytes in it 8 | bytes
 
-A message is cut into frames of `FRAME_BYTES`; its last one may be shorter. Frames of one message follow each other in order. Small
-frames of messages that are sent together travel as one, one after the other. A receiver holds at most one incomplete message of each
-peer, and no message that is larger than it expects.
+A message is cut into frames of `FRAME_BYTES`; its last one may be shorter. Frames of one message follow each other in order. A
+receiver holds at most one incomplete message of each peer, and no message that is larger than it expects.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal, Protocol
 
 import numpy as np
@@ -27,8 +25,10 @@ FRAME_HEAD = struct.Struct("<QQ")
 LARGEST_FRAME = FRAME_HEAD.size + FRAME_BYTES
 ABOUT = "/about"
 """Path under which the coordinator tells a party about itself, without letting it join."""
-MOST_TOGETHER = 4
-"""Number of frames that may travel as one, so that few bytes cannot keep a receiver busy for long."""
+OUTBOX_MESSAGES = 64
+"""How often messages may be sent to one slow peer, and wait, before it is disconnected."""
+OUTBOX_BYTES = 1 << 31
+"""Number of bytes that may wait for one slow peer before it is disconnected; twice its largest message if that is more."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Transport(Protocol):
     """Number of bytes of the largest message to accept from a peer."""
 
     def send(self, to: str, *messages: EncodedMessage) -> None:
-        """Queue messages, which travel together, and return at once. Those to an absent peer are lost; a `left` event reports it."""
+        """Queue messages and return at once. Those to an absent peer are lost; a `left` event reports it."""
 
     def next(self, timeout: float) -> TransportEvent | None:
         """Return the next event, or None after `timeout` seconds without one."""
@@ -87,39 +87,8 @@ def cut_message(message: EncodedMessage) -> Iterator[bytes]:
         yield b"".join(pieces)
 
 
-def cut_messages(messages: Iterable[EncodedMessage]) -> Iterator[bytes]:
-    """Yield the frames of messages that are sent together; small ones travel as one."""
-    full = FRAME_HEAD.size + FRAME_BYTES
-    together: list[bytes] = []
-    for frame in chain.from_iterable(map(cut_message, messages)):
-        if len(together) == MOST_TOGETHER or (together and len(frame) + sum(map(len, together)) > full):
-            yield b"".join(together)
-            together = []
-        if len(frame) == full:
-            yield frame
-        else:
-            together.append(frame)
-    if together:
-        yield b"".join(together)
-
-
-def split_frames(data: Buffer) -> Iterator[Buffer]:
-    """Yield the frames that travelled as one. The last one has all that is left, be it too little or too much."""
-    rest = memoryview(data)
-    for _ in range(MOST_TOGETHER - 1):
-        if len(rest) < FRAME_HEAD.size:
-            break
-        size, start = FRAME_HEAD.unpack_from(rest)
-        stop = FRAME_HEAD.size + min(FRAME_BYTES, size - start)
-        if not FRAME_HEAD.size <= stop < len(rest):
-            break
-        yield rest[:stop]
-        rest = rest[stop:]
-    yield rest
-
-
 class FrameJoiner:
-    """The incomplete messages of all peers. `largest` is the size of the largest message that a peer may send now.
+    """The incomplete messages of all peers, at a receiver. `largest` is the size of the largest message that a peer may send now.
 
     Memory for a message is taken when its first frame arrives, and the operating system provides it as it is filled. A peer that
     announces much and sends little therefore occupies little.
@@ -160,23 +129,18 @@ class FrameJoiner:
         self._incomplete[peer] = (data, filled)
         return None
 
-    def drop(self, peer: str) -> None:
-        """Forget the incomplete message of a peer that has left."""
-        self._incomplete.pop(peer, None)
-
-
-def join_frames(joiner: FrameJoiner, event: TransportEvent) -> Iterator[TransportEvent]:
-    """Yield what a transport reports for an event whose data are frames: messages, parts of one, or why the rest is refused."""
-    if event.kind in ("joined", "left"):
-        joiner.drop(event.peer)
-    if event.kind != "message":
-        yield event
-        return
-    for frame in split_frames(event.data):
+    def join(self, event: TransportEvent) -> TransportEvent:
+        """Return what a transport reports for an event whose data are a frame: a message, a part of one, or why it is refused."""
+        if event.kind in ("joined", "left"):
+            self._incomplete.pop(event.peer, None)
+        if event.kind != "message":
+            return event
         try:
-            data = joiner.take(event.peer, frame)
+            data = self.take(event.peer, event.data)
         except ProtocolError as error:
-            yield TransportEvent("broken", event.peer, reason=str(error))
-            return
-        kind: Literal["part", "message"] = "part" if data is None else "message"
-        yield TransportEvent(kind, event.peer, b"" if data is None else data)
+            return TransportEvent("broken", event.peer, reason=str(error))
+        return (
+            TransportEvent("part", event.peer)
+            if data is None
+            else TransportEvent("message", event.peer, data)
+        )

@@ -17,15 +17,15 @@ from verfedgnn.core.files import writing
 from verfedgnn.federation.agreement import Stage
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
-from verfedgnn.federation.event_log import CostOutlook, log_event
-from verfedgnn.federation.party_store import (
+from verfedgnn.federation.event_log import log_event
+from verfedgnn.federation.roster import MemberIdentity
+from verfedgnn.federation.stores import (
     PartyCheckpoints,
     PartyStore,
     StageResult,
     SurvivorLog,
     open_ledger,
 )
-from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.transcript import SPENT
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator import ClosedRound
@@ -116,7 +116,6 @@ class PartyService:
         self.round = 0
         self.repeats = 0
         self._rounds: int | None = None
-        self._outlook = CostOutlook(stage.name, stops_early=bool(self.config.training.patience))
         self._checkpoints = PartyCheckpoints(self.folder / "checkpoint", self.progress, self.ledger)
         self._restore()
 
@@ -201,7 +200,6 @@ class PartyService:
             self.link.transcript.sign()  # while the others compute, like the next line
         self.party.masks.prepare_next()
         self.seconds += time.monotonic() - began
-        self._outlook.note_round(message.round, self.party.replica.rounds, self.link.ledger.total())
         error = self._record_validation(reply)
         self.publisher.close_round(ClosedRound(message.round, error), self.status)
 

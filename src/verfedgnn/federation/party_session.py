@@ -25,8 +25,8 @@ from verfedgnn.federation.agreement import describe_two_parties
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.party_service import PartyService, Realign
-from verfedgnn.federation.party_store import PartyStore, StageResult
 from verfedgnn.federation.roster import MemberIdentity
+from verfedgnn.federation.stores import PartyStore, StageResult
 from verfedgnn.federation.transcript import ALIGNMENT
 from verfedgnn.privacy.id_matching import Each
 from verfedgnn.protocol.messages import AlignStart, Message, Sealed, UserRows

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from verfedgnn import plugins
-from verfedgnn.config import Config, build_config, read_preset
+from verfedgnn.config import build_config, read_preset
 from verfedgnn.config.party_counts import fewest_parties_in_sum
 from verfedgnn.core.errors import ConfigError, ProtocolError, RunError
 from verfedgnn.core.files import make_folder, write_bytes, writing
@@ -22,20 +22,14 @@ from verfedgnn.federation.agreement import (
     build_agreement,
     load_agreement,
     save_agreement,
+    write_text,
 )
 from verfedgnn.federation.certificates import COORDINATOR, CertificateError
+from verfedgnn.federation.event_log import log_warning
 from verfedgnn.plugins import origin
 from verfedgnn.runs.run_layout import LISTS
 
 # -- changes of the roster, at the coordinator -------------------------------------------------------------------------------
-
-
-class NewFederation(NamedTuple):
-    """A federation that was just created."""
-
-    agreement: Agreement
-    unmasked: str | None
-    """Reason why masking could not be switched on by default; None if it is on or was chosen explicitly."""
 
 
 def create_federation(
@@ -47,15 +41,19 @@ def create_federation(
     overrides: dict[str, Any],
     ratings_per_user: int = RATINGS_PER_USER,
     **rules: Any,
-) -> NewFederation:
-    """Create the authority, the coordinator's key and the agreement in a new folder.
+) -> Agreement:
+    """Create the authority, the coordinator's key and the agreement in a new folder; return the agreement.
 
-    The sizes of a solved model follow from `ratings_per_user`, which members expect of all parties together. `rules` are the remaining fields of the agreement: name, address, alignment, min_parties.
+    Masking is on unless it was chosen, or gradients cannot be masked. The sizes of a solved model follow from `ratings_per_user`,
+    which members expect of all parties together. `rules` are the remaining fields of the agreement: name, address, alignment,
+    min_parties.
     """
-    built = build_config(preset=preset, model=model, file=config_file, overrides=overrides)
-    config, unmasked = _mask_by_default(
-        built.with_code().for_data(1, ratings_per_user), preset, config_file, overrides
-    )
+    config = build_config(preset=preset, model=model, file=config_file, overrides=overrides)
+    config = config.with_code().for_data(1, ratings_per_user)
+    chosen = {*read_preset(preset), *overrides}
+    chosen |= set(tomllib.loads(config_file.read_text("utf-8"))) if config_file is not None else set()
+    if "masking" not in chosen and config.gradients.mechanism in ("ternary", "skellam", "rounded"):
+        config = config.with_values({"masking": True})
     if config.model.gnn not in plugins.GNNS and config.model.code is None:
         unknown = f"GNN '{config.model.gnn}' is not defined in a file, so members cannot compare its code"
         raise ConfigError(f"{unknown}; {plugins.REMEDY}")
@@ -64,14 +62,15 @@ def create_federation(
     except CertificateError as error:
         raise ConfigError(f"{error}; set the name of the federation with --name") from None
     key, coordinator = _new_coordinator(authority_key, authority)
-    fields = {**rules, "config": config, "authority": authority, "coordinator": coordinator}
-    agreement = build_agreement(fields)
+    agreement = build_agreement(
+        {**rules, "config": config, "authority": authority, "coordinator": coordinator}
+    )
     _new_folder(folder)
     c.write_secret(folder / AUTHORITY_KEY, c.key_pem(authority_key))
     c.write_secret(folder / COORDINATOR_KEY, c.key_pem(key))
-    _write(folder / AUTHORITY, authority)
+    write_text(folder / AUTHORITY, authority)
     save_agreement(folder / FILE, agreement)
-    return NewFederation(agreement, unmasked)
+    return agreement
 
 
 class JoinRequest(NamedTuple):
@@ -91,7 +90,7 @@ def request_membership(name: str, folder: Path) -> JoinRequest:
     _new_folder(folder)
     files = (folder / PARTY_KEY, folder / f"{name}.csr")
     c.write_secret(files[0], c.key_pem(key))
-    _write(files[1], csr)
+    write_text(files[1], csr)
     return JoinRequest(*files, c.short_fingerprint(c.key_fingerprint(key)))
 
 
@@ -155,24 +154,9 @@ def renew_coordinator(folder: Path) -> Agreement:
     agreement = load_agreement(folder, dates=False)
     key, coordinator = _new_coordinator(c.read_key(folder / AUTHORITY_KEY), agreement.authority)
     changed = agreement.with_values(coordinator=coordinator)
-    _write(folder / COORDINATOR_KEY, c.key_pem(key).decode())
+    write_text(folder / COORDINATOR_KEY, c.key_pem(key).decode())
     save_agreement(folder / FILE, changed)
     return changed
-
-
-def _mask_by_default(
-    config: Config, preset: str, file: Path | None, overrides: dict[str, Any]
-) -> tuple[Config, str | None]:
-    """Switch masking on unless a preset, file or option sets it; return the reason if that is impossible."""
-    chosen = set(read_preset(preset)) | set(overrides)
-    if file is not None:
-        chosen |= set(tomllib.loads(file.read_text("utf-8")))
-    mechanism = config.gradients.mechanism
-    if "masking" in chosen:
-        return config, None
-    if not config.gradients.integers:
-        return config, f"it needs ternary or Skellam gradients, and these are {mechanism}"
-    return config.with_values({"masking": True}), None
 
 
 def _new_coordinator(authority_key: c.Key, authority: str) -> tuple[c.Key, Member]:
@@ -189,16 +173,8 @@ def _new_folder(folder: Path) -> None:
             raise ConfigError(f"{folder} already exists and is not empty; choose another folder")
         folder.chmod(0o700)
     except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"cannot create {folder}: {reason}; choose another folder") from None
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_bytes(path, text.encode())
-    except OSError as error:
-        remedy = "free some space or choose another folder"
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None
+        problem = f"cannot create {folder}: {error.strerror or error}"
+        raise ConfigError(f"{problem}; choose another folder") from None
 
 
 # -- a member, recognised by its key -----------------------------------------------------------------------------------------
@@ -211,8 +187,7 @@ class MemberIdentity:
         self.agreement = agreement
         self.key_file = key_file
         self._key = c.read_key(key_file)
-        members = (agreement.coordinator, *agreement.parties)
-        found = [member for member in members if c.same_key(self._key, member.certificate)]
+        found = [member for member in agreement.members if c.same_key(self._key, member.certificate)]
         if not found:
             remedy = f"ask the coordinator to approve its request, then use the new {FILE}"
             raise ConfigError(
@@ -223,6 +198,11 @@ class MemberIdentity:
         self.is_coordinator = self.name == COORDINATOR
         self._digest = agreement.digest()
         _check_code(agreement, "the coordinator" if self.is_coordinator else self.name)
+
+    @property
+    def role(self) -> str:
+        """What the member is, with its name if it is a party."""
+        return "coordinator" if self.is_coordinator else f"party {self.name}"
 
     @property
     def index(self) -> int:
@@ -320,7 +300,7 @@ def _statement(agreement: str, purpose: str, name: str, key: str) -> bytes:
     return "\n".join(("verfedgnn 1", purpose, agreement, name, key)).encode()
 
 
-# -- what an operator asks a coordinator for ---------------------------------------------------------------------------------
+# -- what an operator asks a running coordinator for, through files ----------------------------------------------------------
 
 _REQUEST = "finish.request"
 """File in the coordinator's run folder that asks it to finish."""
@@ -346,3 +326,33 @@ def take_finish_request(run: Path, end: Callable[[], None]) -> None:
         end()
         with writing(run):
             (run / _REQUEST).unlink(missing_ok=True)
+
+
+class RevocationWatch:
+    """The coordinator's federation.toml, read again whenever it was replaced while a training runs."""
+
+    def __init__(self, identity: MemberIdentity) -> None:
+        self.parties = identity.agreement.parties
+        self._file = identity.key_file.parent / FILE
+        self._seen = self._version()
+
+    def find(self) -> list[str]:
+        """Return parties of the running agreement whose keys a new file no longer has; [] if the file is the same."""
+        version = self._version()
+        if version is None or version == self._seen:
+            return []
+        self._seen = version
+        try:
+            present = load_agreement(self._file, dates=False).parties
+        except ConfigError as error:
+            log_warning("federation.toml was replaced and cannot be read", reason=str(error))
+            return []
+        keys = {c.certificate_key(party.certificate) for party in present}
+        return [party.name for party in self.parties if c.certificate_key(party.certificate) not in keys]
+
+    def _version(self) -> tuple[int, int] | None:
+        try:
+            about = self._file.stat()
+        except OSError:
+            return None
+        return about.st_mtime_ns, about.st_ino

@@ -1,4 +1,4 @@
-"""The status of a member: status.json in its run folder and, over HTTP, a page, the same JSON and metrics.
+"""The status of a member: status.json in its run folder and, over HTTP, a page, the same JSON, metrics and two health checks.
 
 The status holds rounds, errors, bytes and which parties are present; no message content, ids or addresses. This module does not
 load torch, so that `verfedgnn status` is fast.
@@ -6,16 +6,22 @@ load torch, so that `verfedgnn status` is fast.
 
 from __future__ import annotations
 
-import html
+import io
 import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from verfedgnn.core.connection_table import ConnectionTable
 from verfedgnn.core.errors import ConfigError, RunError
@@ -23,6 +29,7 @@ from verfedgnn.core.files import make_folder, replace_quickly, writing
 from verfedgnn.core.hosts import is_address, parse_host_header
 
 if TYPE_CHECKING:
+    from verfedgnn.federation.roster import MemberIdentity
     from verfedgnn.protocol.coordinator import ClosedRound
     from verfedgnn.runs.tracking.tracker import TrackedRun
 
@@ -34,9 +41,16 @@ EVERY_SECONDS = 1.0
 """Maximum age of the status on disk."""
 STALE_SECONDS = 30.0
 """Age of a status whose process no longer writes it."""
+HANGING_SECONDS = 900.0
+"""Age of a status whose process hangs, though it answers; a party may compute for long in between."""
+STARTING = "starting"
+"""State of a member before it can reach the others."""
 STOPPED = "stopped"
 """State of a member whose process has ended before its training did."""
-FACTS = {
+_FACTS = {
+    "federation": "federation",
+    "role": "role",
+    "training": "training",
     "stage": "training of",
     "state": "state",
     "reason": "because",
@@ -58,28 +72,38 @@ FACTS = {
 class StatusPublisher:
     """Publisher of a member's latest status: on disk, and optionally over HTTP and in a tracking tool.
 
-    As a context manager, it writes how the member's process has ended.
+    As a context manager, it writes that the member's process has started, and how it has ended.
     """
 
     def __init__(
-        self, folder: Path, *, port: tuple[str, int] | None = None, track: TrackedRun | None = None
+        self,
+        folder: Path,
+        identity: MemberIdentity | None = None,
+        *,
+        port: tuple[str, int] | None = None,
+        track: TrackedRun | None = None,
     ) -> None:
         self.folder = folder
-        self.status: dict[str, Any] = {}
+        self._about: dict[str, Any] = {}
+        """What every status says of this member."""
+        if identity is not None:
+            self._about = {"role": identity.role, "federation": identity.agreement.name}
         self._updated = 0.0
         self._written = 0.0
         self._durations: list[float] = []
         """Seconds of the last rounds."""
         self._last_round = 0.0
         self._track = track
+        self.status = self._complete({"state": STARTING})
         self._server = _serve(self, port) if port is not None else None
 
     def __enter__(self) -> StatusPublisher:
+        self.update(lambda: {"state": STARTING}, now=True)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         """Write that the member has stopped, unless it has finished, and stop serving."""
-        if self.status and self.status.get("state") != "finished":
+        if self.status["state"] != "finished":
             end = {"state": STOPPED, "reason": str(error) if isinstance(error, Exception) else "stopped"}
             with suppress(RunError):  # a full disk may be what ended the process
                 self.update(lambda: self.status | end, now=True)
@@ -92,7 +116,7 @@ class StatusPublisher:
         if not now and time.monotonic() - self._updated < FRESH_SECONDS:
             return
         self._updated = time.monotonic()
-        self.status = self._add_times(make())
+        self.status = self._complete(make())
         if now or time.monotonic() - self._written > EVERY_SECONDS:
             self._written = time.monotonic()
             with writing(self.folder):
@@ -123,13 +147,14 @@ class StatusPublisher:
         """Median duration of the last rounds; None before the second round."""
         return sorted(self._durations)[len(self._durations) // 2] if self._durations else None
 
-    def _add_times(self, status: dict[str, Any]) -> dict[str, Any]:
-        """Return `status` with the median duration of a round and the estimated time left."""
+    def _complete(self, status: dict[str, Any]) -> dict[str, Any]:
+        """Return `status` with the member's name, the median duration of a round and the estimated time left."""
         median = self.seconds_per_round
         left = None
         if median is not None and status.get("rounds") and status["state"] == "training":
             left = median * (status["rounds"] - status["round"])
-        return status | {"seconds_per_round": median, "seconds_left": left, "updated": time.time()}
+        times = {"seconds_per_round": median, "seconds_left": left, "updated": time.time()}
+        return {"parties": {}, **self._about, **status, **times}
 
 
 # -- as text -----------------------------------------------------------------------------------------------------------------
@@ -141,7 +166,20 @@ def presence(party: dict[str, Any]) -> str:
     return next((state for state in states if party.get(state)), "away")
 
 
-def format_heard(status: dict[str, Any], party: dict[str, Any]) -> str:
+def make_tables(status: dict[str, Any]) -> tuple[Table, Table]:
+    """Return a table of the facts in a status, and one of the parties."""
+    facts = Table("", "", show_header=False, box=None)
+    for key, label in _FACTS.items():
+        facts.add_row(label, Text(_format_value(status, key)))
+    parties = Table("party", "", "heard", "MB up", "MB down", "refused")
+    for name, about in status.get("parties", {}).items():
+        sizes = (f"{about[way] / 1e6:,.1f}" for way in ("up", "down"))
+        where = (presence(about), _format_heard(status, about))
+        parties.add_row(Text(name), *where, *sizes, str(about.get("refused", 0)))
+    return facts, parties
+
+
+def _format_heard(status: dict[str, Any], party: dict[str, Any]) -> str:
     """Return how long before the status a party was heard last, or since when it is missing; a dash if it is unknown."""
     if party.get("missing_since") is not None:
         return f"missing for {_age(status, party['missing_since'])}"
@@ -152,8 +190,7 @@ def _age(status: dict[str, Any], moment: float) -> str:
     return f"{max(0.0, status.get('updated', moment) - moment):,.0f} s"
 
 
-def format_value(status: dict[str, Any], key: str) -> str:
-    """Return a value of the status as text; a dash if it is missing."""
+def _format_value(status: dict[str, Any], key: str) -> str:
     value = status.get(key)
     if value is None:
         return "–"
@@ -171,7 +208,7 @@ def describe_process(status: dict[str, Any]) -> str:
         return "The training is finished."
     if state == STOPPED:
         return f"The process has ended ({status.get('reason')}). Start it again; it resumes."
-    age = time.time() - status.get("updated", 0.0)
+    age = time.time() - status.get("updated", time.time())
     if age > STALE_SECONDS:
         return f"This status is {age:,.0f} s old: the process is not running, or hangs. Start it again; it resumes."
     return "The process is running."
@@ -223,11 +260,14 @@ class _StatusHandler(BaseHTTPRequestHandler):
             self._send("application/json", json.dumps(status).encode())
         elif self.path == "/":
             self._send("text/html; charset=utf-8", page(status).encode())
+        elif self.path in _CHECKS:
+            code = HTTPStatus.OK if _CHECKS[self.path](status) else HTTPStatus.SERVICE_UNAVAILABLE
+            self._send("text/plain; charset=utf-8", f"{status['state']}\n".encode(), code)
         else:
             self.send_error(404)
 
-    def _send(self, kind: str, body: bytes) -> None:
-        self.send_response(200)
+    def _send(self, kind: str, body: bytes, code: HTTPStatus = HTTPStatus.OK) -> None:
+        self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
@@ -240,6 +280,20 @@ class _StatusHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: the addresses of readers are nobody's business."""
+
+
+def _is_healthy(status: dict[str, Any]) -> bool:
+    """Return whether the process works: another one must not be started, and this one not be killed."""
+    return bool(status["state"] != STOPPED and time.time() - status["updated"] < HANGING_SECONDS)
+
+
+def _is_ready(status: dict[str, Any]) -> bool:
+    """Return whether the coordinator accepts parties, or the party hears the coordinator."""
+    return _is_healthy(status) and (status["state"] == "finished" or bool(status.get("ready")))
+
+
+_CHECKS = {"/healthz": _is_healthy, "/readyz": _is_ready}
+"""Health checks, answered with 200 or 503 and the state."""
 
 
 def _serve(publisher: StatusPublisher, address: tuple[str, int]) -> _StatusServer:
@@ -276,63 +330,54 @@ _PARTY_GAUGES = {
 def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
     """Return the content type and text of the status in Prometheus' format."""
     try:
-        from prometheus_client import CollectorRegistry, exposition
+        from prometheus_client import exposition
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
     except ModuleNotFoundError:
         return "text/plain", b"# prometheus-client is not installed: pip install 'verfedgnn[federation]'\n"
 
-    class Collector:
-        def collect(self) -> Iterator[Any]:
-            keys = ("role", "federation", "training", "stage", "state")
-            about = {key: str(status[key]) for key in keys if status.get(key) is not None}
-            yield InfoMetricFamily("verfedgnn", "This member of the federation.", value=about)
-            for name, text in _GAUGES.items():
-                if status.get(name) is not None:
-                    yield GaugeMetricFamily(f"verfedgnn_{name}", text, value=status[name])
-            yield CounterMetricFamily("verfedgnn_repeats", "Restarted trips.", value=status.get("repeats", 0))
-            by_party = {
-                name: GaugeMetricFamily(f"verfedgnn_party_{name}", text, labels=["party"])
-                for name, text in _PARTY_GAUGES.items()
-            }
-            text = "1 if the training waits for the party."
-            waits = GaugeMetricFamily("verfedgnn_waits_for", text, labels=["party"])
-            for party in status.get("waits_for") or []:
-                waits.add_metric([party], 1.0)
-            refused = CounterMetricFamily("verfedgnn_refused", "Refused messages.", labels=["party"])
-            size = CounterMetricFamily("verfedgnn_bytes", "Bytes of messages.", labels=["party", "direction"])
-            for party, about_party in status.get("parties", {}).items():
-                for name, gauge in by_party.items():
-                    value = about_party.get(name, None if name == "heard" else False)
-                    if value is not None:
-                        gauge.add_metric([party], float(value))
-                refused.add_metric([party], about_party.get("refused", 0))
-                for direction in ("up", "down"):
-                    size.add_metric([party, direction], about_party[direction])
-            yield from (*by_party.values(), waits, refused, size)
+    def by_party(name: str, text: str, values: dict[str, float]) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"verfedgnn_{name}", text, labels=["party"])
+        for party, value in values.items():
+            family.add_metric([party], value)
+        return family
 
-    registry = CollectorRegistry()
-    registry.register(Collector())
+    keys = ("role", "federation", "training", "stage", "state")
+    about = {key: str(status[key]) for key in keys if status.get(key) is not None}
+    parties = status.get("parties", {})
+    families: list[Any] = [InfoMetricFamily("verfedgnn", "This member of the federation.", value=about)]
+    families += [
+        GaugeMetricFamily(f"verfedgnn_{name}", text, value=status[name])
+        for name, text in _GAUGES.items()
+        if status.get(name) is not None
+    ]
+    families += [CounterMetricFamily("verfedgnn_repeats", "Restarted trips.", value=status.get("repeats", 0))]
+    for name, text in _PARTY_GAUGES.items():
+        values = {
+            party: fields.get(name, None if name == "heard" else False) for party, fields in parties.items()
+        }
+        known = {party: float(value) for party, value in values.items() if value is not None}
+        families.append(by_party(f"party_{name}", text, known))
+    awaited = dict.fromkeys(status.get("waits_for") or [], 1.0)
+    families.append(by_party("waits_for", "1 if the training waits for the party.", awaited))
+    refused = CounterMetricFamily("verfedgnn_refused", "Refused messages.", labels=["party"])
+    sizes = CounterMetricFamily("verfedgnn_bytes", "Bytes of messages.", labels=["party", "direction"])
+    for party, fields in parties.items():
+        refused.add_metric([party], fields.get("refused", 0))
+        for direction in ("up", "down"):
+            sizes.add_metric([party, direction], fields[direction])
+    registry: Any = SimpleNamespace(collect=lambda: [*families, refused, sizes])
     return exposition.CONTENT_TYPE_PLAIN_0_0_4, exposition.generate_latest(registry)
 
 
+_PAGE = """\
+<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5>
+<meta name=viewport content='width=device-width'><title>verfedgnn</title>
+<pre style='max-width:60rem;margin:2rem auto'>{code}</pre></html>
+"""
+
+
 def page(status: dict[str, Any]) -> str:
-    """Return the status as an HTML page, which reloads every few seconds and loads nothing from elsewhere."""
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{presence(p)}</td><td>{format_heard(status, p)}</td>"
-        f"<td>{p['up'] / 1e6:,.1f}</td><td>{p['down'] / 1e6:,.1f}</td><td>{p.get('refused', 0)}</td></tr>"
-        for name, p in status.get("parties", {}).items()
-    )
-    facts = "".join(
-        f"<dt>{label}</dt><dd>{html.escape(format_value(status, key))}</dd>" for key, label in FACTS.items()
-    )
-    title = html.escape(f"{status.get('federation', 'verfedgnn')}: {status.get('role', '')}")
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5>"
-        "<meta name=viewport content='width=device-width'>"
-        f"<title>{title}</title><style>body{{font:16px/1.5 system-ui;max-width:44rem;margin:2rem auto;padding:0 1rem}}"
-        "dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1rem}dt{color:#555}dd{margin:0}"
-        "table{border-collapse:collapse;width:100%}th,td{text-align:right;padding:.3rem .6rem;border-bottom:1px solid #ddd}"
-        "th:first-child,td:first-child{text-align:left}</style>"
-        f"<h1>{title}</h1><dl>{facts}</dl>"
-        f"<table><tr><th>party<th><th>heard<th>MB up<th>MB down<th>refused</tr>{rows}</table></html>"
-    )
+    """Return the tables as an HTML page, which reloads every few seconds and loads nothing from elsewhere."""
+    console = Console(record=True, file=io.StringIO(), width=110)
+    console.print(*make_tables(status), sep="\n")
+    return console.export_html(inline_styles=True, code_format=_PAGE)

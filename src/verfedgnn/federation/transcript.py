@@ -3,6 +3,9 @@
 Every line of `transcript.jsonl` is one entry in JSON. It holds the SHA-256 of the line before it, so no entry can be changed,
 removed or moved without breaking the chain. Signatures of the chain's head are entries, too. An entry describes a message by
 its size, its SHA-256 and the statements that all parties must have received alike. It holds no ratings, ids, masks or keys.
+
+A check reads transcripts of several members: is each complete, unchanged and signed by its member, and did every party receive
+the same?
 """
 
 from __future__ import annotations
@@ -10,20 +13,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from verfedgnn.core.errors import RunError
+from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.files import make_folder, write_all, writing
+from verfedgnn.federation.agreement import Agreement, Member
+from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_warning
-from verfedgnn.federation.roster import MemberIdentity
+from verfedgnn.federation.roster import MemberIdentity, is_signed
 from verfedgnn.protocol.framing import EncodedMessage
 from verfedgnn.protocol.messages import Message, RoundReply
 
@@ -102,8 +109,6 @@ class Transcript:
         """Number of releases that had left a party, by training, when it stopped the last time."""
         self._is_signed = True
         self._flushed = 0.0
-        self._held: list[bytes] | None = None
-        """Lines that are not written yet; None outside of `together`."""
         with writing(folder):
             make_folder(folder)
             self._handle = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -131,17 +136,6 @@ class Transcript:
         kind = "unreadable" if message is None else type(message).__name__
         about: dict[str, Any] = {"way": way, "kind": kind, "stage": stage, "peer": peer, **place}
         self._append(**about, bytes=mark.size, sha256=mark.sha256, common=common or None)
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Write all entries of the block at its end, as one."""
-        self._held = []
-        try:
-            yield
-        finally:
-            lines = self._held
-            self._held = None
-            self._write(b"".join(lines))
 
     def note(self, kind: str, stage: str | None = None, **values: str | int | float) -> None:
         """Append a note about this member."""
@@ -174,14 +168,8 @@ class Transcript:
         line = json.dumps(present, separators=(",", ":"), allow_nan=False).encode()
         self._head = hashlib.sha256(line).hexdigest()
         self._is_signed = False
-        if self._held is None:
-            self._write(line + b"\n")
-        else:
-            self._held.append(line + b"\n")
-
-    def _write(self, lines: bytes) -> None:
         with writing(self.file):
-            write_all(self._handle, lines)
+            write_all(self._handle, line + b"\n")
 
     def _continue(self) -> int:
         """Find the last entry of an existing file; cut off and count the bytes after it that are no entry."""
@@ -220,3 +208,302 @@ def _read_entry(line: bytes) -> TranscriptEntry | None:
         return TranscriptEntry.model_validate_json(line)
     except ValidationError:
         return None
+
+
+# -- the check of several transcripts ----------------------------------------------------------------------------------------
+
+_WORDS = {
+    "active": "the active parties",
+    "evaluate": "whether to validate",
+    "best_round": "the best round",
+    "survivors": "the list of parties whose masked replies are added up",
+    "accumulator": "the optimiser's state",
+    "average": "the average of the public parameters",
+    "digest": "the hash of the public parameters",
+    "configuration": "the configuration",
+    "items": "the numbers of items",
+    "ratings": "the number of ratings",
+    "round": "the last round",
+    "keys": "the keys of the alignment",
+    "users": "the number of users",
+    "training name": "the name of the training",
+    "name name": "the name of the alignment",
+    "parameters parameters": "the public parameters",
+    "result parameters": "the parameters of the result",
+    "update parties": "the parties in the sum of gradients",
+    "update sum": "the sum of gradients",
+    "neighbourhoods parties": "the parties in the sum of neighbourhoods",
+    "neighbourhoods sum": "the sum of neighbourhoods",
+}
+"""What a field of a statement is about, by its name, or by the first word of its subject and its name."""
+_BY_ROUND = ("instruction", "survivors", "update", "neighbourhoods", "parameters", "digest")
+"""First words of subjects that name a round."""
+_PARTIES = ("active", "parties", "survivors")
+"""Fields that hold places in the roster."""
+
+
+@dataclass
+class CheckedTranscript:
+    """A transcript and what its check found."""
+
+    file: Path
+    member: Member
+    entries: list[TranscriptEntry] = field(default_factory=list)
+    problem: str | None = None
+    """The first thing that is wrong with it; the entries end before it."""
+    signed: int = 0
+    """Number of entries that a valid signature covers."""
+
+    @property
+    def name(self) -> str:
+        """The member that wrote it."""
+        return self.member.name
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the member noted the end of the last training, and signed that."""
+        return any(entry.kind == FINISHED for entry in self.entries[: self.signed])
+
+    @property
+    def restarts(self) -> int:
+        """How often the member started again."""
+        return sum(entry.kind == STARTED for entry in self.entries) - 1
+
+    @property
+    def rounds(self) -> int:
+        """Number of the last round that it mentions; shares that were sent ahead are of a round that may never start."""
+        return max((entry.round or 0 for entry in self.entries if entry.kind != "MaskShares"), default=0)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the check found as JSON values."""
+        counts = {"entries": len(self.entries), "signed": self.signed, "rounds": self.rounds}
+        about = {"restarts": self.restarts, "finished": self.is_finished, "problem": self.problem}
+        return {"member": self.name, "file": str(self.file), **counts, **about}
+
+
+def check_transcript(path: Path, agreement: Agreement) -> CheckedTranscript:
+    """Read the transcript in a file or run folder, and check its chain and signatures against the roster."""
+    file = path / TRANSCRIPT if path.is_dir() else path
+    lines = list(read_lines(file))
+    first = lines[0][1] if lines else None
+    if first is None or first.kind != STARTED or first.values is None:
+        raise RunError(f"{file} is not a transcript; pass a {TRANSCRIPT} or the run folder that holds it")
+    try:
+        member = agreement.member(str(first.values.get("member", "")))
+    except ConfigError as error:
+        raise RunError(f"{file}: {error}") from None
+    digest = agreement.digest()
+    if first.values.get("agreement") != digest:
+        remedy = "pass the file that the run used"
+        raise RunError(f"{file} belongs to another agreement than the given federation.toml; {remedy}")
+    found = CheckedTranscript(file, member)
+    head = NOTHING
+    for number, (line, entry) in enumerate(lines, 1):
+        found.problem = _line_problem(digest, member, number, len(lines), entry, head)
+        if found.problem is not None or entry is None:
+            break
+        found.entries.append(entry)
+        if entry.kind == SIGNATURE:
+            found.signed = number
+        head = hashlib.sha256(line).hexdigest()
+    return found
+
+
+def _line_problem(
+    agreement: str, member: Member, number: int, lines: int, entry: TranscriptEntry | None, head: str
+) -> str | None:
+    """Return what is wrong with a line that should follow the entry with the hash `head`; None if nothing is."""
+    if entry is None:  # an incomplete last line is what a killed process leaves behind
+        damaged = f"line {number} is not an entry: the file was changed or is damaged"
+        return None if number == lines else damaged
+    if entry.number != number or entry.previous != head:
+        return f"line {number} does not follow line {number - 1}: an entry was changed, removed or moved"
+    if entry.kind == SIGNATURE and not is_signed(agreement, member, PURPOSE, head, entry.signature or ""):
+        return f"the signature in line {number} is not {member.name}'s: what comes before it was changed"
+    return None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that two transcripts do not agree on."""
+
+    stage: str
+    """The training, or "alignment"."""
+    round: int | None
+    between: tuple[str, str]
+    field: str
+    text: str
+    """The difference in one sentence."""
+
+
+@dataclass
+class _View:
+    """What one party received, and which rounds it replied to."""
+
+    name: str
+    told: dict[tuple[str, str, str], list[dict[str, Any]]] = field(default_factory=dict)
+    """Distinct values by stage, training and subject; under no training, the names of the alignment and the trainings."""
+    trainings: dict[str, str] = field(default_factory=dict)
+    """Name of the last training by stage."""
+    replied: set[tuple[str, str, int]] = field(default_factory=set)
+    """Stage, training and round of its replies with a gradient."""
+
+    @classmethod
+    def of(cls, transcript: CheckedTranscript) -> _View:
+        """Return what the party's transcript says."""
+        view = cls(transcript.name)
+        for entry in transcript.entries:
+            view._take(entry)
+        return view
+
+    def _take(self, entry: TranscriptEntry) -> None:
+        stage = entry.stage or ALIGNMENT
+        common = entry.common or {}
+        if entry.kind == ALIGNMENT and entry.values is not None:  # the last alignment and training count
+            self.told[ALIGNMENT, "", "name"] = [{"name": str(entry.values.get("name"))}]
+        if "training" in common:
+            self.trainings[stage] = str(common["training"].get("name"))
+            self.told[stage, "", "training"] = [{"name": self.trainings[stage]}]
+        training = self.trainings.get(stage, "")
+        for subject, value in common.items():
+            values = self.told.setdefault((stage, training, subject), [])
+            if value not in values:
+                values.append(value)
+        if entry.way == "out" and entry.kind == "RoundReply" and entry.round is not None:
+            self.replied.add((stage, training, entry.round))
+
+
+def compare_transcripts(transcripts: Sequence[CheckedTranscript], agreement: Agreement) -> list[Difference]:
+    """Return all differences between the transcripts of one federation, in the order of rounds."""
+    views = [_View.of(one) for one in transcripts if one.name != COORDINATOR]
+    names = [party.name for party in agreement.parties]
+    differences = [
+        *_compare_statements(views, names),
+        *_compare_replies(views, names),
+        *_compare_messages(transcripts),
+    ]
+    stages = [ALIGNMENT, *(stage for view in views for stage in view.trainings)]
+    order = {stage: place for place, stage in reversed(list(enumerate(stages)))}
+    return sorted(differences, key=lambda one: (order.get(one.stage, 0), one.round or 0))
+
+
+def summarise_comparison(
+    transcripts: Sequence[CheckedTranscript], differences: Sequence[Difference]
+) -> dict[str, Any]:
+    """Return the result of a check as JSON values, with a verdict in words."""
+    changed = [f"{one.name}: {one.problem} ({one.file})" for one in transcripts if one.problem]
+    parties = sum(one.name != COORDINATOR for one in transcripts)
+    problems = [*changed, *(one.text for one in differences)]
+    verdict = "unchanged; pass transcripts of two or more parties to compare what they received"
+    if problems:
+        more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
+        verdict = f"first problem{more}: {problems[0]}"
+    elif parties > 1:
+        verdict = f"{parties} parties received the same in every round that their transcripts share"
+    return {
+        "agree": not problems,
+        "verdict": verdict,
+        "problems": problems,
+        "remarks": [remark for one in transcripts for remark in _remarks(one)],
+        "transcripts": [one.summary() for one in transcripts],
+        "differences": [asdict(one) for one in differences],
+    }
+
+
+def _remarks(transcript: CheckedTranscript) -> Iterator[str]:
+    unsigned = len(transcript.entries) - transcript.signed
+    if transcript.problem is not None:
+        return
+    if not transcript.is_finished:
+        yield f"{transcript.name} has not finished: its transcript ends in round {transcript.rounds}"
+    if unsigned:
+        yield f"{transcript.name} has not signed the last {unsigned} entries: whoever holds the file could change these"
+
+
+def _compare_statements(views: Sequence[_View], names: Sequence[str]) -> Iterator[Difference]:
+    """Compare what parties received on each subject.
+
+    A coordinator that was killed repeats its open round, perhaps with fewer parties. A party may then have two values of one
+    subject. The party with most values is the reference, and every other one must share a value with it.
+    """
+    for key in dict.fromkeys(key for view in views for key in view.told):
+        told = [view for view in views if key in view.told]
+        reference = max(told, key=lambda view: len(view.told[key]))
+        for view in told:
+            if not any(value in reference.told[key] for value in view.told[key]):
+                yield _differ(
+                    key[0], key[2], (reference, view), [one.told[key][-1] for one in (reference, view)], names
+                )
+
+
+def _compare_replies(views: Sequence[_View], names: Sequence[str]) -> Iterator[Difference]:
+    """Find sums that name a party as a contributor whose transcript has no reply in that round."""
+    by_name = {view.name: view for view in views}
+    for teller in views:
+        for (stage, training, subject), values in teller.told.items():
+            round = _round_of(subject)
+            if round is None or not subject.startswith("update "):
+                continue
+            contributors = [
+                name for index, name in enumerate(names) if index in values[-1].get("parties", [])
+            ]
+            for name in contributors:
+                if name in by_name and (stage, training, round) not in by_name[name].replied:
+                    told = f"the sum of gradients that {teller.name} received includes {name}"
+                    gap = f"the transcript of {name} has no reply in that round"
+                    text = f"{stage}, round {round}: {told}, but {gap}"
+                    yield Difference(stage, round, (teller.name, name), "reply", text)
+
+
+def _compare_messages(transcripts: Sequence[CheckedTranscript]) -> Iterator[Difference]:
+    """Find messages that a party received and the coordinator's transcript does not have, and the reverse."""
+    hubs = [one for one in transcripts if one.name == COORDINATOR][:1]
+    for hub, party in ((hub, one) for hub in hubs for one in transcripts if one is not hub):
+        at_hub = [entry for entry in hub.entries if entry.peer == party.name]
+        for receiver, entries, sender, others in (
+            (party, party.entries, hub, at_hub),
+            (hub, at_hub, party, party.entries),
+        ):
+            sent = {entry.sha256 for entry in others if entry.way == "out"}
+            lost = (entry for entry in entries if entry.way == "in" and entry.sha256 not in sent)
+            for entry in list(lost)[:1]:
+                where = f"{entry.stage}, round {entry.round}" if entry.round else f"{entry.stage}"
+                what = f"{receiver.name} received a {entry.kind} (line {entry.number})"
+                text = f"{where}: {what} that the transcript of {sender.name} does not have"
+                between = (receiver.name, sender.name)
+                yield Difference(entry.stage or ALIGNMENT, entry.round, between, entry.kind, text)
+
+
+def _round_of(subject: str) -> int | None:
+    """Return the round that a subject such as `update 4` or `instruction 5.0.0` names; None if it names none."""
+    kind, _, place = subject.partition(" ")
+    number = place.split(".")[0]
+    return int(number) if kind in _BY_ROUND and re.fullmatch("[0-9]{1,10}", number) else None
+
+
+def _differ(
+    stage: str,
+    subject: str,
+    between: tuple[_View, _View],
+    values: Sequence[dict[str, Any]],
+    names: Sequence[str],
+) -> Difference:
+    """Return the first difference between two values of a statement, with parties by their names."""
+    fields = [name for name in values[0] if values[0][name] != values[1].get(name)]
+    field = (fields or [*values[1]])[0]
+    round = _round_of(subject)
+    where = stage if round is None else f"{stage}, round {round}"
+    name = f"{subject.split(' ')[0]} {field}"
+    what = _WORDS.get(name) or _WORDS.get(field, name)
+    one, other = (view.name for view in between)
+    first, second = (_show(value.get(field), field, names) for value in values)
+    text = f"{where}: {what} differs between {one} and {other}: {one} has {first}, {other} has {second}"
+    return Difference(stage, round, (one, other), name, text)
+
+
+def _show(value: Any, field: str, names: Sequence[str]) -> str:
+    if field in _PARTIES and isinstance(value, list):
+        known = dict(enumerate(names))
+        return ", ".join(known[i] if isinstance(i, int) and i in known else str(i)[:20] for i in value)
+    text = str(value)
+    return f"{text[:16]}..." if len(text) > 64 else text

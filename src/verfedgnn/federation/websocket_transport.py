@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 from verfedgnn.core.connection_table import ConnectionTable, shut_down
@@ -38,11 +39,12 @@ from verfedgnn.federation.event_log import FailureLog
 from verfedgnn.federation.frames import (
     ABOUT,
     LARGEST_FRAME,
+    OUTBOX_BYTES,
+    OUTBOX_MESSAGES,
     FrameJoiner,
     Transport,
     TransportEvent,
-    cut_messages,
-    join_frames,
+    cut_message,
     size_of,
 )
 from verfedgnn.federation.roster import MemberIdentity
@@ -63,10 +65,6 @@ HANDSHAKE_SECONDS = 10.0
 """Number of seconds that a TLS handshake, or the request after it, may take."""
 FRAMES_IN_FLIGHT = 4
 """Number of frames of one connection that may be read but not yet handled."""
-OUTBOX_MESSAGES = 64
-"""How often messages may be sent to one slow peer, and wait, before it is disconnected."""
-OUTBOX_BYTES = 1 << 31
-"""Number of bytes that may wait for one slow peer before it is disconnected; twice its largest message if that is more."""
 CLOSE_SECONDS = 2.0
 """Number of seconds for which queued messages are still delivered when a transport closes."""
 PAUSES = (0.5, 1.0, 2.0, 4.0)
@@ -104,23 +102,6 @@ def connect(
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; {remedy}") from None
 
 
-class _Inbox:
-    """The frames of one peer that were read and not yet handled; a new connection of the peer brings no further room."""
-
-    def __init__(self) -> None:
-        self.read = 0
-        """Number of frames that were read."""
-        self.handled = 0
-        """Number of frames that the service has handled."""
-        self.room = asyncio.Event()
-        """Set unless reading waits until the service has handled a frame."""
-        self.room.set()
-
-    def is_full(self) -> bool:
-        """Return whether reading must wait."""
-        return self.read - self.handled >= FRAMES_IN_FLIGHT
-
-
 class _Bounded(Connection):
     """A websocket that ends when its peer takes no answers: every ping is answered, and answers wait without a bound."""
 
@@ -152,6 +133,7 @@ class _Link:
         """Number of bytes in the outbox."""
         self.limit = OUTBOX_BYTES
         self.writer: asyncio.Task[None] | None = None
+        self.reader: asyncio.Task[Any] | None = None
 
     def put(self, messages: tuple[EncodedMessage, ...]) -> None:
         """Queue messages, or end the connection if the peer lets too much wait."""
@@ -169,7 +151,7 @@ class _Link:
             if ready:
                 await self.websocket.send(b"")
             while (messages := await self.outbox.get()) is not None:
-                for frame in cut_messages(messages):
+                for frame in chain.from_iterable(map(cut_message, messages)):
                     await self.websocket.send(frame)
                 self.waiting -= sum(map(size_of, messages))
                 del messages  # they may hold a copy of all public parameters
@@ -185,12 +167,13 @@ class _Link:
         await self.websocket.close()
 
 
-class WebsocketTransport:
+class WebsocketTransport(FrameJoiner):
     """One member's end: the coordinator's listens, a party's connects and reconnects."""
 
     def __init__(
         self, identity: MemberIdentity, address: tuple[str, int], refused: Callable[[str], None]
     ) -> None:
+        super().__init__()
         agreement = identity.agreement
         server = identity.is_coordinator
         peers = agreement.parties if server else (agreement.coordinator,)
@@ -206,16 +189,15 @@ class WebsocketTransport:
         self._listener = _Listener(address) if server else None
         self._process = secrets.token_hex(16)
         self._links: dict[str, _Link] = {}
-        self._inboxes = {peer: _Inbox() for peer in self._roster.values()}
+        self._rooms = {peer: asyncio.Semaphore(FRAMES_IN_FLIGHT) for peer in self._roster.values()}
+        """Room for frames of each peer that were read and not yet handled; a new connection brings no more of it."""
         self._lost = 0
         """Number of connections that have ended."""
         self._closed = False
-        self._events: queue.Queue[tuple[TransportEvent, _Inbox | None]] = queue.Queue()
-        """Events, and where a frame is counted."""
-        self._handled: _Inbox | None = None
-        """Where the frame that was taken last is counted."""
-        self._joiner = FrameJoiner()
-        self._joined: Iterator[TransportEvent] = iter(())
+        self._events: queue.Queue[tuple[TransportEvent, asyncio.Semaphore | None]] = queue.Queue()
+        """Events, and the room that a frame takes."""
+        self._taken: asyncio.Semaphore | None = None
+        """Room of the frame that is being handled."""
         self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)
         self._loop = self._runner.get_loop()
         self._closing = asyncio.Event()
@@ -224,34 +206,20 @@ class WebsocketTransport:
 
     # -- Transport, from the thread of a service ---------------------------------------------------------
 
-    @property
-    def largest(self) -> int:
-        """Number of bytes of the largest message to accept from a peer."""
-        return self._joiner.largest
-
-    @largest.setter
-    def largest(self, size: int) -> None:
-        self._joiner.largest = size
-
     def send(self, to: str, *messages: EncodedMessage) -> None:
-        """Queue messages, which travel together, and return at once."""
+        """Queue messages and return at once."""
         self._call(self._put, to, messages)
 
     def next(self, timeout: float) -> TransportEvent | None:
         """Return the next event. Taking one marks the frame of the previous one as handled."""
-        for event in self._joined:
-            return event
-        if self._handled is not None:
-            self._handled.handled += 1
-            if not self._handled.room.is_set():
-                self._call(self._handled.room.set)
-            self._handled = None
+        if self._taken is not None:
+            self._call(self._taken.release)
+            self._taken = None
         try:
-            frame, self._handled = self._events.get(timeout=max(0.0, timeout))
+            event, self._taken = self._events.get(timeout=max(0.0, timeout))
         except queue.Empty:
             return None
-        self._joined = join_frames(self._joiner, frame)
-        return next(self._joined)
+        return self.join(event)
 
     def close(self) -> None:
         """Deliver queued messages for two seconds at most, then end all connections."""
@@ -305,21 +273,20 @@ class WebsocketTransport:
 
     async def _hold(self, link: _Link) -> None:
         """Carry frames both ways until the connection ends."""
-        inbox = self._inboxes[link.peer]
+        room = self._rooms[link.peer]
         link.joined = True
         self._report("joined", link.peer)
+        link.reader = asyncio.current_task()
         link.writer = asyncio.create_task(link.write(ready=self._listener is None))
         try:
             while True:
-                frame = await link.websocket.recv(decode=False)
-                while inbox.is_full() and self._links.get(link.peer) is link:
-                    inbox.room.clear()
-                    if inbox.is_full():  # the service looks at `room` after it has counted
-                        await inbox.room.wait()
-                if self._links.get(link.peer) is not link:
-                    break
-                inbox.read += 1
-                self._events.put((TransportEvent("message", link.peer, frame), inbox))
+                await room.acquire()
+                try:
+                    frame = await link.websocket.recv(decode=False)
+                except BaseException:
+                    room.release()
+                    raise
+                self._events.put((TransportEvent("message", link.peer, frame), room))
         except ConnectionClosed:
             pass
         finally:
@@ -330,7 +297,6 @@ class WebsocketTransport:
         """Forget a connection; report the peer as gone unless another connection has taken its place."""
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
-            self._inboxes[link.peer].room.set()  # it may be waiting with a frame
             self._lost += 1
             if self._lost % 16 == 0:
                 gc.collect()  # a websocket refers to itself, and holds what was read and not taken
@@ -365,6 +331,8 @@ class WebsocketTransport:
         if older is not None:
             self._lose(older)
             older.websocket.transport.abort()
+            if older.reader is not None:  # it may be waiting for room
+                older.reader.cancel()
         _notice_cuts(sock, self._link_seconds)
         self._links[peer] = _Link(peer, process, websocket)
         return None

@@ -31,7 +31,7 @@ from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.roster import load_coordinator
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.runs.tracking.tracker import TrackedRun
-from verfedgnn_flare.job_member import (
+from verfedgnn_flare.job_site import (
     SERVER_CELL,
     TASK,
     check_agreement,
@@ -97,7 +97,7 @@ class FederationController(Controller):  # type: ignore[misc]
         roster = {party.name for party in agreement.parties}
         clients = [client for client in engine.get_clients() if client.name in roster]
         tracked = TrackedRun(_FlareStatistics(self, engine))
-        self._publisher = publisher = StatusPublisher(run, track=tracked)
+        self._publisher = publisher = StatusPublisher(run, identity, track=tracked)
         transport = JobTransport(
             engine.get_cell(),
             {client.name: job_cell(client.get_fqcn(), fl_ctx.get_job_id()) for client in clients},

@@ -16,31 +16,30 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.message import Message
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
+from verfedgnn.cli.service_commands import read_own_ratings
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, Interrupted, ProtocolError, VerFedGNNError
 from verfedgnn.core.files import check_writable, lock_folder
-from verfedgnn.data import Ratings, read_ratings
+from verfedgnn.data import Ratings
 from verfedgnn.data.read_options import ReadOptions
-from verfedgnn.data.table_sources import table_stem
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.party_session import load_finished, run_party
-from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.roster import load_party
 from verfedgnn.federation.status import StatusPublisher
+from verfedgnn.federation.stores import PartyStore
 from verfedgnn.federation.transcript import Transcript
 from verfedgnn.privacy.id_matching import workers
-from verfedgnn.runs.prepared_data import check_declared
-from verfedgnn_flare.job_member import (
+from verfedgnn_flare.job_site import (
     SERVER_CELL,
     TASK,
+    SiteSettings,
     check_agreement,
     load_settings,
     log_to_flare,
     write_failure,
 )
 from verfedgnn_flare.job_transport import JobTransport
-from verfedgnn_flare.site_settings import SiteSettings
 
 _PUBLIC_STATUS = ("state", "stage", "round", "rounds", "waits_for")
 """Fields of a party's status that FLARE's administrators may see; the others are about its own data."""
@@ -103,7 +102,7 @@ class PartyExecutor(Executor):  # type: ignore[misc]
         if not store.is_aligned:
             read()  # reports a mistake in the ratings before the first message
         pool = workers(settings.processes or os.cpu_count() or 1)
-        self._publisher = publisher = StatusPublisher(store.folder)
+        self._publisher = publisher = StatusPublisher(store.folder, identity)
         transport = JobTransport(
             fl_ctx.get_engine().get_cell(),
             {COORDINATOR: server},
@@ -144,8 +143,5 @@ def _identify_server(message: Message, server: str) -> str | None:
 def _read_own_ratings(settings: SiteSettings, config: Config) -> Ratings:
     if settings.ratings is None:
         raise ConfigError("the settings of this site name no ratings; add `ratings` to local/verfedgnn.toml")
-    name = table_stem(settings.ratings)
     reading = ReadOptions.from_texts(**{option: [text] for option, text in settings.reading.items()})
-    table = read_ratings(settings.ratings, **reading.for_each([name])[name])
-    check_declared(table, config)
-    return table
+    return read_own_ratings(settings.ratings, reading, config)

@@ -9,7 +9,7 @@ import typer
 
 from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.service_options import Every, FederationFile, ServiceThreads
+from verfedgnn.cli.service_commands import Every, FederationFile, ServiceThreads
 from verfedgnn.cli.shared_options import RUN, AsJson, Device, Quiet
 from verfedgnn.cli.source_options import reads_ratings
 
@@ -84,7 +84,7 @@ def site(
     """
     from dataclasses import asdict
 
-    from verfedgnn_flare.site_settings import ALLOWED_CLASSES, prepare_site
+    from verfedgnn_flare.job_site import ALLOWED_CLASSES, prepare_site
 
     settings: dict[str, Any] = {
         "federation": _absolute(federation),

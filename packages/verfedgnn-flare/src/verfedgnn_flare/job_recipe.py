@@ -12,7 +12,7 @@ from verfedgnn.federation.agreement import load_agreement
 from verfedgnn.federation.certificates import short_fingerprint
 from verfedgnn_flare.controller import FederationController
 from verfedgnn_flare.executor import PartyExecutor
-from verfedgnn_flare.job_member import TASK
+from verfedgnn_flare.job_site import TASK
 
 
 class FederationRecipe(Recipe):  # type: ignore[misc]

@@ -13,8 +13,9 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.cell import Cell
@@ -23,10 +24,11 @@ from nvflare.fuel.f3.message import Message
 
 from verfedgnn.federation.frames import (
     LARGEST_FRAME,
+    OUTBOX_BYTES,
+    OUTBOX_MESSAGES,
     FrameJoiner,
     TransportEvent,
-    cut_messages,
-    join_frames,
+    cut_message,
     size_of,
 )
 from verfedgnn.protocol.framing import EncodedMessage
@@ -38,10 +40,6 @@ LARGE_FRAME = 1 << 20
 """Number of bytes from which a frame is sent through FLARE's streams."""
 PULSE_SECONDS = 2.0
 """Longest time between two pulses."""
-OUTBOX_MESSAGES = 64
-"""How often messages may be sent to one slow peer, and wait, before it is disconnected."""
-OUTBOX_BYTES = 1 << 31
-"""Number of bytes that may wait for one slow peer before it is disconnected; twice its largest message if that is more."""
 
 _MESSAGE = "message"
 _PULSE = "pulse"
@@ -69,7 +67,7 @@ class _Outbox:
         threading.Thread(target=self._run, name=f"to-{peer}", daemon=True).start()
 
     def put(self, *messages: EncodedMessage) -> None:
-        """Queue messages that are sent together, and return at once."""
+        """Queue messages and return at once."""
         size = sum(map(size_of, messages))
         self._limit = max(self._limit, 2 * size)
         try:
@@ -91,7 +89,7 @@ class _Outbox:
             messages = self._waiting.get()
             size = sum(map(size_of, messages))
             try:
-                for frame in cut_messages(messages):
+                for frame in chain.from_iterable(map(cut_message, messages)):
                     self._write(frame)
             except Exception:
                 # The peer is gone, or FLARE has lost track of its connection. On joining again it gets what it missed.
@@ -138,7 +136,7 @@ class _PeerLink:
         self.confirmed = 0
 
 
-class JobTransport:
+class JobTransport(FrameJoiner):
     """The end of one member: of the coordinator to the `peers` (name to cell) of all parties, or of a party to the coordinator.
 
     A peer that was silent for `link_seconds` has left.
@@ -147,13 +145,11 @@ class JobTransport:
     def __init__(
         self, cell: Cell, peers: Mapping[str, str], identify: Identify, *, link_seconds: float
     ) -> None:
+        super().__init__()
         self._cell = cell
         self._identify = identify
         self._link_seconds = link_seconds
         self._events: queue.Queue[TransportEvent] = queue.Queue()
-        self._joiner = FrameJoiner()
-        self._joined: Iterator[TransportEvent] = iter(())
-        """What is left of the frame that was taken last."""
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._links = {name: _PeerLink(fqcn) for name, fqcn in peers.items()}
@@ -168,24 +164,13 @@ class JobTransport:
 
     # -- Transport ---------------------------------------------------------------------------------------
 
-    @property
-    def largest(self) -> int:
-        """Number of bytes of the largest message to accept from a peer."""
-        return self._joiner.largest
-
-    @largest.setter
-    def largest(self, size: int) -> None:
-        self._joiner.largest = size
-
     def send(self, to: str, *messages: EncodedMessage) -> None:
-        """Queue messages for a peer, which travel together; one that is not in this job gets nothing."""
+        """Queue messages for a peer; one that is not in this job gets nothing."""
         if to in self._outboxes:
             self._outboxes[to].put(*messages)
 
     def next(self, timeout: float) -> TransportEvent | None:
         """Return the next event, or None after `timeout` seconds without one."""
-        for event in self._joined:
-            return event
         try:
             frame = self._events.get(timeout=max(0.0, timeout))
         except queue.Empty:
@@ -195,8 +180,7 @@ class JobTransport:
                 link = self._links[frame.peer]
                 link.waiting -= 1
                 self._release(frame.peer, link)
-        self._joined = join_frames(self._joiner, frame)
-        return next(self._joined)
+        return self.join(frame)
 
     def close(self) -> None:
         """Deliver queued messages for two seconds at most, and tell the peers that this member leaves."""

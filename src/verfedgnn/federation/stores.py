@@ -1,4 +1,8 @@
-"""A party's run folder: aligned data, a secret, what it has released, checkpoints and finally its model. Nothing in it leaves the party."""
+"""The run folders of members, from which they resume.
+
+That of the coordinator has a checkpoint, history, figures and public parameters of each training, and never ratings or ids. That of a
+party has aligned data, a secret, what it has released, checkpoints and finally its model; nothing in it leaves the party.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,22 +30,128 @@ from verfedgnn.federation.agreement import Stage, list_stages
 from verfedgnn.federation.certificates import write_secret
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.protocol.checkpoint_state import CheckpointState
+from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.masks import ListCommitments
 from verfedgnn.protocol.party_progress import PartyProgress
 from verfedgnn.protocol.release_ledger import ReleaseEntry, ReleaseLedger, Values
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots, SlotCheckpoint
 from verfedgnn.runs.ledger import Ledger
+from verfedgnn.runs.metrics_file import summarise_cost
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
-from verfedgnn.runs.run import begin_folder, write_history
+from verfedgnn.runs.run import begin_folder, read_history, write_history, write_json, write_public
 from verfedgnn.runs.run_layout import FINAL, LAST_RELEASE, LISTS, RESULT
 
 LEDGER = "releases.jsonl"
 _RELEASES = "releases"
 """Name of the number of releases that were on disk when a file was written."""
 _MARK = "federation.txt"
-"""File that names the agreement and the alignment of the folder; written last."""
+"""File that names the agreement of the folder and, at a party, its alignment."""
+_KEPT = ("seconds", "repeats", "abandoned", "ended")
+"""Fields of a record that a checkpoint holds as they are."""
+
+
+@dataclass
+class TrainingRecord:
+    """What the coordinator has recorded of a training so far, besides the state of the protocol."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """Validations, in the order of their rounds."""
+    seconds: float = 0.0
+    """Time spent in rounds."""
+    repeats: int = 0
+    """Number of restarted trips."""
+    abandoned: int = 0
+    """Number of rounds without an update."""
+    finished: set[str] = field(default_factory=set)
+    """Parties that have received the result."""
+    ended: str | None = None
+    """Why the training ended before its last round; None if it did not."""
+
+
+class CoordinatorStore:
+    """The state of one training that survives a restart of the coordinator."""
+
+    def __init__(self, folder: Path, agreement: str, config: Config) -> None:
+        """Create the folder for the agreement with that digest; raise `RunError` if it belongs to another one."""
+        self.folder = folder
+        self.config = config
+        self._metrics = folder / "metrics.json"
+        self._checkpoints = CheckpointSlots(folder / "checkpoint")
+        mark = folder / _MARK
+        with writing(folder):
+            make_folder(folder)
+            marked = mark.exists() and mark.read_text("utf-8").strip() == agreement
+            if (folder / "config.toml").exists() and not marked:
+                remedy = "choose another --out"
+                raise RunError(f"{folder} belongs to another agreement than federation.toml; {remedy}")
+            write_bytes(folder / "config.toml", config.to_toml().encode())
+            write_bytes(mark, f"{agreement}\n".encode())
+
+    def restore(self, coordinator: Coordinator) -> TrainingRecord | None:
+        """Load the last checkpoint into `coordinator` and return its record; None if there is nothing to resume.
+
+        A training that was cancelled before it started has figures and no checkpoint.
+        """
+        found = self._checkpoints.read()
+        metrics = json.loads(self._metrics.read_text("utf-8")) if self._metrics.is_file() else None
+        if found is None and metrics is None:
+            return None
+        record = TrainingRecord()
+        if metrics is not None:
+            record.finished = {party["name"] for party in metrics["parties"] if party["has_result"]}
+            record.ended = metrics.get("ended")
+        if found is not None:
+            coordinator.restore(found.state)
+            record.ledger = Ledger.from_dict(found.values["ledger"])
+            for name in _KEPT:
+                setattr(record, name, found.values[name])
+            if (self.folder / "history.jsonl").is_file():
+                record.history = [e for e in read_history(self.folder) if e["round"] <= coordinator.round]
+        return record
+
+    def write_checkpoint(self, coordinator: Coordinator, record: TrainingRecord) -> None:
+        """Write the state of the protocol and the record."""
+        values = {"ledger": record.ledger.to_dict(), **{name: getattr(record, name) for name in _KEPT}}
+        self._checkpoints.write(coordinator.round, coordinator.checkpoint(), values)
+
+    def write_history(self, record: TrainingRecord) -> None:
+        """Write the validations so far."""
+        with writing(self.folder):
+            write_history(self.folder, record.history)
+
+    def write_result(self, coordinator: Coordinator, record: TrainingRecord, refused: dict[str, int]) -> None:
+        """Write the public parameters of the best round, the ledger and the figures."""
+        best = coordinator.best
+        metrics = {
+            "valid": self.config.judged(best.error) if best.round else None,
+            **summarise_cost(record.ledger, coordinator.round, len(coordinator.names), record.seconds),
+            "best_round": best.round,
+            "public": coordinator.public_digest,
+            "parties": [{"name": name, "has_result": name in record.finished} for name in coordinator.names],
+            "repeats": record.repeats,
+            "abandoned": record.abandoned,
+            "refused": refused,
+            "config": self.config.fingerprint(),
+            "seed": self.config.seed,
+        }
+        if record.ended is not None:
+            metrics["ended"] = record.ended
+        with writing(self.folder):
+            write_public(self.folder, coordinator.public)
+            write_json(self.folder / "ledger.json", record.ledger.to_dict())
+            write_json(self._metrics, metrics)
+
+    def add_figures(self, name: str, other: CoordinatorStore) -> None:
+        """Report the figures of another training under a name in those of this one."""
+        figures, added = (json.loads(each._metrics.read_text("utf-8")) for each in (self, other))
+        with writing(self.folder):
+            write_json(self._metrics, figures | {name: added})
+
+
+# -- a party -----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
