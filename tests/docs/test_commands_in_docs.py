@@ -222,12 +222,20 @@ def sources(folder: Path) -> None:
     pq.write_table(films.select(["user", "item"]), folder / "plays.parquet")
 
 
+def clicks(folder: Path) -> None:
+    """Write the clicks of a split test."""
+    rows: list[tuple[object, ...]] = [
+        (n, ("federated", "alone")[n % 2], 1, int(n % 7 == 0)) for n in range(200)
+    ]
+    write_csv(folder / "clicks.csv", ["user", "bucket", "shown", "clicked"], rows)
+
+
 READY: dict[str, list[Callable[[Path], None]]] = {
     "README.md": [three_files, movielens, lambda folder: run_folder(folder, "demo")],
     "docs/data.md": [sources],
     "docs/privacy.md": [movielens, lambda folder: run_folder(folder, "mine")],
     "docs/python.md": [lambda folder: run_folder(folder, "film")],
-    "docs/serving.md": [lambda folder: run_folder(folder, "demo")],
+    "docs/serving.md": [lambda folder: run_folder(folder, "demo"), clicks],
     "docs/terminal.md": [three_files],
     "docs/tutorials/every-night.md": [three_files],
     "docs/tutorials/own-gnn.md": [lambda folder: shutil.copy(ROOT / "examples" / "my_gnn.py", folder)],  # type: ignore[list-item]

@@ -11,9 +11,10 @@ import torch
 import verfedgnn as vf
 from verfedgnn.runs.merged_order import PRIOR_LIKES, is_liked, score_catalogues, weigh_parties
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.serving.catalogue import FEDERATED, Catalogue
+from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.fold_in import UserRatings
 from verfedgnn.serving.run_answers import recommend_to
+from verfedgnn.serving.split_test import FEDERATED
 from verfedgnn.serving.user_lists import ServedUser, profile_user
 
 

@@ -11,9 +11,10 @@ import torch
 import verfedgnn as vf
 from verfedgnn.data import TEST, TRAIN, synthetic_ratings
 from verfedgnn.runs.prepared_data import split_ratings
-from verfedgnn.serving.catalogue import FEDERATED, Catalogue
+from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.explain import describe_reason, explain_recommendations, find_similar
 from verfedgnn.serving.fold_in import UserRatings, fit_user_prior, fold_in
+from verfedgnn.serving.split_test import FEDERATED
 from verfedgnn.serving.user_lists import ServedUser, make_queries, merge_rankings, profile_user
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")

@@ -10,8 +10,9 @@ import pytest
 
 import verfedgnn as vf
 from verfedgnn.data import synthetic_ratings
-from verfedgnn.serving.catalogue import ALONE, FEDERATED, Catalogue
+from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.fold_in import UserRatings, merge_ratings
+from verfedgnn.serving.split_test import ALONE, FEDERATED
 from verfedgnn.serving.user_lists import ServedUser, all_ratings, profile_user
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")

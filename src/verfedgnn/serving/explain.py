@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.serving.catalogue import FEDERATED, Catalogue
+from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.fold_in import UserRatings, fold_in_at
 from verfedgnn.serving.ranker import Rows
+from verfedgnn.serving.split_test import FEDERATED, ModelName
 from verfedgnn.serving.user_lists import ScoredItem, UserProfile
 
 MOST_REASONS = 2
@@ -24,7 +25,7 @@ CLEAR_STARS = 0.05
 
 def explain_recommendations(
     catalogue: Catalogue,
-    model: str,
+    model: ModelName,
     profile: UserProfile,
     rated: Sequence[UserRatings],
     best: Sequence[ScoredItem],
@@ -103,7 +104,7 @@ def describe_reason(why: Mapping[str, Any], *, shown: int, ranks: bool, known: b
 
 
 def _score_for_average(
-    catalogue: Catalogue, model: str, party: int, rated: Rows, filters: Mapping[str, str]
+    catalogue: Catalogue, model: ModelName, party: int, rated: Rows, filters: Mapping[str, str]
 ) -> NDArray[np.float32]:
     """Return the average user's scores of the items that match `filters`, without the items at `rated`."""
     level = catalogue.priors[model][party].level

@@ -22,9 +22,11 @@ from verfedgnn.reports.run_summary import run_html
 from verfedgnn.runs.recommendations import Recommendation, Recommendations
 from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_folder import check_outside
-from verfedgnn.serving.catalogue import FEDERATED, Catalogue
+from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.explain import MOST_REASONS, describe_reason, explain_recommendations, find_similar
 from verfedgnn.serving.fold_in import UserRatings, group_ratings
+from verfedgnn.serving.ranker import rank_together
+from verfedgnn.serving.split_test import FEDERATED, ModelName
 from verfedgnn.serving.user_lists import (
     ServedUser,
     all_ratings,
@@ -146,7 +148,7 @@ def find_popular_item(table: Ratings) -> str:
 
 def recommend_to(catalogue: Catalogue, user: ServedUser, parties: Sequence[int], k: int) -> Recommendations:
     """Return the k best items of these parties for a newcomer, or for a user of the run with newer ratings."""
-    (described,) = _list_users(catalogue, [user], parties, k)
+    (described,) = _list_users(catalogue, [(FEDERATED, user)], parties, k)
     found = [
         Recommendation(item["item"], item["title"], item["party"], item["score"], item["rating"])
         for item in described
@@ -155,16 +157,16 @@ def recommend_to(catalogue: Catalogue, user: ServedUser, parties: Sequence[int],
 
 
 def _list_users(
-    catalogue: Catalogue, users: Sequence[ServedUser], parties: Sequence[int], k: int
+    catalogue: Catalogue, users: Sequence[tuple[ModelName, ServedUser]], parties: Sequence[int], k: int
 ) -> list[list[dict[str, Any]]]:
-    """Return the described lists of some users, scored together."""
-    profiles = [profile_user(catalogue, FEDERATED, user, parties) for user in users]
-    queries = [make_queries(catalogue, FEDERATED, profile, k, {}) for profile in profiles]
-    by_party = [queries[0][n][0].rank([own[n][1] for own in queries]) for n in range(len(parties))]
+    """Return the described lists of some users in the given models, scored together."""
+    profiles = [(model, profile_user(catalogue, model, user, parties)) for model, user in users]
+    queries = [make_queries(catalogue, model, profile, k, {}) for model, profile in profiles]
+    ranked = iter(rank_together([query for own in queries for query in own]))
     lists = []
-    for profile, ranked in zip(profiles, zip(*by_party, strict=True), strict=True):
-        best = merge_rankings(catalogue, profile, ranked, k)
-        lists.append(describe_recommendations(catalogue, FEDERATED, profile, best))
+    for model, profile in profiles:
+        best = merge_rankings(catalogue, profile, [next(ranked) for _ in parties], k)
+        lists.append(describe_recommendations(catalogue, model, profile, best))
     return lists
 
 
@@ -185,26 +187,33 @@ def _explain_list(
 def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
     """Write the k best items of every user to `path` as Parquet, in row groups, and return the number of rows.
 
-    The items are those of `Run.recommend`. The file appears only when it is complete.
+    The items are those of `Run.recommend`; in a split test, the lists follow each user's bucket, which has a column. The file
+    appears only when it is complete.
     """
     check_outside(path)
     table = catalogue.run.parties[0].ratings
     known = table.known_users.tolist()
     parties = range(len(catalogue.parties))
     rows = 0
+    schema = SCHEMA if catalogue.split is None else SCHEMA.append(pa.field("bucket", pa.string()))
     try:
-        with replacing(path) as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+        with replacing(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
             for start in range(0, len(known), GROUP_USERS):
                 group = known[start : start + GROUP_USERS]
                 listed: list[dict[str, Any]] = []
                 for first in range(0, len(group), BATCH_USERS):
                     users = group[first : first + BATCH_USERS]
-                    lists = _list_users(catalogue, [ServedUser(user) for user in users], parties, k)
-                    for user, items in zip(users, lists, strict=True):
-                        name = str(table.user_ids[user])
-                        listed += [{**item, "user": name, "place": n} for n, item in enumerate(items, 1)]
+                    names = [str(table.user_ids[user]) for user in users]
+                    chosen = [catalogue.choose_model(None, name) for name in names]
+                    wanted = [
+                        (model, ServedUser(user)) for (model, _), user in zip(chosen, users, strict=True)
+                    ]
+                    lists = _list_users(catalogue, wanted, parties, k)
+                    for name, (_, bucket), items in zip(names, chosen, lists, strict=True):
+                        mine = {"user": name, "bucket": bucket}
+                        listed += [{**item, **mine, "place": n} for n, item in enumerate(items, 1)]
                 rows += len(listed)
-                writer.write_table(pa.Table.from_pylist(listed, SCHEMA), row_group_size=max(1, len(listed)))
+                writer.write_table(pa.Table.from_pylist(listed, schema), row_group_size=max(1, len(listed)))
     except OSError as error:
         raise RunError(
             f"cannot write {path}: {error.strerror or error}; choose another --out or free some disk space"

@@ -20,7 +20,8 @@ from verfedgnn.evaluation.verdict import (
 )
 from verfedgnn.reports.lift_view import PAYS_TONES
 from verfedgnn.reports.phrases import warn_of_lists
-from verfedgnn.serving.catalogue import ALONE, Catalogue
+from verfedgnn.serving.catalogue import Catalogue
+from verfedgnn.serving.split_test import ALONE
 
 NEW_HERE = "new here, known elsewhere"
 MOST_VALUES = 60

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.runs.merged_order import place_in_scale, weigh_parties
-from verfedgnn.serving.catalogue import FEDERATED, Catalogue
+from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.fold_in import UserRatings, fold_in_at, merge_ratings
 from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankedItems, RankingQuery, Rows
+from verfedgnn.serving.split_test import FEDERATED, ModelName
 
 ScoredItem = tuple[int, int, float]
 """Party, row of the item, and unclipped score."""
@@ -58,7 +59,9 @@ def all_ratings(
     return merge_ratings(known, [own for own in user.newer if own.party in parties])
 
 
-def profile_user(catalogue: Catalogue, model: str, user: ServedUser, parties: Sequence[int]) -> UserProfile:
+def profile_user(
+    catalogue: Catalogue, model: ModelName, user: ServedUser, parties: Sequence[int]
+) -> UserProfile:
     """Return the profile of a user: trained, folded in, or trained and moved by newer ratings."""
     vectors = _place_user(catalogue, model, user, parties)
     ratings: Mapping[int, Tensor | None] = dict.fromkeys(parties)
@@ -85,7 +88,12 @@ def profile_user(catalogue: Catalogue, model: str, user: ServedUser, parties: Se
 
 
 def _place_user(
-    catalogue: Catalogue, model: str, user: ServedUser, parties: Sequence[int], *, predicts: bool = False
+    catalogue: Catalogue,
+    model: ModelName,
+    user: ServedUser,
+    parties: Sequence[int],
+    *,
+    predicts: bool = False,
 ) -> dict[int, Tensor]:
     r"""Return the user's vector at each party, in the models that order lists or that predict ratings.
 
@@ -108,7 +116,7 @@ def _place_user(
 
 
 def make_queries(
-    catalogue: Catalogue, model: str, profile: UserProfile, k: int, filters: Mapping[str, str]
+    catalogue: Catalogue, model: ModelName, profile: UserProfile, k: int, filters: Mapping[str, str]
 ) -> list[tuple[ItemRanker, RankingQuery]]:
     """Return the queries for a user's recommendations, one per party of the profile."""
     queries = []
@@ -143,7 +151,7 @@ def merge_rankings(
 
 def describe_recommendations(
     catalogue: Catalogue,
-    model: str,
+    model: ModelName,
     profile: UserProfile,
     best: Sequence[ScoredItem],
     why: Sequence[Mapping[str, Any]] = (),
@@ -168,7 +176,7 @@ def describe_recommendations(
 
 
 def _predict_ratings(
-    catalogue: Catalogue, model: str, profile: UserProfile, items: Sequence[ScoredItem]
+    catalogue: Catalogue, model: ModelName, profile: UserProfile, items: Sequence[ScoredItem]
 ) -> list[float | None]:
     """Return the predicted rating of each item, within its party's scale; None if the run predicts no ratings."""
     predicted: list[float | None] = [None] * len(items)

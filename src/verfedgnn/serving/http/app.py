@@ -21,7 +21,7 @@ from verfedgnn.core.errors import DataError
 from verfedgnn.core.version import installed_version
 from verfedgnn.runs.added_items import AddedItem
 from verfedgnn.runs.run import Run
-from verfedgnn.serving.catalogue import FEDERATED, Catalogue
+from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.explain import explain_recommendations, find_similar
 from verfedgnn.serving.http import schema
 from verfedgnn.serving.http.api_keys import Access, ApiKey, grant
@@ -33,12 +33,14 @@ from verfedgnn.serving.http.lists import (
     find_item,
     find_parties,
     find_user,
+    mark_bucket,
     read_filters,
     read_newcomer,
 )
 from verfedgnn.serving.http.request_guard import PAGE_FILES, JsonLog, RequestGuard, ServerMetrics
-from verfedgnn.serving.http.schema import MAX_BATCH_ITEMS, MAX_ITEMS, HttpProblem, ModelName
+from verfedgnn.serving.http.schema import MAX_BATCH_ITEMS, MAX_ITEMS, HttpProblem
 from verfedgnn.serving.run_overview import describe_run
+from verfedgnn.serving.split_test import ModelName
 from verfedgnn.serving.user_lists import ServedUser, all_ratings, describe_recommendations
 from verfedgnn.upkeep.new_items import NewItems
 
@@ -46,7 +48,12 @@ UserId = Annotated[str, Query(description="Id of the user, as in the data.", min
 ItemId = Annotated[str, Query(description="Id of the item, as in the data.", min_length=1, max_length=1000)]
 PartyName = Annotated[str | None, Query(description="The only party; all by default.", max_length=1000)]
 Count = Annotated[int, Query(description="Maximum number of results.", ge=1, le=MAX_ITEMS)]
-Model = Annotated[ModelName, Query(description="Trained by all parties together, or by each party alone.")]
+Model = Annotated[
+    ModelName | None,
+    Query(
+        description="Trained by all parties together, or by each party alone; federated by default, in a split test that of the bucket."
+    ),
+]
 MaxReasons = Annotated[int, Query(description="Liked items named as reasons, at most.", ge=0, le=20)]
 Text = Annotated[str, Query(max_length=1000)]
 FILTERED = {("GET", "/v1/recommendations"), ("GET", "/v1/similar")}
@@ -139,7 +146,7 @@ def _add_recommendations(app: FastAPI, lists: Lists) -> None:
     catalogue = lists.catalogue
 
     async def answer(
-        model: str,
+        chosen: tuple[ModelName, ModelName | None],
         user: ServedUser,
         parties: Sequence[int],
         k: int,
@@ -148,7 +155,8 @@ def _add_recommendations(app: FastAPI, lists: Lists) -> None:
         explained: Sequence[int],
     ) -> Response:
         """Return the k best items of these parties, with up to `why` ratings at the parties `explained` as reasons."""
-        ((profile, best),) = await lists.make(model, [user], parties, k, filters)
+        model, bucket = chosen
+        ((profile, best),) = await lists.make([(model, user)], parties, k, filters)
         reasons: list[dict[str, Any]] = []
         if why:
             rated = all_ratings(catalogue, user, explained, training=True)
@@ -156,7 +164,7 @@ def _add_recommendations(app: FastAPI, lists: Lists) -> None:
                 explain_recommendations, catalogue, model, profile, rated, best, why, filters
             )
         items = describe_recommendations(catalogue, model, profile, best, reasons)
-        return _respond({"recommendations": items})
+        return _respond(mark_bucket(items, bucket))
 
     @app.get("/v1/recommendations", response_model=schema.RecommendationsResponse)
     async def recommend_items_to_a_user(
@@ -165,7 +173,7 @@ def _add_recommendations(app: FastAPI, lists: Lists) -> None:
         user: UserId,
         k: Count = 10,
         party: PartyName = None,
-        model: Model = "federated",
+        model: Model = None,
         why: MaxReasons = 0,
     ) -> Response:
         """Return the best items the user has not rated. Every item column is a filter: `&category=book`."""
@@ -174,7 +182,8 @@ def _add_recommendations(app: FastAPI, lists: Lists) -> None:
         known = ("user", "k", "party", "model", "why")
         filters = read_filters(catalogue, request.query_params, known, access.parties)
         check_model(catalogue, model)
-        return await answer(model, who, parties, k, filters, why, parties)
+        chosen = catalogue.choose_model(model, user)
+        return await answer(chosen, who, parties, k, filters, why, parties)
 
     @app.post("/v1/recommendations", response_model=schema.RecommendationsResponse)
     async def recommend_items_to_a_newcomer(newcomer: schema.Newcomer, access: Granted) -> Response:
@@ -187,7 +196,8 @@ def _add_recommendations(app: FastAPI, lists: Lists) -> None:
         given = await run_in_threadpool(read_newcomer, catalogue, newcomer.ratings, access.parties)
         row = None if newcomer.user is None else catalogue.users.find(newcomer.user)
         who = ServedUser(row, given)
-        return await answer(FEDERATED, who, parties, newcomer.k, filters, newcomer.why, access.parties)
+        chosen = catalogue.choose_model(None, newcomer.user)
+        return await answer(chosen, who, parties, newcomer.k, filters, newcomer.why, access.parties)
 
     @app.post("/v1/recommendations/batch", response_model=schema.BatchResponse)
     async def recommend_items_to_many_users(batch: schema.BatchRequest, access: Granted) -> Response:
@@ -210,10 +220,12 @@ def _add_recommendations(app: FastAPI, lists: Lists) -> None:
                     found[user] = find_user(catalogue, user)
                 except HttpProblem as problem:
                     errors[user] = problem.as_dict()
-            made = await lists.make(batch.model, list(found.values()), parties, batch.k, filters)
+            chosen = [catalogue.choose_model(batch.model, user) for user in found]
+            wanted = [(model, who) for (model, _), who in zip(chosen, found.values(), strict=True)]
+            made = await lists.make(wanted, parties, batch.k, filters)
             described = {
-                user: {"recommendations": describe_recommendations(catalogue, batch.model, *own)}
-                for user, own in zip(found, made, strict=True)
+                user: mark_bucket(describe_recommendations(catalogue, model, *own), bucket)
+                for user, (model, bucket), own in zip(found, chosen, made, strict=True)
             }
             for user in batch.users[start : start + step]:
                 own = described.get(user) or errors[user]

@@ -6,20 +6,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from urllib.parse import parse_qsl
 
 import orjson
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from verfedgnn.serving.catalogue import ALONE, FEDERATED, Catalogue
+from verfedgnn.serving.catalogue import WITHOUT_ALONE, Catalogue
 from verfedgnn.serving.fold_in import UserRatings, group_ratings
 from verfedgnn.serving.http.request_guard import ServerMetrics
 from verfedgnn.serving.http.schema import MAX_ITEMS, HttpProblem, NewcomerRating, send_json
-from verfedgnn.serving.ranker import ItemRanker, RankedItems, RankingQuery
+from verfedgnn.serving.ranker import ItemRanker, RankedItems, RankingQuery, rank_together
+from verfedgnn.serving.split_test import ALONE, ModelName
 from verfedgnn.serving.user_lists import (
     ScoredItem,
     ServedUser,
@@ -69,11 +70,10 @@ def find_item(catalogue: Catalogue, item: str, party: str | None, allowed: Seque
     return found[0]
 
 
-def check_model(catalogue: Catalogue, model: str) -> None:
+def check_model(catalogue: Catalogue, model: ModelName | None) -> None:
     """Raise `HttpProblem` if the run lacks the models of the parties alone and `model` asks for them."""
     if model == ALONE and ALONE not in catalogue.rankers:
-        remedy = "train with a gate (preset best, or --set gate=true), which also trains every party alone"
-        raise HttpProblem(404, "this run has no models of the parties alone", remedy)
+        raise HttpProblem(404, "this run has no models of the parties alone", WITHOUT_ALONE)
 
 
 def read_filters(
@@ -140,7 +140,8 @@ class Batcher:
             self._running = False
             return
         self._metrics.count_batch(len(batch))
-        done = loop.run_in_executor(self._thread, _compute, batch)
+        queries = [(ranker, query) for ranker, query, _ in batch]
+        done = loop.run_in_executor(self._thread, rank_together, queries)
         done.add_done_callback(lambda result: self._deliver(loop, batch, result))
 
     def _deliver(
@@ -161,17 +162,6 @@ class Batcher:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _compute(batch: Sequence[Waiting]) -> list[RankedItems]:
-    by_ranker: dict[int, list[int]] = defaultdict(list)
-    for place, (ranker, _, _) in enumerate(batch):
-        by_ranker[id(ranker)].append(place)
-    answers: dict[int, RankedItems] = {}
-    for places in by_ranker.values():
-        ranked = batch[places[0]][0].rank([batch[place][1] for place in places])
-        answers.update(zip(places, ranked, strict=True))
-    return [answers[place] for place in range(len(batch))]
-
-
 class Lists:
     """The lists of a catalogue, as endpoints and the shortcut ask for them."""
 
@@ -186,21 +176,23 @@ class Lists:
 
     async def make(
         self,
-        model: str,
-        users: Sequence[ServedUser],
+        users: Sequence[tuple[ModelName, ServedUser]],
         parties: Sequence[int],
         k: int,
         filters: Mapping[str, str],
     ) -> list[tuple[UserProfile, list[ScoredItem]]]:
-        """Return the profile and the k best items of each user."""
+        """Return the profile and the k best items of each user, in the given model."""
         profiles = []
-        for user in users:
+        for model, user in users:
             if user.row is None or user.newer:  # folding in takes a thread of its own
                 profile = await run_in_threadpool(profile_user, self.catalogue, model, user, parties)
             else:
                 profile = profile_user(self.catalogue, model, user, parties)
             profiles.append(profile)
-        queries = [make_queries(self.catalogue, model, profile, k, filters) for profile in profiles]
+        queries = [
+            make_queries(self.catalogue, model, profile, k, filters)
+            for (model, _), profile in zip(users, profiles, strict=True)
+        ]
         ranked = iter(await self.batcher.rank([query for own in queries for query in own]))
         lists = []
         for profile in profiles:
@@ -211,6 +203,11 @@ class Lists:
                     self._served[p].add(row)
                     self._metrics.served.labels(self.catalogue.parties[p].name).inc()
         return lists
+
+
+def mark_bucket(items: Sequence[Mapping[str, Any]], bucket: ModelName | None) -> dict[str, Any]:
+    """Return the response with a user's items, and with the user's bucket if there is one."""
+    return {"recommendations": items} | ({} if bucket is None else {"bucket": bucket})
 
 
 class FastPath:
@@ -236,29 +233,33 @@ class FastPath:
             await self.app(scope, receive, send)
             return
         scope["route"] = self
-        model, user, parties, k = simple
-        ((profile, best),) = await self._lists.make(model, [user], parties, k, {})
+        (model, bucket), user, parties, k = simple
+        ((profile, best),) = await self._lists.make([(model, user)], parties, k, {})
         items = describe_recommendations(self._catalogue, model, profile, best)
-        await send_json(send, 200, orjson.dumps({"recommendations": items}))
+        await send_json(send, 200, orjson.dumps(mark_bucket(items, bucket)))
 
-    def _parse(self, scope: Scope) -> tuple[str, ServedUser, list[int], int] | None:
-        """Return model, user, parties and number of items, or None if the request is not simple."""
+    def _parse(
+        self, scope: Scope
+    ) -> tuple[tuple[ModelName, ModelName | None], ServedUser, list[int], int] | None:
+        """Return model and bucket, user, parties and number of items, or None if the request is not simple."""
         if scope["type"] != "http" or scope["path"] != self.path or scope["method"] != "GET":
             return None
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = dict(pairs)
-        k, model = given.get("k", "10"), given.get("model", FEDERATED)
+        k = given.get("k", "10")
+        model = next((name for name in self._catalogue.rankers if name == given.get("model")), None)
         if (
             len(given) < len(pairs)
             or not given.keys() <= SIMPLE_PARAMETERS
-            or model not in self._catalogue.rankers
+            or (model is None and "model" in given)
         ):
             return None
         if not (k.isascii() and k.isdigit() and len(k) <= len(str(MAX_ITEMS)) and 1 <= int(k) <= MAX_ITEMS):
             return None
         try:
             parties = find_parties(self._catalogue, given.get("party"), scope["access"].parties)
-            user = find_user(self._catalogue, given.get("user", ""))
+            name = given.get("user", "")
+            user = find_user(self._catalogue, name)
         except HttpProblem:
             return None
-        return model, user, parties, int(k)
+        return self._catalogue.choose_model(model, name), user, parties, int(k)

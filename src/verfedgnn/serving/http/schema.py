@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Send
 
 from verfedgnn.runs.added_items import MOST_COLUMNS, Id, Number, Seconds, Text
+from verfedgnn.serving.split_test import ModelName
 
 MAX_ITEMS = 1000
 """Maximum number of items per response."""
@@ -22,7 +23,6 @@ MAX_BATCH_ITEMS = 50_000
 """Maximum number of items per batch response, over all users; about 7 MB."""
 Filters = Annotated[dict[str, str], Field(max_length=10)]
 Count = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
-ModelName = Literal["federated", "alone"]
 
 
 class HttpProblem(Exception):
@@ -104,8 +104,8 @@ class BatchRequest(ListRequest):
 
     users: Annotated[list[Id], Field(min_length=1, max_length=MAX_USERS)]
     """Ids of the users, as in the data."""
-    model: ModelName = "federated"
-    """Model trained by all parties together, or by each party alone."""
+    model: ModelName | None = None
+    """Model trained by all parties together, or by each party alone; federated by default, in a split test that of the bucket."""
 
 
 class FirstRating(StrictRequest):
@@ -227,6 +227,9 @@ class RecommendationsResponse(Answer):
     """The recommendations for one user."""
 
     recommendations: list[RecommendedItem]
+    bucket: ModelName | None = None
+    """Bucket of the user in a split test, for the log of clicks. It is absent without a split test, for a newcomer without id, and
+    if the request names a model."""
 
 
 class BatchAnswer(Answer):
@@ -234,6 +237,8 @@ class BatchAnswer(Answer):
 
     user: str
     recommendations: list[RecommendedItem] | None = None
+    bucket: ModelName | None = None
+    """Bucket of the user, as in the answer to a single request."""
     error: ErrorDetail | None = None
 
 

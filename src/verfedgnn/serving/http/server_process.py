@@ -31,6 +31,7 @@ from verfedgnn.serving.http.api_keys import ApiKey
 from verfedgnn.serving.http.app import make_app
 from verfedgnn.serving.http.live_run import LiveRun, ServedRuns
 from verfedgnn.serving.http.request_guard import LARGEST_BODY, JsonLog, ServerMetrics
+from verfedgnn.serving.split_test import SplitTest
 
 MOST_WAITING = 512
 """Connections of a process that may wait for a request, at most half of the files that it may open; one address has half of them."""
@@ -200,6 +201,8 @@ class ServeOptions:
     """File with the answers of both runs."""
     shadow_users: bool = False
     """Whether that file names the users."""
+    split: SplitTest | None = None
+    """Who gets federated lists and who gets those of the party alone; None gives everybody federated ones."""
 
 
 def make_served(options: ServeOptions) -> ServedRuns:
@@ -208,7 +211,7 @@ def make_served(options: ServeOptions) -> ServedRuns:
     def build(
         folder: Path, metrics: ServerMetrics, keys: Sequence[ApiKey], access_log: Path | None
     ) -> FastAPI:
-        catalogue = Catalogue(Run.load(folder), folder.name, options.party)
+        catalogue = Catalogue(Run.load(folder), folder.name, options.party, options.split)
         log = None if access_log is None else JsonLog(access_log, "access")
         return make_app(catalogue, keys=keys, log=log, metrics=metrics, folder=folder)
 
