@@ -69,6 +69,11 @@ NOT_RUN = [
     ("docs/paper.md", "verfedgnn compare", "a hundred trainings"),
     ("docs/privacy.md", "verfedgnn audit", "minutes; tests/research/test_attack_command.py audits"),
     ("docs/serving.md", "verfedgnn serve runs/demo --host 0.0.0.0", "would serve other machines"),
+    (
+        "docs/serving.md",
+        "verfedgnn serve runs/demo --split-test",
+        "the port is taken; tests/serving/test_split_test.py serves a split test",
+    ),
     ("docs/serving.md", 'curl -H "Authorization', "needs another machine"),
     ("docs/terminal.md", "verfedgnn --install-completion", "changes the shell's start-up files"),
     ("docs/terminal.md", "verfedgnn --show-completion", "asks which shell called it, and here none did"),
