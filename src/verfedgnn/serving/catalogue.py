@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -65,6 +65,16 @@ class IdIndex:
         return get_close_matches(text, [str(each) for each in among], limit, cutoff=SIMILAR)
 
 
+@dataclass(frozen=True)
+class DescribedItem:
+    """An item of a party's catalogue, as answers show it."""
+
+    item: str
+    title: str
+    party: str
+    columns: dict[str, str]
+
+
 class PartyCatalogue:
     """One party's ratings and items, indexed for lookups."""
 
@@ -82,6 +92,7 @@ class PartyCatalogue:
         self._ends = np.searchsorted(self.table.user[self._order], np.arange(self.table.n_users + 1))
         self._cached_filter = lru_cache(CACHED_FILTERS)(self._filter_column)
         self.describe = lru_cache(CACHED_ITEMS)(self._describe)
+        """Return an item, by its row, as answers show it."""
 
     def find_ratings(self, user: int, *, training: bool = False) -> tuple[Rows, NDArray[np.float32]]:
         """Return the items and ratings of `user`; with `training`, only those of the training part."""
@@ -116,14 +127,10 @@ class PartyCatalogue:
             return torch.zeros(self.table.n_items, dtype=torch.bool)
         return torch.from_numpy(column == value)
 
-    def _describe(self, item: int) -> Mapping[str, Any]:
-        """Return the id, title, party and columns of an item, as in the responses of the API."""
-        return {
-            "item": str(self.table.item_ids[item]),
-            "title": "" if self.table.titles is None else str(self.table.titles[item]),
-            "party": self.name,
-            "columns": {name: str(values[item]) for name, values in self.table.columns.items()},
-        }
+    def _describe(self, item: int) -> DescribedItem:
+        title = "" if self.table.titles is None else str(self.table.titles[item])
+        columns = {name: str(values[item]) for name, values in self.table.columns.items()}
+        return DescribedItem(str(self.table.item_ids[item]), title, self.name, columns)
 
 
 class Catalogue:

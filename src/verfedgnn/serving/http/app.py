@@ -22,7 +22,6 @@ from verfedgnn.core.version import installed_version
 from verfedgnn.runs.added_items import AddedItem
 from verfedgnn.runs.run import Run
 from verfedgnn.serving.catalogue import Catalogue
-from verfedgnn.serving.explain import explain_recommendations, find_similar
 from verfedgnn.serving.http import schema
 from verfedgnn.serving.http.api_keys import Access, ApiKey, grant
 from verfedgnn.serving.http.lists import (
@@ -41,7 +40,7 @@ from verfedgnn.serving.http.request_guard import PAGE_FILES, JsonLog, RequestGua
 from verfedgnn.serving.http.schema import MAX_BATCH_ITEMS, MAX_ITEMS, HttpProblem
 from verfedgnn.serving.run_overview import describe_run
 from verfedgnn.serving.split_test import ModelName
-from verfedgnn.serving.user_lists import ServedUser, all_ratings, describe_recommendations
+from verfedgnn.serving.user_lists import ServedUser, find_similar
 from verfedgnn.upkeep.new_items import NewItems
 
 UserId = Annotated[str, Query(description="Id of the user, as in the data.", min_length=1, max_length=1000)]
@@ -157,14 +156,8 @@ def _add_recommendations(app: FastAPI, lists: Lists) -> None:
         """Return the k best items of these parties, with up to `why` ratings at the parties `explained` as reasons."""
         model, bucket = chosen
         ((profile, best),) = await lists.make([(model, user)], parties, k, filters)
-        reasons: list[dict[str, Any]] = []
-        if why:
-            rated = all_ratings(catalogue, user, explained, training=True)
-            reasons = await run_in_threadpool(
-                explain_recommendations, catalogue, model, profile, rated, best, why, filters
-            )
-        items = describe_recommendations(catalogue, model, profile, best, reasons)
-        return _respond(mark_bucket(items, bucket))
+        reasons = await run_in_threadpool(profile.explain, best, explained, why, filters) if why else []
+        return _respond(mark_bucket(profile.describe(best, reasons), bucket))
 
     @app.get("/v1/recommendations", response_model=schema.RecommendationsResponse)
     async def recommend_items_to_a_user(
@@ -224,8 +217,8 @@ def _add_recommendations(app: FastAPI, lists: Lists) -> None:
             wanted = [(model, who) for (model, _), who in zip(chosen, found.values(), strict=True)]
             made = await lists.make(wanted, parties, batch.k, filters)
             described = {
-                user: mark_bucket(describe_recommendations(catalogue, model, *own), bucket)
-                for user, (model, bucket), own in zip(found, chosen, made, strict=True)
+                user: mark_bucket(profile.describe(best), bucket)
+                for user, (_, bucket), (profile, best) in zip(found, chosen, made, strict=True)
             }
             for user in batch.users[start : start + step]:
                 own = described.get(user) or errors[user]
@@ -329,16 +322,18 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
         who = ServedUser(row)
         rated = [
             (rating, own.party, item)
-            for own in all_ratings(catalogue, who, parties)
+            for own in who.find_ratings(catalogue, parties)
             for rating, item in zip(own.ratings.tolist(), own.items.tolist(), strict=True)
         ]
         best = sorted(rated, key=lambda entry: -entry[0])[:k]
         answer = {
             "count": len(rated),
             "liked": sum(rating >= catalogue.parties[p].liked_from for rating, p, _ in rated),
-            "elsewhere": len(all_ratings(catalogue, who, others)),
+            "elsewhere": len(who.find_ratings(catalogue, others)),
             "known": row is not None,
-            "items": [{**catalogue.parties[p].describe(item), "rating": value} for value, p, item in best],
+            "items": [
+                {**vars(catalogue.parties[p].describe(item)), "rating": value} for value, p, item in best
+            ],
         }
         if row is None:
             answer["similar"] = catalogue.index_users(access.parties).find_similar(user, 3)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -21,15 +22,7 @@ from verfedgnn.serving.http.request_guard import ServerMetrics
 from verfedgnn.serving.http.schema import MAX_ITEMS, HttpProblem, NewcomerRating, send_json
 from verfedgnn.serving.ranker import ItemRanker, RankedItems, RankingQuery, rank_together
 from verfedgnn.serving.split_test import ALONE, ModelName
-from verfedgnn.serving.user_lists import (
-    ScoredItem,
-    ServedUser,
-    UserProfile,
-    describe_recommendations,
-    make_queries,
-    merge_rankings,
-    profile_user,
-)
+from verfedgnn.serving.user_lists import RecommendedItem, ScoredItem, ServedUser, UserProfile
 
 LARGEST_BATCH = 64
 LONGEST_QUEUE = 4096
@@ -184,19 +177,15 @@ class Lists:
         """Return the profile and the k best items of each user, in the given model."""
         profiles = []
         for model, user in users:
-            if user.row is None or user.newer:  # folding in takes a thread of its own
-                profile = await run_in_threadpool(profile_user, self.catalogue, model, user, parties)
-            else:
-                profile = profile_user(self.catalogue, model, user, parties)
-            profiles.append(profile)
-        queries = [
-            make_queries(self.catalogue, model, profile, k, filters)
-            for (model, _), profile in zip(users, profiles, strict=True)
-        ]
-        ranked = iter(await self.batcher.rank([query for own in queries for query in own]))
+            make = partial(UserProfile, self.catalogue, model, user, parties)
+            profiles.append(
+                make() if user.trained else await run_in_threadpool(make)
+            )  # folding in takes time
+        queries = [query for profile in profiles for query in profile.make_queries(k, filters)]
+        ranked = iter(await self.batcher.rank(queries))
         lists = []
         for profile in profiles:
-            best = merge_rankings(self.catalogue, profile, [next(ranked) for _ in parties], k)
+            best = profile.merge([next(ranked) for _ in parties], k)
             lists.append((profile, best))
             for p, row, _ in best:
                 if row not in self._served[p]:
@@ -205,7 +194,7 @@ class Lists:
         return lists
 
 
-def mark_bucket(items: Sequence[Mapping[str, Any]], bucket: ModelName | None) -> dict[str, Any]:
+def mark_bucket(items: Sequence[RecommendedItem], bucket: ModelName | None) -> dict[str, Any]:
     """Return the response with a user's items, and with the user's bucket if there is one."""
     return {"recommendations": items} | ({} if bucket is None else {"bucket": bucket})
 
@@ -235,8 +224,7 @@ class FastPath:
         scope["route"] = self
         (model, bucket), user, parties, k = simple
         ((profile, best),) = await self._lists.make([(model, user)], parties, k, {})
-        items = describe_recommendations(self._catalogue, model, profile, best)
-        await send_json(send, 200, orjson.dumps(mark_bucket(items, bucket)))
+        await send_json(send, 200, orjson.dumps(mark_bucket(profile.describe(best), bucket)))
 
     def _parse(
         self, scope: Scope

@@ -12,6 +12,7 @@ from starlette.types import Send
 
 from verfedgnn.runs.added_items import MOST_COLUMNS, Id, Number, Seconds, Text
 from verfedgnn.serving.split_test import ModelName
+from verfedgnn.serving.user_lists import RecommendedItem, SimilarItem
 
 MAX_ITEMS = 1000
 """Maximum number of items per response."""
@@ -175,54 +176,6 @@ class ErrorResponse(Answer):
     error: ErrorDetail
 
 
-class ItemResponse(Answer):
-    """An item of a party's catalogue."""
-
-    item: str
-    title: str
-    party: str
-    columns: dict[str, str]
-
-
-class Reason(ItemResponse):
-    """An item that the user liked and that contributes to a recommendation."""
-
-    rating: float
-    adds: float
-    """Contribution of this rating to `taste` and `items`."""
-
-
-class Explanation(Answer):
-    """The parts of a score: score = average + habit + taste + items + rest, before the softmax, or before a rating is clipped."""
-
-    average: float
-    """Score for the average user."""
-    habit: float
-    """Contribution of the user's own ratings to the average item."""
-    taste: float
-    """Contribution of the user's own ratings to this item beyond `habit`."""
-    items: float
-    """Contribution of the user's items at the same party, through the weights between items (EASE)."""
-    rest: float
-    """Contribution of what the trained model knows beyond the user's own ratings."""
-    moved: float
-    """How far the user's ratings move the item up: `taste` + `items`, or `rest` for a user who has ratings only elsewhere."""
-    average_rank: int
-    """Rank of the item for the average user, among the items of the party that the user has not rated and that match the filters."""
-    because: list[Reason]
-    """The liked items that contribute most."""
-
-
-class RecommendedItem(ItemResponse):
-    """A recommended item."""
-
-    score: float
-    """What orders the list: a share of the unrated items that adds up to 1, or the predicted rating if the run has no lists."""
-    rating: float | None
-    """Predicted rating, within the party's scale; null if the run predicts no ratings."""
-    why: Explanation | None = None
-
-
 class RecommendationsResponse(Answer):
     """The recommendations for one user."""
 
@@ -246,12 +199,6 @@ class BatchResponse(Answer):
     """The answers to a batch request, in the order of its users."""
 
     answers: list[BatchAnswer]
-
-
-class SimilarItem(ItemResponse):
-    """An item that is similar to another one."""
-
-    similarity: float
 
 
 class SimilarResponse(Answer):
