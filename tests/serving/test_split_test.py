@@ -30,7 +30,7 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from served import as_alone, serving, without_alone  # noqa: E402
-from verfedgnn.serving.http.app import make_app  # noqa: E402
+from verfedgnn.serving.app import make_app  # noqa: E402
 
 SPLIT = SplitTest(b"a secret of this test", 50)
 Command = Callable[..., tuple[int, str, str]]

@@ -37,8 +37,8 @@ if CHROMIUM is None:
 
 from served import as_alone, serving, without_alone  # noqa: E402
 from verfedgnn.cli.serve_command import find_run  # noqa: E402
-from verfedgnn.serving.http.api_keys import ApiKey, digest_key  # noqa: E402
-from verfedgnn.serving.http.app import make_app  # noqa: E402
+from verfedgnn.serving.app import make_app  # noqa: E402
+from verfedgnn.serving.request_guard import ApiKey, digest_key  # noqa: E402
 
 KEY = "a-key-that-is-long-enough"
 

@@ -106,9 +106,9 @@ def serve(
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
 
-        from verfedgnn.serving.http.api_keys import read_keys
-        from verfedgnn.serving.http.server_process import ServeOptions
-        from verfedgnn.serving.http.server_process import serve as serve_run
+        from verfedgnn.serving.request_guard import read_keys
+        from verfedgnn.serving.server import ServeOptions
+        from verfedgnn.serving.server import serve as serve_run
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"serving needs {error.name}, which is not installed. Run: pip install 'verfedgnn[serve]'"
