@@ -12,7 +12,8 @@ from verfedgnn.data.ids import StrArray
 from verfedgnn.evaluation.verdict import headline, list_points, narrow_lift, party_word
 from verfedgnn.reports.lift_report import TONES
 from verfedgnn.reports.phrases import warn_of_lists
-from verfedgnn.serving.catalogue import ALONE, Catalogue
+from verfedgnn.serving.catalogue import Catalogue
+from verfedgnn.serving.split_test import ALONE
 
 NEW_HERE = "new here, known elsewhere"
 MOST_VALUES = 60

@@ -1,6 +1,12 @@
-"""Served runs: requests move to a new state of a run when its link leads elsewhere or its files change, and a run may have a shadow.
+"""The server of a run: it follows the run folder, may compare a second run in its shadow, and bounds every connection.
 
-A run in the shadow gets the same requests as the served one; its answers are recorded and never sent.
+Requests move to a new state of a run when its link leads elsewhere or its files change. A run in the shadow gets the same requests
+as the served one; its answers are recorded and never sent.
+
+uvicorn bounds no connection: a client may connect and send nothing for ever, send headers without end, or take no response. Here
+a connection counts as waiting until a whole request has arrived, while its client is slow to take responses, and after the
+response. Waiting connections are in a table, in which a new one takes the place of the oldest of the address that has most
+(`core/connection_table.py`). A request whose response is being computed is never cut off.
 """
 
 from __future__ import annotations
@@ -8,31 +14,42 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs
 
 import orjson
+import torch
+import uvicorn
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from verfedgnn.core.connection_table import ConnectionTable
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.printable import make_printable
 from verfedgnn.runs.added_items import ADDED
+from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_layout import FORGET_JOURNAL, FORGET_RECORD
-from verfedgnn.serving.http.request_guard import JsonLog
-from verfedgnn.serving.http.schema import HttpProblem
+from verfedgnn.serving.app import make_app
+from verfedgnn.serving.catalogue import Catalogue
+from verfedgnn.serving.request_guard import LARGEST_BODY, ApiKey, JsonLog, ServerMetrics
+from verfedgnn.serving.schema import HttpProblem
+from verfedgnn.serving.split_test import SplitTest
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at the link and at files that change."""
 COMPARED = "/v1/recommendations"
 """The requests that a run in the shadow answers, too."""
-MOST_WAITING = 256
+MOST_COMPARED = 256
 """Requests that may wait for the shadow; further ones are not compared."""
 REFUSED = (401, 403, 429, 503)
 """Status of requests that the served run did not look at; the shadow, which has no rate limits, does not see them."""
@@ -260,7 +277,7 @@ class ServedRuns:
             await send(message)
 
         await self._served(scope, receive, send_and_note)
-        if served.status not in REFUSED and len(self._waiting) < MOST_WAITING:
+        if served.status not in REFUSED and len(self._waiting) < MOST_COMPARED:
             task = asyncio.create_task(self._compare(shadow, copy, served))
             self._waiting.add(task)
             task.add_done_callback(self._waiting.discard)
@@ -284,3 +301,210 @@ class ServedRuns:
         line |= {"status": [served.status, second.status], "overlap": overlap}
         if self._log is not None:
             self._log.append({**line, "served": first, "shadow": other})
+
+
+MOST_WAITING = 512
+"""Connections of a process that may wait for a request, at most half of the files that it may open; one address has half of them."""
+BACKLOG = 256
+"""Connections that the operating system holds until they are accepted; all of them are accepted at once."""
+REQUEST_SECONDS = 30.0
+"""Seconds within which a request must arrive, from the connection or from its first byte on."""
+RESPONSE_SECONDS = 75.0
+"""Seconds within which a client must take what was sent, once more waits for it than the system holds."""
+MOST_PIPELINED = 16
+"""Requests of a connection that may have arrived behind the one that is being answered; each takes kilobytes of memory."""
+LARGEST_HEADERS = 65_536
+LARGEST_REQUEST = 2 * LARGEST_BODY
+"""Maximum size of a request in bytes, with the headers and what chunks add; the request guard bounds the body."""
+SWITCH_INTERVAL = 0.0005
+"""Seconds after which the event loop yields the interpreter to the scoring thread. Python's default of 0.005 s adds tens of
+milliseconds per batch under load."""
+KEEP_ALIVE = 75
+"""Seconds after which an idle connection is closed. Clients and proxies usually close theirs earlier, so that no connection is
+closed while a request is being sent."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, waiting: ConnectionTable, **given: Any) -> None:
+        super().__init__(**given)
+        self._waiting = waiting
+        self._deadline: asyncio.TimerHandle | None = None
+        """When a request must have arrived; None between requests."""
+        self._reading: asyncio.TimerHandle | None = None
+        """When the client must have taken what was sent; None if it has."""
+        self._received = 0
+        """Bytes of the present request."""
+        self._answered: RequestResponseCycle | None = None
+        """The request that is being answered; further ones may have arrived behind it."""
+        self._in_headers = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._wait()
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._waiting.remove(self)
+        self._clear_deadline()
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._answered is not None:
+            self._answered.disconnected = True  # uvicorn tells only the last request
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not take what was sent."""
+        super().pause_writing()
+        self._wait()
+        self._reading = self.loop.call_later(RESPONSE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on after the client has taken what was sent."""
+        super().resume_writing()
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._is_answering():
+            self._waiting.remove(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request; refuse one that is too large."""
+        if self._deadline is None and self._is_idle():
+            self._set_deadline()
+        self._received += len(data)
+        super().data_received(data)
+        most = LARGEST_HEADERS if self._in_headers else LARGEST_REQUEST
+        if self._received > most and not self.transport.is_closing():
+            self.send_400_response("The request is too large.")
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_message_begin(self) -> None:
+        """Begin with a request; end the connection if too many wait for their responses."""
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise ValueError("too many requests at once")
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Begin with the body."""
+        self._in_headers = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End a request: its response takes as long as it takes."""
+        self._in_headers = True
+        self._received = 0
+        self._clear_deadline()
+        if self._is_answering():  # a refused request may have its response already
+            self._waiting.remove(self)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        if self._is_idle():
+            self._wait()
+        elif (
+            self._answered is self.cycle and self.cycle.more_body
+        ):  # it came behind another, without its body
+            self._wait()
+            self._set_deadline()
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _is_answering(self) -> bool:
+        return not self._is_idle() and not self.flow.write_paused
+
+    def _wait(self) -> None:
+        self._waiting.add(self, self.client[0] if self.client else "::")
+
+    def _set_deadline(self) -> None:
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def make_server(app: Callable[..., Any], **options: Any) -> uvicorn.Server:
+    """Return the server of an application; `options` are further ones of uvicorn."""
+    most = min(MOST_WAITING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    waiting = ConnectionTable(
+        lambda connection: connection.transport.abort(), most=most, per_address=most // 2, patience=0.0
+    )
+    config = uvicorn.Config(
+        app,
+        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, waiting)),
+        ws="none",
+        backlog=BACKLOG,
+        access_log=False,  # it would contain user ids
+        log_level="error",  # a stranger's mistake would be a warning, so that strangers could fill the log
+        server_header=False,
+        **options,
+    )
+    return uvicorn.Server(config)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The run to serve and how to serve it."""
+
+    run: Path
+    party: str | None = None
+    """Name of the only party to serve; None serves all."""
+    keys: tuple[ApiKey, ...] = ()
+    """API keys of which requests must carry one; without any, only this machine is served."""
+    threads: int = 1
+    """Threads that compute scores; 0 uses all cores."""
+    access_log: Path | None = None
+    """File to which requests are logged."""
+    shadow: Path | None = None
+    """Run that gets the same requests and whose answers are only recorded."""
+    shadow_log: Path | None = None
+    """File with the answers of both runs."""
+    shadow_users: bool = False
+    """Whether that file names the users."""
+    split: SplitTest | None = None
+    """Who gets federated lists and who gets those of the party alone; None gives everybody federated ones."""
+
+
+def make_served(options: ServeOptions) -> ServedRuns:
+    """Return the application that serves a run as the options say."""
+
+    def build(
+        folder: Path, metrics: ServerMetrics, keys: Sequence[ApiKey], access_log: Path | None
+    ) -> FastAPI:
+        catalogue = Catalogue(Run.load(folder), folder.name, options.party, options.split)
+        log = None if access_log is None else JsonLog(access_log, "access")
+        return make_app(catalogue, keys=keys, log=log, metrics=metrics, folder=folder)
+
+    metrics = ServerMetrics()
+    shadow = log = None
+    if options.shadow is not None and options.shadow_log is not None:
+        log = JsonLog(options.shadow_log, "shadow")
+        uncounted = ServerMetrics()  # nobody reads them
+        unlimited = [
+            replace(key, per_second=None) for key in options.keys
+        ]  # the served run has taken the tokens
+        shadow = LiveRun(options.shadow, lambda folder: build(folder, uncounted, unlimited, None))
+    served = LiveRun(options.run, lambda folder: build(folder, metrics, options.keys, options.access_log))
+    return ServedRuns(served, shadow, log, log_users=options.shadow_users)
+
+
+def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM; uvicorn then finishes open requests and raises the signal again."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    app = make_served(options)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    gc.collect()
+    gc.freeze()  # the run stays in memory: collecting it again and again would delay requests
+    ready()
+    make_server(app, timeout_graceful_shutdown=5, timeout_keep_alive=KEEP_ALIVE).run([listener])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Send
 
 from verfedgnn.runs.added_items import MOST_COLUMNS, Id, Number, Seconds, Text
+from verfedgnn.serving.split_test import ModelName
+from verfedgnn.serving.user_lists import RecommendedItem, SimilarItem
 
 MAX_ITEMS = 1000
 """Maximum number of items per response."""
@@ -22,7 +24,6 @@ MAX_BATCH_ITEMS = 50_000
 """Maximum number of items per batch response, over all users; about 7 MB."""
 Filters = Annotated[dict[str, str], Field(max_length=10)]
 Count = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
-ModelName = Literal["federated", "alone"]
 
 
 class HttpProblem(Exception):
@@ -104,8 +105,8 @@ class BatchRequest(ListRequest):
 
     users: Annotated[list[Id], Field(min_length=1, max_length=MAX_USERS)]
     """Ids of the users, as in the data."""
-    model: ModelName = "federated"
-    """Model trained by all parties together, or by each party alone."""
+    model: ModelName | None = None
+    """Model trained by all parties together, or by each party alone; federated by default, in a split test that of the bucket."""
 
 
 class FirstRating(StrictRequest):
@@ -175,58 +176,13 @@ class ErrorResponse(Answer):
     error: ErrorDetail
 
 
-class ItemResponse(Answer):
-    """An item of a party's catalogue."""
-
-    item: str
-    title: str
-    party: str
-    columns: dict[str, str]
-
-
-class Reason(ItemResponse):
-    """An item that the user liked and that contributes to a recommendation."""
-
-    rating: float
-    adds: float
-    """Contribution of this rating to `taste` and `items`."""
-
-
-class Explanation(Answer):
-    """The parts of a score: score = average + habit + taste + items + rest, before the softmax, or before a rating is clipped."""
-
-    average: float
-    """Score for the average user."""
-    habit: float
-    """Contribution of the user's own ratings to the average item."""
-    taste: float
-    """Contribution of the user's own ratings to this item beyond `habit`."""
-    items: float
-    """Contribution of the user's items at the same party, through the weights between items (EASE)."""
-    rest: float
-    """Contribution of what the trained model knows beyond the user's own ratings."""
-    moved: float
-    """How far the user's ratings move the item up: `taste` + `items`, or `rest` for a user who has ratings only elsewhere."""
-    average_rank: int
-    """Rank of the item for the average user, among the items of the party that the user has not rated and that match the filters."""
-    because: list[Reason]
-    """The liked items that contribute most."""
-
-
-class RecommendedItem(ItemResponse):
-    """A recommended item."""
-
-    score: float
-    """What orders the list: a share of the unrated items that adds up to 1, or the predicted rating if the run has no lists."""
-    rating: float | None
-    """Predicted rating, within the party's scale; null if the run predicts no ratings."""
-    why: Explanation | None = None
-
-
 class RecommendationsResponse(Answer):
     """The recommendations for one user."""
 
     recommendations: list[RecommendedItem]
+    bucket: ModelName | None = None
+    """Bucket of the user in a split test, for the log of clicks. It is absent without a split test, for a newcomer without id, and
+    if the request names a model."""
 
 
 class BatchAnswer(Answer):
@@ -234,6 +190,8 @@ class BatchAnswer(Answer):
 
     user: str
     recommendations: list[RecommendedItem] | None = None
+    bucket: ModelName | None = None
+    """Bucket of the user, as in the answer to a single request."""
     error: ErrorDetail | None = None
 
 
@@ -241,12 +199,6 @@ class BatchResponse(Answer):
     """The answers to a batch request, in the order of its users."""
 
     answers: list[BatchAnswer]
-
-
-class SimilarItem(ItemResponse):
-    """An item that is similar to another one."""
-
-    similarity: float
 
 
 class SimilarResponse(Answer):
