@@ -23,6 +23,7 @@ from verfedgnn.data.splits import (
     split_newcomers,
 )
 from verfedgnn.data.synthetic import synthetic_ratings
+from verfedgnn.data.twins import Twins, find_twins, twin_cases
 
 __all__ = [
     "TEST",
@@ -30,10 +31,12 @@ __all__ = [
     "VALID",
     "PartyData",
     "Ratings",
+    "Twins",
     "align_users",
     "cap_ratings",
     "check_parties",
     "find_pooled_items",
+    "find_twins",
     "make_ratings",
     "pool_parties",
     "read_parties",
@@ -44,4 +47,5 @@ __all__ = [
     "split_items",
     "split_newcomers",
     "synthetic_ratings",
+    "twin_cases",
 ]
