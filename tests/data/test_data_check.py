@@ -19,8 +19,16 @@ from verfedgnn.cli.next_step import add_columns
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import on_command_line
 from verfedgnn.data import read_ratings
-from verfedgnn.data.data_check import CheckedSource, OverlapRegion, check_source, measure_overlap
-from verfedgnn.data.forecast import conclude, fitting_parties, foresee_training, lists_only
+from verfedgnn.data.data_check import (
+    CheckedSource,
+    OverlapRegion,
+    check_source,
+    conclude,
+    fitting_parties,
+    foresee_training,
+    lists_only,
+    measure_overlap,
+)
 from verfedgnn.data.parties import read_parties
 from verfedgnn.data.rating_distribution import bin_counts, describe_ratings
 from verfedgnn.data.text_files import TextTable

@@ -48,8 +48,13 @@ def check(
 
     The exit code is 2 if the ratings cannot be used.
     """
-    from verfedgnn.data.data_check import check_source, measure_overlap
-    from verfedgnn.data.forecast import conclude, fitting_parties, foresee_training
+    from verfedgnn.data.data_check import (
+        check_source,
+        conclude,
+        fitting_parties,
+        foresee_training,
+        measure_overlap,
+    )
     from verfedgnn.data.parties import sources_of
     from verfedgnn.reports.check_view import build_json, show_checked, show_overlap, show_warnings
 

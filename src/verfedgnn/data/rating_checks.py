@@ -262,6 +262,16 @@ def make_ratings(
     return table if repeated is None else _without_repeated(table, duplicates, rows.bad[kept])
 
 
+def rate_rows(rows: pa.Table, **options: Any) -> Ratings:
+    """Return the rows of a source, with one column per role, as `Ratings`; `options` are those of `make_ratings`."""
+    columns = {role: rows[role] for role in rows.column_names}
+    roles = {option: columns.pop(role) for option, role in _ROLES.items() if role in columns}
+    return make_ratings(**roles, columns=columns, **options)
+
+
+_ROLES = {"user": "user", "item": "item", "rating": "rating", "time": "time", "titles": "title"}
+
+
 def _refuse(rows: CheckedRows, rating: Any, name: str, at: Callable[[int], str]) -> None:
     """Raise `DataError` for the first fatal problem; one error names every kind of missing value."""
     fatal = {problem.kind: problem for problem in rows.problems if problem.fatal}

@@ -10,8 +10,15 @@ from typing import Any
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import reading_table
-from verfedgnn.data.data_check import CheckedSource, UserOverlap, check_source, measure_overlap
-from verfedgnn.data.forecast import Conclusion, conclude, foresee_training
+from verfedgnn.data.data_check import (
+    CheckedSource,
+    Conclusion,
+    UserOverlap,
+    check_source,
+    conclude,
+    foresee_training,
+    measure_overlap,
+)
 from verfedgnn.data.parties import sources_of
 from verfedgnn.data.table_sources import tables_by_party
 from verfedgnn.reports.check_view import build_json, check_document, show_checked, show_overlap, show_warnings
