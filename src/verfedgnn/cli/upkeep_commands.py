@@ -53,7 +53,8 @@ def add(
     It takes milliseconds an item and sends nothing to anybody. Repeat the command with further ratings of the same items. A server
     that serves the run notices the items within seconds.
     """
-    from verfedgnn.data.table_sources import read_item_table, read_table
+    from verfedgnn.data.rating_reader import read_table
+    from verfedgnn.data.table_sources import read_item_table
     from verfedgnn.upkeep.new_items import make_items
 
     if ratings is None and items is None:
