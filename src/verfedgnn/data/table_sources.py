@@ -87,11 +87,11 @@ def _coded(column: pa.Array, role: str) -> pa.Array:
             column = pc.dictionary_encode(column)
     except pa.ArrowNotImplementedError:
         return column
-    if pa.types.is_dictionary(column.type):
-        words = column.dictionary
-        words = trim(pc.cast(words, TEXT) if words.type == pa.string_view() else words)
-        return pa.DictionaryArray.from_arrays(column.indices, words)
-    return column
+    if not pa.types.is_dictionary(column.type):
+        return column
+    words = column.dictionary
+    words = trim(pc.cast(words, TEXT)) if is_text(words.type) else words
+    return pa.DictionaryArray.from_arrays(column.indices, words)
 
 
 def open_table(
@@ -298,7 +298,7 @@ def read_item_table(path: Path) -> ItemTable:
     opened = open_table(path, required=("item",))
     column = opened.names["item"]
     if opened.text is not None:
-        types = dict.fromkeys(opened.text.header_names(), TEXT)
+        types = dict.fromkeys(opened.text.header_names(), pa.string())
         rows = _infer_numbers(opened.text.read(types), column)
     else:
         with _parquet(path) as file:

@@ -5,6 +5,7 @@ thousands separator (`3,5`, `0,125`, unlike `1,234`) or the given scale ends bel
 """
 
 import time as clock
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ _DAY = 86_400
 LATEST_SECONDS = 10**11
 """Times whose median is larger are milliseconds: as seconds this is the year 5138."""
 NO_TIME = np.iinfo(np.int64).min
+_NUMBER = pa.float64()
 _MOST = 9e18
 """Largest absolute value of a time in seconds or milliseconds."""
 _KINDS = (
@@ -73,30 +75,29 @@ def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Par
         values = _stored(column)
         return ParsedNumbers(values, np.zeros(len(values), bool))
     place, words = encode_unordered(column)
-    remedy = CORRECT
-    notes: tuple[str, ...] = ()
+    remedy, notes = CORRECT, ()
     if is_text(words.type):
         words = _without_nothing(words)
-        found = _cast(words)
-        if found is None:
+        numbers = _cast(words)
+        if numbers is None:
             written = words
             words, remedy = _pointed(words, scale)
             notes = () if words is written else ("ratings were read with a decimal comma",)
-            found = _cast(words)
-        if found is None:
-            found = pa.array([_number(word) for word in words.to_pylist()], pa.float64())
+            numbers = _cast(words)
+        if numbers is None:
+            numbers = pa.array([_number(word) for word in words.to_pylist()], _NUMBER)
     else:
-        found = pa.array(_stored(words))
+        numbers = pa.array(_stored(words))
     # The appended entry is for nulls, whose code is -1.
-    unlike = np.append(np.asarray(pc.and_(pc.is_valid(words), pc.is_null(found)), bool), False)[place]
-    values = np.append(found.to_numpy(zero_copy_only=False), np.nan)[place]
+    unlike = np.append(np.asarray(pc.and_(pc.is_valid(words), pc.is_null(numbers)), bool), False)[place]
+    values = np.append(numbers.to_numpy(zero_copy_only=False), np.nan)[place]
     return ParsedNumbers(values, unlike, remedy, notes)
 
 
 def as_number_column(ratings: Any) -> Column:
     """Convert ratings to an Arrow column; number types that Arrow does not support, such as fractions, become floats."""
     if isinstance(ratings, Column):
-        return pc.cast(ratings, pa.string()) if ratings.type == pa.string_view() else ratings
+        return ratings
     array = np.asarray(ratings)
     if array.dtype.kind in "fiub":
         return pa.array(array)
@@ -154,17 +155,18 @@ def _count(words: pa.Array, pattern: str) -> int:
     return int(pc.sum(pc.match_substring_regex(words, pattern)).as_py() or 0)
 
 
-def _cast(words: pa.Array) -> pa.Array | None:
+def _cast(words: Column, kind: pa.DataType = _NUMBER) -> Column | None:
+    """Cast text to numbers or times; return None if a value is none."""
     try:
-        return pc.cast(words, pa.float64())
+        return pc.cast(words, kind)
     except pa.ArrowInvalid:
         return None
 
 
 def _number(word: str | None) -> float | None:
     """Return the number that Arrow reads, or None."""
-    found = None if word is None else _cast(pa.array([word]))
-    return None if found is None else float(found[0].as_py())
+    number = None if word is None else _cast(pa.array([word]))
+    return None if number is None else float(number[0].as_py())
 
 
 def latest_plausible_time(now: int | None = None) -> int:
@@ -250,13 +252,8 @@ def _cast_times(given: Column) -> Column | None:
     """Cast text to the first type that fits all values, or return None."""
     # Testing the first value avoids slow failures on whole columns.
     first = given.slice(pc.index(pc.is_valid(given), True).as_py(), 1)
-    for kind in _KINDS:
-        try:
-            pc.cast(first, kind)
-            return pc.cast(given, kind)
-        except pa.ArrowInvalid:
-            continue
-    return None
+    kinds = (kind for kind in _KINDS if _cast(first, kind) is not None)
+    return next((times for kind in kinds if (times := _cast(given, kind)) is not None), None)
 
 
 def _detect_day_first(column: Column) -> bool | None:
@@ -305,14 +302,5 @@ def _why_unreadable(column: pa.ChunkedArray) -> str:
 
 def _alike(given: pa.ChunkedArray, kind: pa.DataType) -> int:
     """Return how many values from the start can be cast to `kind`."""
-    low = 0
-    high = len(given)
-    middle = 1
-    while low < high:
-        try:
-            pc.cast(given[low:middle], kind)
-            low = middle
-        except pa.ArrowInvalid:
-            high = middle - 1
-        middle = (low + high + 1) // 2
-    return low
+    counts = range(1, len(given) + 1)
+    return bisect_left(counts, True, key=lambda count: _cast(given[:count], kind) is None)
