@@ -40,8 +40,6 @@ _KINDS = (
 )
 _DATE = r"^([0-9]{1,2})%s([0-9]{1,2})%s([0-9]{4})(?:,? +|T|$)"
 """Pattern of 31.12.2025, 31/12/2025 18:05 or 3-4-2025, 9:05:00; the separator is filled in."""
-_LATE = "(?:1[3-9]|[23][0-9])"
-"""Pattern of a day that cannot be a month."""
 
 
 def quote_value(value: str) -> str:
@@ -183,15 +181,13 @@ def parse_times(
     user. `but` masks rows that will be left out. They, and gaps, have the time `NO_TIME`.
     """
     if but is not None and but.any():
-        found, notes = parse_times(column.filter(pa.array(~but)), gaps=gaps)
+        kept, notes = parse_times(column.filter(pa.array(~but)), gaps=gaps)
         time = np.full(len(but), NO_TIME)
-        time[~but] = NO_TIME if found is None else found
-        return None if found is None else time, notes
+        time[~but] = NO_TIME if kept is None else kept
+        return None if kept is None else time, notes
     if pa.types.is_dictionary(column.type):
         column = pc.cast(column, column.type.value_type)
-    parsed = _parse_time_text(column)
-    if is_text(parsed.type):
-        parsed = _parse_time_text(column, _detect_day_first(column))
+    parsed = _parse_time_text(column) if is_text(column.type) else column
     seconds = _as_seconds(parsed)
     if seconds is None:
         return None, (_why_unreadable(column),)
@@ -232,20 +228,21 @@ def _is_date(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def _parse_time_text(column: Column, day_first: bool | None = None) -> Column:
-    """Parse text as numbers, as ISO 8601 with or without a zone, or as 31.12.2025 18:05; return other columns unchanged.
+def _parse_time_text(column: Column) -> Column:
+    """Parse text as numbers, as ISO 8601 with or without a zone, or as 31.12.2025 18:05; return other text unchanged.
 
-    31/12/2025 and 31-12-2025 are parsed only if `day_first` says which number is the day.
+    31/12/2025 and 31-12-2025 are parsed only if a date such as 31/12/2025 in the column says which number is the day.
     """
-    if not is_text(column.type):
-        return column
     given = _without_nothing(column)
     if given.null_count == len(given):
         return pa.nulls(len(given))
-    found = _cast_times(given)
-    if found is None:
-        found = _cast_times(_as_iso(given, day_first))
-    return column if found is None else found
+    times = _cast_times(given)
+    if times is None:
+        late = "(?:1[3-9]|[23][0-9])"
+        day_first = _any(column, rf"^\s*{late}[/-][0-9]+[/-][0-9]{{4}}")
+        month_first = _any(column, rf"^\s*[0-9]+[/-]{late}[/-][0-9]{{4}}")
+        times = _cast_times(_as_iso(given, day_first if day_first or month_first else None))
+    return column if times is None else times
 
 
 def _cast_times(given: Column) -> Column | None:
@@ -256,13 +253,6 @@ def _cast_times(given: Column) -> Column | None:
     return next((times for kind in kinds if (times := _cast(given, kind)) is not None), None)
 
 
-def _detect_day_first(column: Column) -> bool | None:
-    """Return whether dates such as 3/4/2025 have the day first, judged by dates such as 31/12/2025; None if none decides it."""
-    if _any(column, rf"^\s*{_LATE}[/-][0-9]+[/-][0-9]{{4}}"):
-        return True
-    return False if _any(column, rf"^\s*[0-9]+[/-]{_LATE}[/-][0-9]{{4}}") else None
-
-
 def _any(text: Column, pattern: str) -> bool:
     return bool(pc.any(pc.match_substring_regex(text, pattern)).as_py())
 
@@ -270,14 +260,14 @@ def _any(text: Column, pattern: str) -> bool:
 def _as_iso(text: Column, day_first: bool | None) -> Column:
     """Rewrite dates that begin with the day or the month as ISO 8601; leave ambiguous and other texts unchanged."""
     orders = {r"\.": True} | ({} if day_first is None else {"/": day_first, "-": day_first})
-    found = [(_DATE % (mark, mark), r"\3-\2-\1 " if day else r"\3-\1-\2 ") for mark, day in orders.items()]
+    dates = [(_DATE % (mark, mark), r"\3-\2-\1 " if day else r"\3-\1-\2 ") for mark, day in orders.items()]
     # Pad month, day and hour to two digits.
     digits = [
         (r"^([0-9]{4}-)([0-9]-)", r"\10\2"),
         (r"^([0-9]{4}-[0-9]{2}-)([0-9] )", r"\10\2"),
         (r" ([0-9]:)", r" 0\1"),
     ]
-    for pattern, iso in found + digits:
+    for pattern, iso in dates + digits:
         if _any(text, pattern):
             text = pc.replace_substring_regex(text, pattern, iso)
     return trim(text)
@@ -291,7 +281,7 @@ def _why_unreadable(column: pa.ChunkedArray) -> str:
     given = _without_nothing(column).drop_null()
     both = [_as_iso(given, order) for order in (True, False)]
     unsure = given.filter(pc.match_substring_regex(given, "^[0-9]{1,2}[/-]"))
-    if len(unsure) and not any(is_text(_parse_time_text(dates).type) for dates in both):
+    if len(unsure) and not any(_cast_times(dates) is None for dates in both):
         example = quote_value(unsure[0].as_py())
         return f"the day or the month may come first in times such as {example}: left out, write them as 2025-12-31 18:05"
     row = max(_alike(dates, kind) for dates in both for kind in _KINDS)
