@@ -26,7 +26,6 @@ from verfedgnn.data.rating_reader import as_ratings, is_synthetic, list_tables, 
 from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
 from verfedgnn.data.read_options import is_address, redact
 from verfedgnn.data.table_sources import is_inter, open_memory, open_table, read_rows, read_text
-from verfedgnn.data.text_files import EncodingError
 from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time, shorten
 
 FEW = 5
@@ -134,18 +133,13 @@ def check_source(name: str, source: Any, *, now: int | None = None, **options: A
         if not isinstance(plain, str | Path):
             table = open_memory(plain, name, options.get("columns") or {}, RATING_ROLES)
             return _check_table(name, shown, table, now, options)
-        opening = {key: options.get(key) for key in ("columns", "encoding", "delimiter", "query")}
-        options = {
-            **options,
-            "duplicates": options.get("duplicates") or ("first" if is_inter(plain) else "error"),
+        repeated = options.get("duplicates") or ("first" if is_inter(plain) else "error")
+        opening: dict[str, Any] = {
+            key: options.get(key) for key in ("columns", "encoding", "delimiter", "query")
         }
-        table = open_table(plain, **opening)
-        try:
-            return _check_table(name, redact(plain), table, now, options)
-        except EncodingError:
-            # latin-1 decodes any file.
-            latin = open_table(plain, **opening | {"encoding": "latin-1"})
-            return _check_table(name, redact(plain), latin, now, options, _find_undecodable(table))
+        return _check_table(
+            name, redact(plain), open_table(plain, **opening), now, {**options, "duplicates": repeated}
+        )
     except MissingColumns as error:
         return replace(_unreadable(name, shown, error), columns=error.flags)
     except DataError as error:
@@ -170,13 +164,14 @@ def _find_plain(source: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _check_table(
-    name: str, source: str, table: Table, now: int | None, options: Mapping[str, Any], *unread: DataProblem
+    name: str, source: str, table: Table, now: int | None, options: Mapping[str, Any]
 ) -> CheckedSource:
-    """Check rows one by one; `unread` are the problems of rows that could not be read."""
+    """Check rows one by one."""
     # Columns of items need no check.
     roles = {role: column for role, column in table.names.items() if role in (*RATING_ROLES, "time")}
     text = table.text
     broken: list[int] = []
+    told: list[DataProblem] = []
     read = table.read if text is None else partial(read_text, text, broken=broken)
     rows = read_rows(replace(table, names=roles, read=read))
     if text is not None and broken:
@@ -184,9 +179,11 @@ def _check_table(
         remedy = f"correct them, or name the delimiter with {option('delimiter')} (now {text.delimiter!r})"
         said = f"{format_count(len(broken), 'line')} {'has' if len(broken) == 1 else 'have'} too few or too many fields"
         places = tuple(where[record] for record in broken[:SHOWN])
-        unread = (*unread, DataProblem("broken", said, remedy, len(broken), places, fatal=True))
+        told.append(DataProblem("broken", said, remedy, len(broken), places, fatal=True))
     checked = check_rows(
-        *(rows[role] for role in RATING_ROLES),
+        rows["user"],
+        rows["item"],
+        rows["rating"],
         rows["time"] if "time" in roles else None,
         scale=options.get("scale"),
         duplicates=options.get("duplicates") or "error",
@@ -203,26 +200,12 @@ def _check_table(
         remedy = f"declare a larger {option('catalogue')}"
         problems.append(DataProblem("catalogue", said, remedy, 1, fatal=True))
     number = _number_rows(table, broken, sorted({row for problem in problems for row in problem.places}))
-    placed = [
-        replace(
-            problem,
-            places=tuple(number[row] for row in problem.places),
-            values=_show_values(problem, rows, checked),
-        )
-        for problem in problems
-    ]
-    return CheckedSource(
-        *(
-            name,
-            source,
-            table.unit,
-            (*unread, *placed),
-            checked.notes,
-            describe_ratings(*columns, now),
-            users,
-        ),
-        *(np.bincount(user, minlength=len(users)), items),
-    )
+    for problem in problems:
+        places = tuple(number[row] for row in problem.places)
+        told.append(replace(problem, places=places, values=_show_values(problem, rows, checked)))
+    shape = describe_ratings(*columns, now)
+    counts = np.bincount(user, minlength=len(users))
+    return CheckedSource(name, source, table.unit, tuple(told), checked.notes, shape, users, counts, items)
 
 
 def _number_rows(table: Table, broken: list[int], rows: list[int]) -> dict[int, int]:
@@ -235,15 +218,6 @@ def _number_rows(table: Table, broken: list[int], rows: list[int]) -> dict[int, 
     records += np.searchsorted(gaps - np.arange(len(gaps)), records, "right")
     lines = table.text.lines(records.tolist())
     return {row: lines[record] for row, record in zip(rows, records.tolist(), strict=True)}
-
-
-def _find_undecodable(table: Table) -> DataProblem:
-    """Return the problem of lines that are not in the encoding of a text table."""
-    assert table.text is not None
-    lines = list(table.text.undecodable())
-    said = f"{format_count(len(lines), 'line')} {'is' if len(lines) == 1 else 'are'} not {table.text.encoding or 'utf-8'} text"
-    remedy = f"give the encoding of the file, for example {option('encoding', 'latin-1')}"
-    return DataProblem("encoding", said, remedy, len(lines), tuple(lines[:SHOWN]), fatal=True)
 
 
 def measure_overlap(sources: Sequence[CheckedSource]) -> UserOverlap:
@@ -269,10 +243,9 @@ def _regions(sources: Sequence[CheckedSource]) -> tuple[OverlapRegion, ...]:
     for party, (source, numbers) in enumerate(zip(sources, codes, strict=True)):
         member[numbers, party] = True
         ratings[numbers] += source.counts
-    packed, region_of = np.unique(np.packbits(member, axis=1), axis=0, return_inverse=True)
-    users = np.bincount(region_of.reshape(-1), minlength=len(packed))
-    rated = np.bincount(region_of.reshape(-1), ratings, minlength=len(packed)).astype(np.int64)
-    at = np.unpackbits(packed, axis=1, count=len(sources)).astype(bool)
+    at, region_of = np.unique(member, axis=0, return_inverse=True)
+    users = np.bincount(region_of.reshape(-1), minlength=len(at))
+    rated = np.bincount(region_of.reshape(-1), ratings, minlength=len(at)).astype(np.int64)
     regions = [
         OverlapRegion(tuple(sources[p].name for p in np.flatnonzero(row).tolist()), int(count), int(amount))
         for row, count, amount in zip(at, users, rated, strict=True)

@@ -92,10 +92,6 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-class EncodingError(DataError):
-    """A text file that is not in the given encoding."""
-
-
 @dataclass(frozen=True)
 class TextTable:
     """A delimited text file and its format."""
@@ -183,19 +179,16 @@ class TextTable:
             f"{place} cannot be read as a table ({message.splitlines()[0][:120]}); correct or convert the file"
         )
 
-    def undecodable(self) -> Iterator[int]:
-        """Yield the numbers of the lines that cannot be decoded with this encoding."""
+    def _wrong_encoding(self) -> DataError:
+        place = str(self.path)
         with reading(self.path), open_stream(self.path) as stream:
             for number, line in enumerate(io.BufferedReader(stream), 1):
                 try:
                     line.decode(self.encoding or "utf-8")
                 except UnicodeError:
-                    yield number
-
-    def _wrong_encoding(self) -> EncodingError:
-        line = next(self.undecodable(), None)
-        place = str(self.path) if line is None else f"line {line} of {self.path}"
-        return EncodingError(
+                    place = f"line {number} of {self.path}"
+                    break
+        return DataError(
             f"{place} is not {self.encoding or 'utf-8'} text; give the encoding of the file, for example"
             f" {option('encoding', 'latin-1')}"
         )
