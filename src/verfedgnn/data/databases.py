@@ -6,7 +6,7 @@ by Python's sqlite3 module. Ratings are the rows of a query, or of the only tabl
 
 import re
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
-from verfedgnn.data.column_names import Table, if_events, match_columns
+from verfedgnn.data.column_names import Table, if_events
 from verfedgnn.data.read_options import address_name, check_address, redact, remove_secrets
 
 ROWS = 1 << 16
@@ -150,13 +150,14 @@ def connect(source: str | Path, head: bytes | None) -> Iterator[Engine]:
 def open_database(
     source: str | Path,
     head: bytes | None,
-    *,
     query: str | None,
-    columns: Mapping[str, str],
+    match: Callable[..., dict[str, str]],
     required: Sequence[str],
-    keep: Sequence[str],
 ) -> Table:
-    """Return the table of a query; without one, the only table or view with the required columns."""
+    """Return the table of a query; without one, the only table or view with the required columns.
+
+    `match` is `match_columns` with the user's wishes.
+    """
 
     def table_of(query: str, names: dict[str, str]) -> Table:
         def read(columns: dict[str, str]) -> Iterator[pa.RecordBatch]:
@@ -166,9 +167,6 @@ def open_database(
         place = address_name(str(source)) if head is None else Path(source).name
         return Table(names, read, lambda row: f"row {row + 1} of {place}")
 
-    def match(there: Sequence[str], source: str) -> dict[str, str]:
-        return match_columns(there, columns, required=required, keep=keep, source=source)
-
     label = redact(source)
     with connect(source, head) as engine:
         if query is not None:
@@ -177,12 +175,12 @@ def open_database(
                 raise DataError(
                     '--query is empty; give a select statement, for example --query "select * from ratings"'
                 )
-            return table_of(asked, match(engine.names(asked), "the query"))
+            return table_of(asked, match(engine.names(asked), source="the query"))
         tables = engine.tables()
     suitable = {}
     for table, there in tables.items():
         try:
-            suitable[table] = match(there, f"{label}, table {table}")
+            suitable[table] = match(there, source=f"{label}, table {table}")
         except DataError:
             if len(tables) == 1:
                 raise

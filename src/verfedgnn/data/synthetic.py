@@ -94,20 +94,21 @@ def synthetic_ratings(
     user, item = _who_rates_what(rng, users, items, ratings)
     rating = Tastes.draw(rng, users, items, dim).stars(rng, user, item, noise, scale)
     ids, titles, category = _catalogue(rng, items, categories)
-    order = np.argsort(ids)
-    return Ratings(
-        user=user.astype(np.int32),
-        item=np.argsort(order).astype(np.int32)[item],
-        rating=rating,
-        user_ids=_numbered("u", np.arange(users)),
-        item_ids=ids[order],
-        time=draw_times(rng, len(user)),
-        titles=titles[order],
-        columns={"category": category[order]},
-        scale=(float(scale[0]), float(scale[1])),
-        scale_declared=True,
-        catalogue=items,
-        name="synthetic",
+    return _sorted_by_id(
+        Ratings(
+            user=user,
+            item=item,
+            rating=rating,
+            user_ids=_numbered("u", np.arange(users)),
+            item_ids=ids,
+            time=draw_times(rng, len(user)),
+            titles=titles,
+            columns={"category": category},
+            scale=(float(scale[0]), float(scale[1])),
+            scale_declared=True,
+            catalogue=items,
+            name="synthetic",
+        )
     )
 
 
@@ -150,12 +151,11 @@ def synthetic_tables(
         user, item = _who_rates_what(rng, users, items, ratings)
         stars = tastes.stars(rng, rows[user], party * items + item, noise)
         numbers = np.strings.zfill((1 + np.arange(items)).astype(np.str_), max(3, len(str(items))))
-        order = np.argsort(user_ids[rows])
         table = Ratings(
-            user=np.argsort(order).astype(np.int32)[user],
-            item=item.astype(np.int32),
+            user=user,
+            item=item,
             rating=stars,
-            user_ids=user_ids[rows][order],
+            user_ids=user_ids[rows],
             item_ids=np.strings.add(f"{name}-", numbers),
             time=draw_times(rng, len(user)),
             titles=np.strings.add(f"{name.capitalize()} ", numbers),
@@ -164,8 +164,13 @@ def synthetic_tables(
             catalogue=items,
             name=name,
         )
-        tables.append(table)
+        tables.append(_sorted_by_id(table))
     return tables
+
+
+def _sorted_by_id(table: Ratings) -> Ratings:
+    """Return the table with users and items in the order of their ids."""
+    return table.select_users(np.argsort(table.user_ids)).select_items(np.argsort(table.item_ids))
 
 
 def write_tables(tables: Sequence[Ratings], folder: Path) -> list[Path]:
@@ -187,7 +192,7 @@ def write_tables(tables: Sequence[Ratings], folder: Path) -> list[Path]:
 
 def _who_rates_what(
     rng: np.random.Generator, users: int, items: int, ratings: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Draw distinct (user, item) pairs, users by activity and items by popularity."""
     activity = rng.lognormal(0, _ACTIVITY, users)
     most = max(FEWEST, items // 2)
@@ -212,7 +217,7 @@ def _who_rates_what(
     unseen = np.flatnonzero(np.bincount(keys % items, minlength=items) == 0)
     keys = np.concatenate([keys, rng.integers(0, users, len(unseen)) * items + unseen])
     keys = rng.permutation(keys)
-    return keys // items, keys % items
+    return (keys // items).astype(np.int32), (keys % items).astype(np.int32)
 
 
 def draw_times(rng: np.random.Generator, count: int) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ ratings and other text as codes, so that 100 million rows take 4 bytes a column 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,10 @@ def read_text(
     yield from _by_role(text.read(types, broken), columns).to_batches()
 
 
-def _parquet_source(path: Path, names: dict[str, str]) -> Table:
-    def read(columns: dict[str, str]) -> Iterator[pa.RecordBatch]:
-        with _parquet(path) as file:
-            for batch in file.iter_batches(_ROWS, columns=list(columns.values())):
-                yield _by_role(batch, columns)
-
-    return Table(names, read, lambda row: f"row {row + 1} of {path.name}")
+def _read_parquet(path: Path, columns: dict[str, str]) -> Iterator[pa.RecordBatch]:
+    with _parquet(path) as file:
+        for batch in file.iter_batches(_ROWS, columns=list(columns.values())):
+            yield _by_role(batch, columns)
 
 
 def read_rows(table: Table) -> pa.Table:
@@ -106,9 +104,9 @@ def open_table(
 ) -> Table:
     """Open a table and match its columns, without reading its rows. The first bytes determine its format."""
     head = None if is_address(source) else read_first_bytes(Path(source))
-    wanted = columns or {}
+    match = partial(match_columns, wanted=columns or {}, required=required, keep=keep)
     if head is None or is_database(head):
-        return open_database(source, head, query=query, columns=wanted, required=required, keep=keep)
+        return open_database(source, head, query, match, required)
     path = Path(source)
     if query is not None:
         raise DataError(
@@ -116,20 +114,14 @@ def open_table(
         )
     if head.startswith(b"PAR1"):
         with _parquet(path) as file:
-            there = file.schema_arrow.names
-        return _parquet_source(
-            path, match_columns(there, wanted, required=required, keep=keep, source=str(path))
-        )
-    inter = is_inter(path)
-    tabs = inter or path.name.lower().removesuffix(".gz").endswith(".tsv")
+            names = match(file.schema_arrow.names, source=str(path))
+        return Table(names, partial(_read_parquet, path), lambda row: f"row {row + 1} of {path.name}")
     line = head.split(b"\n", 1)[0]
+    tabs = _plain_name(path).endswith((".tsv", ".inter"))
     likely = "\t" if tabs else max(",\t;|", key=lambda character: line.count(character.encode()))
-    text = TextTable(path, delimiter=delimiter or likely, encoding=encoding, quoted=not inter)
+    text = TextTable(path, delimiter=delimiter or likely, encoding=encoding, quoted=not is_inter(path))
     advice = " (or add a header if it has none)"
-    names = match_columns(
-        text.header_names(), wanted, required=required, keep=keep, source=str(path), advice=advice
-    )
-    return text_source(text, names)
+    return text_source(text, match(text.header_names(), source=str(path), advice=advice))
 
 
 def open_memory(
@@ -160,7 +152,7 @@ def table_stem(source: str | Path) -> str:
 
 def is_table(path: Path) -> bool:
     """Return whether a file is a table by its name; a database must also start like one."""
-    name = path.name.lower().removesuffix(".gz")
+    name = _plain_name(path)
     if name.endswith(DATABASE_SUFFIXES):
         with reading(path), path.open("rb") as file:
             return is_database(file.read(16))
@@ -169,7 +161,11 @@ def is_table(path: Path) -> bool:
 
 def is_inter(source: str | Path) -> bool:
     """Return whether a source is a RecBole table: tab separated, with the type after each column name."""
-    return not is_address(source) and Path(source).name.lower().removesuffix(".gz").endswith(".inter")
+    return not is_address(source) and _plain_name(source).endswith(".inter")
+
+
+def _plain_name(path: str | Path) -> str:
+    return Path(path).name.lower().removesuffix(".gz")
 
 
 def open_columns(source: Any, name: str, required: Sequence[str]) -> tuple[list[str], Callable[[str], Any]]:
