@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.core.pairs import Pairs, PartyInput
-from verfedgnn.data.synthetic_shapes import LIKE, user_counts
 
-SPREAD = LIKE["yelp"].spread
+SPREAD = 1.5
+"""Standard deviation of the logarithm of users' activity and of items' popularity, as at Yelp."""
 
 
 def made_party(name: str, users: int, items: int, ratings: int, parties: int, seed: int = 0) -> PartyInput:
@@ -29,6 +29,22 @@ def made_party(name: str, users: int, items: int, ratings: int, parties: int, se
     last = int(0.8 * len(pairs))
     train, valid = (_pairs(part, own, rng) for part in (pairs[:first], pairs[first:last]))
     return PartyInput(name, users, own, (1.0, 5.0), train, valid)
+
+
+def user_counts(activity: NDArray[np.float64], ratings: int, *, most: int) -> NDArray[np.int64]:
+    """Return the number of ratings of each user, proportional to activity between 1 and `most`, with the exact sum."""
+
+    def at(factor: float) -> NDArray[np.int64]:
+        return np.clip(np.rint(factor * activity), 1, most).astype(np.int64)
+
+    low, high = 0.0, most / activity.min()
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if at(middle).sum() <= ratings else (low, middle)
+    count = at(low)
+    short = ratings - int(count.sum())  # left over from rounding, where users tie
+    count[np.flatnonzero(count < most)[:short]] += 1
+    return count
 
 
 def _pairs(keys: NDArray[np.int64], items: int, rng: np.random.Generator) -> Pairs:

@@ -26,8 +26,8 @@ import pytest
 import verfedgnn as vf
 from doc_commands import PAGES, ROOT, Command, blocks, mentioned, wrong
 from shells import free_port
+from verfedgnn import plugins
 from verfedgnn.data import synthetic_ratings
-from verfedgnn.plugins import registry as plugins
 
 NOT_RUN = [
     # page, how the command begins, why it is not run

@@ -28,6 +28,7 @@ from verfedgnn.data.splits import (
     withhold,
 )
 from verfedgnn.data.synthetic import synthetic_ratings
+from verfedgnn.data.twins import Twins, find_twins, twin_cases
 
 __all__ = [
     "NEWCOMER",
@@ -37,12 +38,14 @@ __all__ = [
     "VALID",
     "PartyData",
     "Ratings",
+    "Twins",
     "align_users",
     "cap_ratings",
     "check_parties",
     "choose_dates",
     "draw_withheld",
     "find_pooled_items",
+    "find_twins",
     "make_ratings",
     "pool_parties",
     "read_parties",
@@ -53,5 +56,6 @@ __all__ = [
     "split_items",
     "suits",
     "synthetic_ratings",
+    "twin_cases",
     "withhold",
 ]

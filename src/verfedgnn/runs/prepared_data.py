@@ -20,15 +20,18 @@ from verfedgnn.data import (
     NEWCOMER,
     TEST,
     TRAIN,
+    UNUSED,
     VALID,
     PartyData,
     Ratings,
     cap_ratings,
     choose_dates,
     draw_withheld,
+    find_twins,
     split_by_date,
     split_by_rating,
     suits,
+    twin_cases,
     withhold,
 )
 from verfedgnn.data.ratings import format_count
@@ -123,6 +126,34 @@ def split_ratings(
     if split.kind == "rating" or secret is None:
         return parts
     return withhold(party.ratings, parts, draw_withheld(party.ratings, secret), dated=dated)
+
+
+def leave_out_twins(prepared: Sequence[Prepared], config: Config) -> list[Prepared]:
+    """Leave out test and validation ratings of products that another party lists, too, if it has trained on the same user's rating.
+
+    With all files on one machine, a model could otherwise copy the answer from the partner.
+    """
+    parties = [each.party for each in prepared]
+    twins = find_twins(parties)
+    if not twins:
+        return list(prepared)
+    cases = twin_cases(parties, twins, [each.parts == TRAIN for each in prepared])
+    parts = [
+        np.where(case & (each.parts != TRAIN), UNUSED, each.parts).astype(np.int8)
+        for each, case in zip(prepared, cases, strict=True)
+    ]
+    return prepare(parties, config, prepared[0].train.user.device, parts)
+
+
+def describe_twins(prepared: Sequence[Prepared]) -> str | None:
+    """Return how many ratings `leave_out_twins` left out of a random split; None if there are none."""
+    count = sum(int((each.parts == UNUSED).sum()) for each in prepared)
+    if not count:
+        return None
+    return (
+        f"{format_count(count, 'test and validation rating')} left out: another party lists the same product, and its training part "
+        "has the answer."
+    )
 
 
 def check_declared(ratings: Ratings, config: Config) -> None:

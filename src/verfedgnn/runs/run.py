@@ -32,7 +32,6 @@ from verfedgnn.core.option_names import resume_words, worded
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.data.ids import StrArray, as_text, find_positions, id_text, to_numpy
 from verfedgnn.data.ratings import format_count
-from verfedgnn.plugins import origin
 from verfedgnn.runs.added_items import AddedItem, added_file, extend_model, extend_party, read_added
 from verfedgnn.runs.embeddings import Embeddings, party_embeddings
 from verfedgnn.runs.ledger import Ledger
@@ -489,10 +488,10 @@ def describe_code_change(config: Config) -> str | None:
     """Describe how the installed code of a GNN plug-in differs from the configured one; None if it does not, or is built in."""
     then = config.model.code
     now = plugins.identify_gnn(config.model.gnn)
-    if then is None or (now is not None and origin.extract_digest(then) == origin.extract_digest(now)):
+    if then is None or (now is not None and plugins.extract_digest(then) == plugins.extract_digest(now)):
         return None
-    here = origin.format_code(now) if now is not None else "without a file"
-    return f"other code of GNN '{config.model.gnn}': {origin.format_code(then)} then, {here} now"
+    here = plugins.format_code(now) if now is not None else "without a file"
+    return f"other code of GNN '{config.model.gnn}': {plugins.format_code(then)} then, {here} now"
 
 
 def _write_models(folder: Path, parties: Sequence[PartyData], models: Sequence[PartyModel]) -> None:

@@ -21,7 +21,14 @@ from verfedgnn.data.ratings import format_count
 from verfedgnn.protocol.party import Party
 from verfedgnn.runs.forget_record import ForgottenUsers, read_forgotten_users
 from verfedgnn.runs.party_tables import read_party_tables
-from verfedgnn.runs.prepared_data import Prepared, choose_split, count_data, prepare
+from verfedgnn.runs.prepared_data import (
+    Prepared,
+    choose_split,
+    count_data,
+    describe_twins,
+    leave_out_twins,
+    prepare,
+)
 from verfedgnn.runs.run import Run, begin_folder, describe_code_change, write_history
 from verfedgnn.runs.run_before import read_before, recorded_before, write_before
 from verfedgnn.runs.run_folder import empty_run, holds_run
@@ -72,7 +79,10 @@ def train(
     forgotten = read_forgotten_users(earlier, folder)
     parties, parts = _leave_out(parties, parts, forgotten)
     before = None if earlier is None else read_before(earlier, parties)
-    training = Training(prepare(parties, config, usable_device(device), parts), config, folder, party)
+    prepared = prepare(parties, config, usable_device(device), parts)
+    if config.split.kind == "random" and parts is None:
+        prepared = leave_out_twins(prepared, config)
+    training = Training(prepared, config, folder, party)
     if folder is None:
         return training.run(watch, stop, before)
     with lock_folder(folder):
@@ -153,6 +163,8 @@ class Training:
         run = make_run(self.prepared, self.config, judged, final, folder=self.folder, watch=watch, stop=stop)
         if before is not None:
             run.metrics["after"] = before
+        if self.config.split.kind == "random" and "lift" in run.metrics:
+            run.metrics["lift"]["twins"] = describe_twins(self.prepared)
         if self.folder is not None:
             run.complete_folder(self.folder)
         return run
