@@ -88,7 +88,7 @@ def _mismatch_of_solved(config: Config) -> str | None:
             "model.form = solved needs every rating and every party in every round: training.batch = 0 and "
             "participation = 1"
         )
-    if config.ranks and config.model.raters:
+    if config.ranks and config.model.raters > 0:
         return "a model of lists (model.biases = false) has no raters; set model.raters = 0"
     return None
 

@@ -112,7 +112,12 @@ def match_columns(
         )
         shown = ", ".join(column[:30] for column in found[:12]) + (", ..." if len(found) > 12 else "")
         events = f"; {if_events()}" if missing == ["rating"] else ""
-        raise MissingColumns(f"{source}: {lack}; its columns are: {shown}", named, f"{advice}{events}")
+        raise MissingColumns(
+            f"{source}: {lack}; its columns are: {shown}",
+            named,
+            f"{advice}{events}",
+            only_ratings=missing == ["rating"] and not absent and "rating" not in guesses,
+        )
     return names
 
 

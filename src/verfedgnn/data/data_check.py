@@ -141,6 +141,8 @@ def check_source(name: str, source: Any, *, now: int | None = None, **options: A
             name, redact(plain), open_table(plain, **opening), now, {**options, "duplicates": repeated}
         )
     except MissingColumns as error:
+        if error.only_ratings:
+            return _check_ratings(name, shown, as_ratings(source, name=name, **options), now)
         return replace(_unreadable(name, shown, error), columns=error.flags)
     except DataError as error:
         return _unreadable(name, shown, error)

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from verfedgnn.core.errors import DataError
+from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option
 from verfedgnn.data.column_names import RATING_ROLES, Table
 from verfedgnn.data.ids import number_ids
@@ -170,8 +171,9 @@ def as_ratings(source: Any, *, name: str = "ratings", keep: Sequence[str] = (), 
         raise DataError(
             f"{', '.join(sorted(unknown))}: an option for files; leave it out for the table {name}"
         )
-    required = required_columns(given.get("events"))
-    table = open_memory(source, name, given.pop("columns", {}), required, keep)
+    columns = given.pop("columns", {})
+    opened = partial(open_memory, source, name, columns, keep=keep)
+    table, given["likes"] = _open_rated(opened, given.get("events"))
     return rate_table(table, name, **given).with_catalogue(catalogue)
 
 
@@ -192,10 +194,19 @@ def read_table(
     duplicates = duplicates or ("first" if is_inter(source) else "error")
     missing = missing or "error"
     check_options(duplicates, missing)
-    table = open_table(source, required=required_columns(events), **opening)
-    return rate_table(
-        table, table_stem(source), events=events, duplicates=duplicates, missing=missing, scale=scale
-    )
+    table, likes = _open_rated(partial(open_table, source, **opening), events)
+    options: dict[str, Any] = {"events": events, "likes": likes, "missing": missing, "scale": scale}
+    return rate_table(table, table_stem(source), duplicates=duplicates, **options)
+
+
+def _open_rated(open_columns: Callable[..., Table], events: EventWeights | None) -> tuple[Table, bool]:
+    """Open a table with the columns that it needs. Return it, and whether it has nothing like a rating, so that every row is a like."""
+    try:
+        return open_columns(required=required_columns(events)), False
+    except MissingColumns as error:
+        if events is not None or not error.only_ratings:
+            raise
+        return open_columns(required=required_columns(FULL)), True
 
 
 def rate_table(
@@ -206,11 +217,16 @@ def rate_table(
     duplicates: str = "error",
     missing: str = "error",
     scale: tuple[float, float] | None = None,
+    likes: bool = False,
 ) -> Ratings:
-    """Read all rows of a table and return them as ratings."""
+    """Read all rows of a table and return them as ratings; with `likes`, every row is an event that counts as a like."""
     rows = read_rows(table)
-    if events is not None:
-        return rate_events(rows, events, scale=scale or (1, 5), name=name, missing=missing, where=table.at)
+    if events is not None or likes:
+        weights = FULL if events is None else events
+        about = "no column of ratings, so every row is a like" if likes else option("events", weights)
+        return rate_events(
+            rows, weights, scale=scale or (1, 5), name=name, missing=missing, where=table.at, about=about
+        )
     if not rows.num_rows and table.text is not None:
         raise DataError(
             f"{redact(table.text.path)} has a header but no ratings; give a table with at least one row"
@@ -287,8 +303,9 @@ def rate_events(
     name: str,
     missing: str,
     where: Callable[[int], str],
+    about: str = "",
 ) -> Ratings:
-    """Return one rating for each pair of a user and an item with events, in the order of ids.
+    """Return one rating for each pair of a user and an item with events, in the order of ids. `about` says how, in a note.
 
     Its time is that of the newest event. Rows without a user, an item or a kind of event are an error, or left out if `missing` is
     "drop". Each event gets the rating of its pair, and `rate_rows` keeps the first of each pair.
@@ -336,7 +353,7 @@ def rate_events(
         table.take(order),
         time=None if newest is None else newest[pair[np.sort(first)]][order],
         notes=(
-            f"{became} ({option('events', events)}){left}",
+            f"{became} ({about or option('events', events)}){left}",
             *([note_left_out(dropped, "no user, item or event")] if dropped else []),
             *notes,
         ),

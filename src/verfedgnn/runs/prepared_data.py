@@ -16,6 +16,7 @@ from verfedgnn.core.graph import check_edges
 from verfedgnn.core.option_names import option
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import simulated_secret
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import (
     NEWCOMER,
     TEST,
@@ -94,6 +95,15 @@ def prepare(
     if [len(part) for part in parts] != [len(party.ratings) for party in parties]:
         raise DataError("parts must hold TRAIN, VALID or TEST for every rating of every party, in order")
     return [_prepare(party, part, config, device) for party, part in zip(parties, parts, strict=True)]
+
+
+def choose_config(parties: Sequence[PartyData], config: Config) -> Config:
+    """Return the configuration that suits the data: sizes, the split and, where every rating is a like, lists only."""
+    config = config.with_code().for_parties(len(parties)).for_data(*count_data(parties))
+    likes = all((p.ratings.rating >= upper_quarter(p.ratings.scale)).all() for p in parties)
+    if likes and config.trains_lists:
+        config = config.for_lists().with_values({"training.epochs": config.training.epochs})
+    return choose_split(parties, config)
 
 
 def choose_split(parties: Sequence[PartyData], config: Config) -> Config:

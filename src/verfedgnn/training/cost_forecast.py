@@ -17,7 +17,7 @@ from verfedgnn.config import Config
 from verfedgnn.config.tree import FINAL_ROUNDS
 from verfedgnn.core.item_item import MOST_ITEMS, TRIAL_ITEMS
 from verfedgnn.data import PartyData
-from verfedgnn.runs.prepared_data import Prepared, choose_split, count_data, prepare
+from verfedgnn.runs.prepared_data import Prepared, choose_config, count_data, prepare
 from verfedgnn.training.local_runtime import local_federation
 from verfedgnn.training.loop import device_of, usable_device
 from verfedgnn.training.own_models import try_own
@@ -68,7 +68,7 @@ class CostForecast:
 def forecast(parties: Sequence[PartyData], config: Config, *, device: str = "cpu") -> CostForecast | None:
     """Return the expected cost of the trainings of `train`; None if they are too short for a trial."""
     sizes = count_data(parties)
-    config = choose_split(parties, config.with_code().for_parties(len(parties)).for_data(*sizes))
+    config = choose_config(parties, config)
     if config.training.epochs <= TRIAL or sizes[1] * config.training.epochs < SHORT:
         return None
     prepared = prepare(parties, config, usable_device(device))

@@ -23,8 +23,7 @@ from verfedgnn.runs.forget_record import ForgottenUsers, read_forgotten_users
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import (
     Prepared,
-    choose_split,
-    count_data,
+    choose_config,
     describe_twins,
     leave_out_twins,
     prepare,
@@ -68,9 +67,7 @@ def train(
     if not isinstance(config, Config):
         raise ConfigError('config must be a Config, for example Config.preset("paper", epochs=20)')
     check_parties(parties)
-    config = choose_split(
-        parties, config.with_code().for_parties(len(parties)).for_data(*count_data(parties))
-    )
+    config = choose_config(parties, config)
     folder = Path(out) if out is not None else None
     if folder is not None and party is not Party:
         raise ConfigError("a run folder does not record a subclass of Party; leave out `out`")
