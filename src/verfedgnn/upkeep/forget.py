@@ -3,7 +3,7 @@
 The steps of `forget_users` are, in this order:
 
 1. The journal names the rows of the users and the items that they rated. Copies that nobody needs after a training are deleted:
-   last releases, results before the gate, unfinished trainings of `lift --seeds`, reports.
+   last releases, results before the gate, reports.
 2. Items that were added after the training lose the users' ratings, and their vectors are estimated again.
 3. In every model, the users get the vector of the average user, and the items that they rated are estimated again from the other
    users' ratings (`item_prior.py`). EASE loses the users' items.
@@ -43,7 +43,7 @@ from verfedgnn.runs.forget_record import append_record, is_federated, note_forgo
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
-from verfedgnn.runs.run_layout import FORGET_JOURNAL, LAST_RELEASE, LISTS, REPORT, SEEDS
+from verfedgnn.runs.run_layout import FINAL, FORGET_JOURNAL, LAST_RELEASE, REPORT, TRAININGS
 from verfedgnn.upkeep.forget_items import ItemJournal, plan_items, remove_items
 from verfedgnn.upkeep.item_prior import absorb_item_scores, fit_item_prior
 from verfedgnn.upkeep.new_items import NewItems
@@ -131,9 +131,11 @@ def _finish(folder: Path) -> dict[str, Any] | None:
         rows = np.array(journal.users, np.int64)
         parties, parts = _without_ratings(folder, rows)
         _forget_added(folder, rows)
-        for place in (folder, folder / LISTS):
-            if (place / "metrics.json").is_file():
-                _repair_models(place, parties, parts, journal, rows)
+        whole = [np.full(len(part), TRAIN, np.int8) for part in parts]
+        for each in TRAININGS:
+            if (folder / each / "metrics.json").is_file():
+                used = whole if each.startswith(FINAL) else parts
+                _repair_models(folder / each, parties, used, journal, rows)
         ids = parties[0].ratings.user_ids.copy()
         write_party_tables(folder / "parties", parties, parts)  # the ids are still there
         ids[rows] = ""
@@ -155,14 +157,13 @@ def _read_journal(file: Path) -> ForgetJournal | ItemJournal:
 def _remove_copies(folder: Path) -> None:
     """Remove what holds ratings or rows of users and is not needed once a training has finished.
 
-    These are trainings of `lift --seeds`, reports that name users, a party's last releases, checkpoints, and what a kill left of a
-    file.
+    These are reports that name users, a party's last releases, checkpoints, and what a kill left of a file.
     """
-    copies = [*(folder / SEEDS).glob("*/"), folder / REPORT]
-    if not (folder / LISTS / "metrics.json").is_file():
-        copies.append(folder / LISTS)  # of a training that was skipped
-    for place in (folder, folder / LISTS):
-        copies += [place / LAST_RELEASE, place / "checkpoint"]
+    copies = [folder / REPORT]
+    for name in TRAININGS:
+        place = folder / name
+        skipped = name and not (place / "metrics.json").is_file()
+        copies += [place] if skipped else [place / LAST_RELEASE, place / "checkpoint"]
     for each in copies:
         if each.is_dir():
             shutil.rmtree(each)

@@ -27,7 +27,7 @@ from verfedgnn.runs.forget_record import append_record, hash_ids, is_federated
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import write_model
-from verfedgnn.runs.run_layout import LISTS
+from verfedgnn.runs.run_layout import TRAININGS
 
 Kept = NDArray[np.bool_]
 
@@ -83,7 +83,7 @@ def remove_items(folder: Path, journal: ItemJournal) -> dict[str, Any]:
     stay[journal.rows] = False
     _remove_added(folder, file, journal.items)
     _remove_features(folder, file, journal.items)
-    for place in (folder, folder / LISTS):
+    for place in (folder / each for each in TRAININGS):
         if (place / "metrics.json").is_file():
             _cut_models(place, file, stay)
     table = parties[number].ratings
