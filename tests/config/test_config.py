@@ -132,7 +132,7 @@ def test_a_setting_of_another_variant_is_an_error_that_names_it(settings: list[s
         ("best", ["batch=100"], "every rating and every party in every round"),
         ("best", ["participation=0.5"], "every rating and every party in every round"),
         ("best", ["mechanism=ternary"], "belong together"),
-        ("best", ["biases=false"], "has no raters"),
+        ("best", ["biases=false", "raters=8"], "has no raters"),
         ("best", ["model.dim=5"], "at least 6 numbers"),
         ("paper", ["lists=true"], "lists = true needs model.form = solved"),
         ("paper", ["mechanism=none", "masking=true"], "masking needs integers"),
