@@ -27,7 +27,7 @@ def evaluate(
     loaded = Run.load(run, added=False)
     with output.busy("evaluating"):
         figures = loaded.metrics | loaded.evaluate(top)
-    lift = verdict_texts(figures, loaded.config.base) if "lift" in figures else []
+    lift = verdict_texts(figures, loaded.judged.config) if "lift" in figures else []
     output.result(figures, *lift, run_table(figures), party_table(figures), gate_table(figures))
     show_run_findings(output, loaded, run)
 
@@ -39,7 +39,7 @@ def lift(run: RunFolder, quiet: Quiet = False, as_json: AsJson = False) -> None:
 
     loaded = Run.load(run, added=False)
     output = Output(quiet=quiet, as_json=as_json)
-    output.result(read_lift(loaded).to_dict(), *verdict_texts(loaded.metrics, loaded.config.base))
+    output.result(read_lift(loaded).to_dict(), *verdict_texts(loaded.metrics, loaded.judged.config))
     show_run_findings(output, loaded, run)
 
 
