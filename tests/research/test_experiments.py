@@ -316,7 +316,13 @@ def test_a_comparison_has_a_row_for_each_method_and_model(table: str, tmp_path: 
 
 def test_compare_and_train_agree_on_preset_best(table: str) -> None:
     """The gated method is what `train --preset best` serves and reports, lists included."""
-    settings = {"training.epochs": 3, "model.dim": 8, "split.kind": "rating", "final": False}
+    settings = {
+        "training.epochs": 3,
+        "model.dim": 8,
+        "split.kind": "rating",
+        "split.fractions": (0.6, 0.2, 0.2),
+        "final": False,
+    }
     (cell,) = comparison_cells([table], ["best-gated"], ["gcn"], 1, 3, settings)
     record = cell.run(Where(torch.device("cpu")))
     parties = vf.read_parties([table], parties=3, seed=0)
