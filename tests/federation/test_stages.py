@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_absence import wait_until
 from test_aligned_training import on_one_machine, spelled
 from test_federation import Fault, assert_same, assert_same_model, local, trial
 
@@ -462,15 +463,20 @@ def test_an_operator_finishes_in_a_training_on_all_ratings(
     config = best(final=True)
     federated = trial(tmp_path, small_parties, config)
     server = tmp_path / f"run-{SERVER}"
-    asked: list[bool] = []
 
-    def ask() -> None:
-        asked.append(True)
-        request_finish(server)
-        time.sleep(0.6)  # the coordinator looks for requests now and then
+    def die() -> None:
+        raise Killed
 
-    federated.run({"party-1": in_training(config.for_final(), RoundReply, 2, ask)})
-    assert asked
+    for name in (SERVER, "party-0", "party-2"):
+        federated.start(name)
+    fault = in_training(config.for_final(), RoundReply, 2, die)
+    federated.start("party-1", fault, restart=False).join(180)
+    stage = federated.services[SERVER].stages[2]
+    wait_until(lambda: stage.waiting_for is not None)
+    request_finish(server)
+    wait_until(lambda: stage.record.ended is not None)
+    federated.start("party-1")
+    federated.join()
     assert not federated.errors
     judged = local(small_parties, config).judged
     for index, name in enumerate(federated.parties):
