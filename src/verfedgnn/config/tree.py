@@ -153,7 +153,9 @@ class Config(Section):
 
     def for_final(self) -> Config:
         """Return the configuration of the training on all ratings, which starts from the judged one and needs few rounds."""
-        rounds = FINAL_ROUNDS["ratings"] if self.model.form == "solved" else self.training.epochs
+        rounds = self.training.epochs
+        if self.model.form == "solved":
+            rounds = FINAL_ROUNDS["lists" if self.ranks else "ratings"]
         every = {"training.epochs": rounds, "training.evaluate_every": rounds, "training.patience": 0}
         return self.with_values({"split.kind": "all"} | every)
 
