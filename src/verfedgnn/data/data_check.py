@@ -6,7 +6,7 @@ A source is usable exactly when `read_ratings` with the same options reads it. E
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from verfedgnn.data.column_names import RATING_ROLES, Table
 from verfedgnn.data.ids import TEXT
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_checks import SHOWN, CheckedRows, DataProblem, check_rows, used_ids
-from verfedgnn.data.rating_distribution import Distribution, describe_ratings
 from verfedgnn.data.rating_reader import as_ratings, is_synthetic, list_tables, locate
 from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
 from verfedgnn.data.read_options import is_address, redact
@@ -48,6 +47,39 @@ _SHOWN_OF = {
     "early": "time",
 }
 """Column whose values are shown with a kind of problem. Ids are never shown."""
+
+
+Bars = tuple[tuple[str, int], ...]
+"""Labels and counts of bars, in the order in which they are drawn."""
+_VALUES = 11
+"""Most distinct ratings that have a bar each."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Summary of a table of ratings."""
+
+    ratings: int
+    users: int
+    items: int
+    lowest: float
+    highest: float
+    mean: float
+    values: Bars
+    """Count of each rating, or of ten equal bins if there are many different ratings."""
+    per_user: Bars
+    """Number of users by their number of ratings, in growing bins: 1, 2-4, 5-9, 10-19, ..."""
+    per_item: Bars
+    """Number of items by their number of ratings, in the same bins."""
+    first: str | None
+    """Day of the first rating; None without times."""
+    last: str | None
+    """Day of the last rating; None without times."""
+
+    @property
+    def density(self) -> float:
+        """Share of all (user, item) pairs that are rated."""
+        return self.ratings / max(1, self.users * self.items)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,6 +250,61 @@ def _number_rows(table: Table, broken: list[int], rows: list[int]) -> dict[int, 
     records += np.searchsorted(gaps - np.arange(len(gaps)), records, "right")
     lines = table.text.lines(records.tolist())
     return {row: lines[record] for row, record in zip(rows, records.tolist(), strict=True)}
+
+
+def describe_ratings(
+    user: NDArray[np.integer],
+    item: NDArray[np.integer],
+    rating: NDArray[np.floating],
+    time: NDArray[np.int64] | None,
+    now: int | None = None,
+) -> Distribution | None:
+    """Describe ratings given by codes of users and items; return None if there are no ratings.
+
+    Times before 1990 or after `now` are probably mistakes. They are left out unless all times are like that.
+    """
+    if not len(rating):
+        return None
+    by_user, by_item = (counts[counts > 0] for counts in (np.bincount(user), np.bincount(item)))
+    first = last = None
+    if time is not None:
+        likely = (time >= EARLIEST) & (time <= latest_plausible_time(now))
+        days = (time[likely] if likely.any() else time).astype("datetime64[s]").astype("datetime64[D]")
+        first, last = str(days.min()), str(days.max())
+    return Distribution(
+        ratings=len(rating),
+        users=len(by_user),
+        items=len(by_item),
+        lowest=float(rating.min()),
+        highest=float(rating.max()),
+        mean=float(rating.mean(dtype=np.float64)),
+        values=_values(rating),
+        per_user=bin_counts(by_user),
+        per_item=bin_counts(by_item),
+        first=first,
+        last=last,
+    )
+
+
+def bin_counts(counts: NDArray[np.integer]) -> Bars:
+    """Return how many counts fall into the bins 1, 2-4, 5-9, 10-19, 20-49, ..., without empty bins at the start."""
+    edges = [step * 10**power for power in range(19) for step in (1, 2, 5)]
+    edges = edges[: int(np.searchsorted(edges, counts.max(), "right")) + 1]
+    found = np.histogram(counts, [*edges[:-1], np.inf])[0]
+    labels = [str(low) if high == low + 1 else f"{low:,}-{high - 1:,}" for low, high in pairwise(edges)]
+    smallest = int(np.argmax(found > 0))
+    return tuple(zip(labels, found.tolist(), strict=True))[smallest:]
+
+
+def _values(rating: NDArray[np.floating]) -> Bars:
+    found, counts = np.unique(rating, return_counts=True)
+    if len(found) <= _VALUES:
+        return tuple((f"{value:g}", count) for value, count in zip(found, counts.tolist(), strict=True))
+    counts, edges = np.histogram(rating, 10)
+    return tuple(
+        (f"{low:.3g} to {high:.3g}", n)
+        for low, high, n in zip(edges, edges[1:], counts.tolist(), strict=False)
+    )
 
 
 def measure_overlap(sources: Sequence[CheckedSource]) -> UserOverlap:
