@@ -118,6 +118,10 @@ class ServedUser:
     """Row of the user in the run; None for a newcomer."""
     newer: Sequence[UserRatings] = ()
     """Ratings that training did not use."""
+    model: ModelName = FEDERATED
+    """The model that orders the user's list."""
+    bucket: ModelName | None = None
+    """The bucket of the user, if a split test chose the model."""
 
     @property
     def trained(self) -> bool:
@@ -133,13 +137,11 @@ class ServedUser:
 
 
 class UserProfile:
-    """A user as one model sees them at some parties: trained, folded in, or trained and moved by newer ratings."""
+    """A user as their model sees them at some parties: trained, folded in, or trained and moved by newer ratings."""
 
-    def __init__(
-        self, catalogue: Catalogue, model: ModelName, user: ServedUser, parties: Sequence[int]
-    ) -> None:
+    def __init__(self, catalogue: Catalogue, user: ServedUser, parties: Sequence[int]) -> None:
         self.catalogue = catalogue
-        self.model: ModelName = model
+        self.model = user.model
         self.user = user
         self.parties = parties
         vectors = self._place_user(predicts=False)
@@ -348,6 +350,17 @@ class UserProfile:
                 )
                 found.append(Reason(*fields))
         return sorted(found, key=lambda reason: reason.adds, reverse=True)[:max_reasons]
+
+
+def find_user(
+    catalogue: Catalogue, user: str | None, newer: Sequence[UserRatings] = (), model: ModelName | None = None
+) -> ServedUser:
+    """Return the user with this id and newer ratings; without `model`, a split test chooses the one of the user's bucket."""
+    bucket = None
+    if user is not None and model is None and catalogue.split is not None:
+        bucket = catalogue.split.bucket(user)
+    row = None if user is None else catalogue.users.find(user)
+    return ServedUser(row, newer, model or bucket or FEDERATED, bucket)
 
 
 def make_lists(
