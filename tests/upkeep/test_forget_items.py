@@ -16,8 +16,8 @@ import verfedgnn as vf
 from verfedgnn.core.errors import RunError
 from verfedgnn.data.item_table import ItemTable
 from verfedgnn.runs.added_items import AddedItem
-from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep import forget as cutting
+from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep.new_items import NewItems
 
 Command = Callable[..., tuple[int, str, str]]
