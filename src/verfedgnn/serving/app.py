@@ -1,6 +1,7 @@
 """The FastAPI application: endpoints look up and describe, the batcher's thread scores, and a thread pool explains.
 
-Names become rows of the catalogue, queries of many requests form batches, and simple requests take a shortcut.
+Names become rows of the catalogue, queries of many requests form batches, and simple requests take a
+shortcut.
 """
 
 from __future__ import annotations
@@ -230,9 +231,9 @@ def make_answer(
 class FastPath:
     """ASGI middleware that answers the most frequent request, the list of a known user, without FastAPI's request handling.
 
-    It answers only requests that are valid and simple: known parameters, each given once, without explanations or
-    filters. All others go to the endpoint, so errors are described in one place. Both give the same response. results/serving.md
-    has the throughput with and without it.
+    It answers only requests that are valid and simple: known parameters, each given once, without
+    explanations or filters. All others go to the endpoint, so errors are described in one place. Both give
+    the same response. results/serving.md has the throughput with and without it.
     """
 
     path = "/v1/recommendations"
@@ -335,7 +336,8 @@ def make_app(
 ) -> FastAPI:
     """Return the application that serves a catalogue; with `keys`, only to clients that send one of them.
 
-    `metrics` are those of the process, by default new ones. `folder` is the run folder, to which items can be added.
+    `metrics` are those of the process, by default new ones. `folder` is the run folder, to which items can be
+    added.
     """
     metrics = metrics or ServerMetrics()
     lists = Lists(catalogue, metrics)

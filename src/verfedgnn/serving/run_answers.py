@@ -164,8 +164,8 @@ def _explain(profile: UserProfile, best: Sequence[ScoredItem]) -> list[str]:
 def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
     """Write the k best items of every user to `path` as Parquet, in row groups, and return the number of rows.
 
-    The items are those of `Run.recommend`; in a split test, the lists follow each user's bucket, which has a column. The file
-    appears only when it is complete.
+    The items are those of `Run.recommend`; in a split test, the lists follow each user's bucket, which has a
+    column. The file appears only when it is complete.
     """
     check_outside(path)
     table = catalogue.run.parties[0].ratings
