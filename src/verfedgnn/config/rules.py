@@ -105,5 +105,7 @@ def _missing_for_skellam(config: Config) -> str | None:
         "training.batch = 0 and participation = 1 (every rating in every round)": not training.batch
         and training.participation == 1,
         "lists = false (a second training would release more)": not config.lists,
+        "split.kind = date with split.dates (by auto, one rating more can move all others)": not config.split.dates
+        or config.split.kind == "date",
     }
     return next((condition for condition, met in conditions.items() if not met), None)

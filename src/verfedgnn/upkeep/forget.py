@@ -3,7 +3,7 @@
 The steps of `forget_users` are, in this order:
 
 1. The journal names the rows of the users and the items that they rated. Copies that nobody needs after a training are deleted:
-   last releases, results before the gate, unfinished trainings of `lift --seeds`, reports.
+   last releases, results before the gate, reports.
 2. Items that were added after the training lose the users' ratings, and their vectors are estimated again.
 3. In every model, the users get the vector of the average user, and the items that they rated are estimated again from the other
    users' ratings (`item_prior.py`). EASE loses the users' items.
@@ -47,7 +47,7 @@ from verfedgnn.runs.forget_record import append_record, hash_ids, is_federated, 
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
-from verfedgnn.runs.run_layout import FORGET_JOURNAL, LAST_RELEASE, LISTS, REPORT, SEEDS
+from verfedgnn.runs.run_layout import FINAL, FORGET_JOURNAL, LAST_RELEASE, REPORT, TRAININGS
 from verfedgnn.upkeep.item_prior import absorb_item_scores, fit_item_prior
 from verfedgnn.upkeep.new_items import NewItems
 
@@ -158,14 +158,13 @@ def _read_journal(file: Path) -> Journal:
 def _remove_copies(folder: Path) -> None:
     """Remove what holds ratings or rows of users and is not needed once a training has finished.
 
-    These are trainings of `lift --seeds`, reports that name users, a party's last releases, checkpoints, and what a kill left of a
-    file.
+    These are reports that name users, a party's last releases, checkpoints, and what a kill left of a file.
     """
-    copies = [*(folder / SEEDS).glob("*/"), folder / REPORT]
-    if not (folder / LISTS / "metrics.json").is_file():
-        copies.append(folder / LISTS)  # of a training that was skipped
-    for place in (folder, folder / LISTS):
-        copies += [place / LAST_RELEASE, place / "checkpoint"]
+    copies = [folder / REPORT]
+    for name in TRAININGS:
+        place = folder / name
+        skipped = name and not (place / "metrics.json").is_file()
+        copies += [place] if skipped else [place / LAST_RELEASE, place / "checkpoint"]
     for each in copies:
         if each.is_dir():
             shutil.rmtree(each)
@@ -202,7 +201,9 @@ def _remove_users(folder: Path, journal: UserJournal) -> dict[str, Any]:
     _forget_added(folder, rows)
     for place in _trainings(folder):
         ranks = load_config(place / "config.toml").ranks
-        for file, party, part in zip(safe_names(parties), parties, parts, strict=True):
+        final = place.is_relative_to(folder / FINAL)
+        used = [np.full(len(part), TRAIN, np.int8) for part in parts] if final else parts
+        for file, party, part in zip(safe_names(parties), parties, used, strict=True):
             items = np.array(journal.items[file], np.int64)
             _rewrite_models(
                 place, file, partial(_repair, party=party, part=part, rows=rows, items=items, ranks=ranks)
@@ -234,7 +235,7 @@ def _remove_users(folder: Path, journal: UserJournal) -> dict[str, Any]:
 
 def _trainings(folder: Path) -> list[Path]:
     """Return the folders of the finished trainings of a run: of ratings and, if there is one, of lists."""
-    return [place for place in (folder, folder / LISTS) if (place / "metrics.json").is_file()]
+    return [place for place in (folder / name for name in TRAININGS) if (place / "metrics.json").is_file()]
 
 
 def _rewrite_models(place: Path, file: str, change: Callable[[PartyModel], PartyModel]) -> None:
