@@ -40,7 +40,7 @@ def test_train_evaluate_recommend(command: Command, ratings: Path, tmp_path: Pat
     run = tmp_path / "run"
     code, out, err = command("train", "--data", ratings, "--parties", 3, "--out", run, *QUICK)
     assert code == 0, err
-    assert "3 parties, 40 users, 12 items, 30" in err
+    assert "3 parties, 40 users, 12 items, 287 ratings" in err
     for words in (
         "test RMSE",
         "NDCG@20",
