@@ -179,8 +179,8 @@ class CoordinatorService:
             log_warning("certificate revoked, going on without the party", party=name)
             self.send(name, Refused(reason=f"the certificate of {name} was revoked"))
             self._lose(name)
-            for each in self.stages:
-                each.revoked.add(name)
+            for training in self.stages:
+                training.revoked.add(name)
 
     # -- events ------------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class CoordinatorService:
         most = min(64 * len(data), self.transport.largest)
         message = decode(data, stage.coordinator.largest_array if kind is RoundReply else most)
         if isinstance(message, Hello):
-            agreed = [each for each in self.stages if each.stage.config.digest() == message.config]
+            agreed = [one for one in self.stages if one.stage.config.digest() == message.config]
             stage = agreed[0] if agreed else self.stages[0]  # which refuses another configuration
         stage.record.ledger.record(type(message).__name__, "up", name, len(data))
         self.transcript.record("in", name, message, mark_message((data,)), _stage_name(message, stage))
