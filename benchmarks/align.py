@@ -25,9 +25,8 @@ from typing import Any
 import numpy as np
 
 from federation_round import COMMAND, command, free_port
-from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
-from verfedgnn.protocol.user_alignment.party_side import PartyAlignment
-from verfedgnn.protocol.wire.messages import Waiting, decode, encode
+from verfedgnn.protocol.messages import Waiting, decode, encode
+from verfedgnn.protocol.user_alignment import CoordinatorAlignment, PartyAlignment
 
 
 def make_ids(party: int, ids: int) -> list[str]:

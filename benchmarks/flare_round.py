@@ -28,7 +28,7 @@ import torch
 
 import verfedgnn as vf
 from federation_round import command, federated_round, local_round, write_tables
-from verfedgnn.protocol.round.replica import parameters_digest
+from verfedgnn.protocol.replica import parameters_digest
 
 NVFLARE = [sys.executable, "-m", "nvflare.cli"]
 

@@ -26,10 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import verfedgnn as vf
 from verfedgnn.privacy.masking import GRADIENT, add_masks, remove_masks
-from verfedgnn.protocol.coordinator.masked_trip import MaskedTrip
-from verfedgnn.protocol.party.party_masks import ListCommitments, PartyMasks
-from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.wire.messages import Hello, MaskShares, RoundStart, Unmask, encode
+from verfedgnn.protocol.masks import ListCommitments, MaskedTrip, PartyMasks
+from verfedgnn.protocol.messages import Hello, MaskShares, RoundStart, Unmask, encode
+from verfedgnn.protocol.party_setup import Policy
 
 CONFIG = vf.Config.preset("paper", masking=True, mode="off")
 CONTEXT = b"context"
@@ -61,7 +60,7 @@ def pairwise_only(count: int, values: Any) -> Any:
 
 def mask(party: PartyMasks, start: RoundStart, values: Any) -> Any:
     """Add a party's masks of a trip."""
-    return add_masks(values, party.streams(start, lambda: CONTEXT), GRADIENT)
+    return add_masks(values, party.streams(start, CONTEXT), GRADIENT)
 
 
 def remove(trip: MaskedTrip, total: Any) -> Any:

@@ -13,7 +13,7 @@ earlier ones are answered (open loop), over 256 keep-alive connections. Latency 
 that finds all connections busy is given up, and a lost connection is a failure.
 
 `--many` sends batch requests for 1,000 users, two at a time. `--fast-path` compares two servers, with and without
-`FastPath` of `serving/http/lists.py`, by alternate closed-loop load, and `--keys` one with a hundred API keys, rate limits and an access
+`FastPath` of `serving/app.py`, by alternate closed-loop load, and `--keys` one with a hundred API keys, rate limits and an access
 log and one with none of them. A measurement of latency waits until the
 machine is idle, for at most three minutes. Rows are added to results/serving.json; `--discard` drops the earlier ones.
 """
@@ -110,9 +110,9 @@ class PassThrough:
 
 
 def _serve_variant(folder: Path, pipe: Any, variant: str) -> None:
-    from verfedgnn.serving.http import app
-    from verfedgnn.serving.http.api_keys import ApiKey, digest_key
-    from verfedgnn.serving.http.server_process import ServeOptions, serve
+    from verfedgnn.serving import app
+    from verfedgnn.serving.request_guard import ApiKey, digest_key
+    from verfedgnn.serving.server import ServeOptions, serve
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     options = ServeOptions(folder)

@@ -60,7 +60,7 @@ def page(kept: dict[str, Any]) -> str:
             "",
             "## Throughput with and without the fast path",
             "",
-            "`--fast-path` runs two servers, with and without `FastPath` of `serving/http/lists.py`, and loads them alternately:",
+            "`--fast-path` runs two servers, with and without `FastPath` of `serving/app.py`, and loads them alternately:",
             "64 connections, each of which sends the next request when the last one is answered. Figures are medians over the",
             "repeats. If the load average exceeds the number of cores, the servers compete with other work; CPU time is then more",
             "reliable than throughput.",

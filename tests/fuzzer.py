@@ -45,10 +45,9 @@ from verfedgnn.federation.party_session import align_party
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.federation.transcript import Transcript
-from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
-from verfedgnn.protocol.user_alignment.party_side import PartyAlignment
-from verfedgnn.protocol.wire.framing import HEADER
-from verfedgnn.protocol.wire.messages import decode, encode
+from verfedgnn.protocol.framing import HEADER
+from verfedgnn.protocol.messages import decode, encode
+from verfedgnn.protocol.user_alignment import CoordinatorAlignment, PartyAlignment
 
 SECONDS = 1.0
 """Time that a member may take for one message."""
@@ -327,7 +326,7 @@ class HostedCoordinator:
             sorted(set(self.service.offences) - {self.bad}),
         )
         model = coordinator.replica.digest() if coordinator.began else ""
-        return repr((coordinator.round, coordinator.trip, coordinator.state, others, model))
+        return repr((*coordinator.place, coordinator.state, others, model))
 
     def keep(self) -> Callable[[], None]:
         """Return a function that takes back what messages have changed since now."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from verfedgnn.protocol.wire import alignment_messages as align
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol import messages as align
+from verfedgnn.protocol.messages import (
     Finish,
     Finished,
     Hello,
@@ -28,14 +28,12 @@ WELCOME = Welcome(
     parameters=np.ones(5, np.float32), accumulator=np.zeros(5, np.float32), digest="cd",
 )  # fmt: skip
 START = RoundStart(
-    round=2, trip=0, active=[0, 1], train=True, exchange=True, evaluate=False, best_round=1, updates_from=1,
+    round=2, active=[0, 1], evaluate=False, best_round=1, updates_from=1,
     update_parties=[[0, 1]], updates=np.ones((1, 3), np.uint8),
     neighbourhood_parties=[0, 1], neighbourhoods=np.ones((2, 3, 1), np.int32),
 )  # fmt: skip
-REPLY = RoundReply(
-    round=2, trip=0, gradient=np.ones(3, np.uint8), neighbourhoods=np.ones((2, 3, 1), np.int32)
-)
-_TRIP = {"round": 2, "trip": 0, "attempt": 1}
+REPLY = RoundReply(round=2, gradient=np.ones(3, np.uint8), neighbourhoods=np.ones((2, 3, 1), np.int32))
+_TRIP = {"round": 2, "attempt": 1}
 MASKS = [
     ShareRequest(
         **_TRIP, request="ab", active=[0, 1], mask_keys=["0" * 64, "1" * 64], mask_signatures=["00", "01"]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from fastapi import FastAPI
 
 import verfedgnn as vf
-from verfedgnn.serving.http.server_process import make_server
+from verfedgnn.serving.server import make_server
 
 
 @contextmanager

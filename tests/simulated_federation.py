@@ -21,12 +21,9 @@ from hub import agree
 from verfedgnn.federation.agreement import list_stages
 from verfedgnn.federation.coordinator_stage import CoordinatorStage
 from verfedgnn.privacy.masking import GRADIENT, share_threshold
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.candidate import Candidate
-from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.party.party_masks import ListCommitments
-from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.masks import ListCommitments
+from verfedgnn.protocol.messages import (
     Finish,
     Message,
     RoundReply,
@@ -38,9 +35,11 @@ from verfedgnn.protocol.wire.messages import (
     decode,
     encode,
 )
+from verfedgnn.protocol.party import Candidate, Party
+from verfedgnn.protocol.party_setup import Policy
 from verfedgnn.runs.prepared_data import prepare
 
-Place = tuple[int, int, int]
+Place = tuple[int, int]
 
 
 class Publisher:
@@ -112,7 +111,7 @@ class Member:
             self.result = finished.public
             self._send(finished.reply)
             return
-        trip = None if self.party.masks is None else self.party.masks._trip
+        trip = self.party.masks._trip
         answer = self.party.handle(message)
         if isinstance(message, Survivors) and isinstance(answer, Unmask):
             assert trip is not None
@@ -123,7 +122,7 @@ class Member:
             self.saved = (progress.checkpoint(), progress.models())
         if answer is not None:
             self._send(answer)
-        if isinstance(message, Survivors) and self.party is not None and self.party.masks is not None:
+        if isinstance(message, Survivors) and self.party is not None:
             ahead = self.party.masks.shares_ahead()
             if ahead is not None:
                 self._send(ahead)
@@ -139,7 +138,7 @@ class Member:
         original = party._mask
 
         def mask(values: NDArray[Any], message: Any, use: int, bits: int) -> NDArray[Any]:
-            place = (message.round, message.trip, message.attempt)
+            place = message.place
             self.simulation.hidden[place, use][self.index] = values.copy()
             return original(values, message, use, bits)
 
@@ -307,7 +306,7 @@ class Simulation:
 
     def _coordinate(self) -> bool:
         coordinator = self.coordinator
-        place = (coordinator.round, coordinator.trip, coordinator.attempt)
+        place = coordinator.place
         masks = coordinator.masks
         survivors = [] if masks is None else list(masks.survivors)
         more = self.stage.step()
@@ -351,9 +350,9 @@ class Simulation:
                 (own if party in survivors else key)[trip, party] += 1
         for trip, party in own:
             assert min(own[trip, party], key[trip, party]) < needed[trip], "both seeds of a party"
-        unmasked: defaultdict[tuple[int, int], set[tuple[int, ...]]] = defaultdict(set)
+        unmasked: defaultdict[int, set[tuple[int, ...]]] = defaultdict(set)
         for (trip, survivors), count in holders.items():
             if count >= needed[trip]:
-                unmasked[trip[1][:2]].add(survivors)
+                unmasked[trip[1][0]].add(survivors)
         assert all(len(found) == 1 for found in unmasked.values()), "two sums of one round"
         self.counts["sums"] = len(unmasked)

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.core.pairs import Pairs, PartyInput
-from verfedgnn.data.synthetic_shapes import LIKE, user_counts
 
-SPREAD = LIKE["yelp"].spread
+SPREAD = 1.5
+"""Standard deviation of the logarithm of users' activity and of items' popularity, as at Yelp."""
 
 
 def made_party(name: str, users: int, items: int, ratings: int, parties: int, seed: int = 0) -> PartyInput:
@@ -31,6 +31,22 @@ def made_party(name: str, users: int, items: int, ratings: int, parties: int, se
     return PartyInput(name, users, own, (1.0, 5.0), train, valid)
 
 
+def user_counts(activity: NDArray[np.float64], ratings: int, *, most: int) -> NDArray[np.int64]:
+    """Return the number of ratings of each user, proportional to activity between 1 and `most`, with the exact sum."""
+
+    def at(factor: float) -> NDArray[np.int64]:
+        return np.clip(np.rint(factor * activity), 1, most).astype(np.int64)
+
+    low, high = 0.0, most / activity.min()
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if at(middle).sum() <= ratings else (low, middle)
+    count = at(low)
+    short = ratings - int(count.sum())  # left over from rounding, where users tie
+    count[np.flatnonzero(count < most)[:short]] += 1
+    return count
+
+
 def _pairs(keys: NDArray[np.int64], items: int, rng: np.random.Generator) -> Pairs:
     user, item = np.divmod(keys, items)
     stars = rng.choice(np.arange(1, 6, dtype=np.float32), len(keys), p=(0.15, 0.08, 0.1, 0.21, 0.46))
@@ -46,17 +62,17 @@ def scale_config(
     dim: int = 20,
     layers: int = 2,
     participation: float = 0.5,
-    block: int = 256,
+    mode: str = "exact",
     seed: int = 0,
 ) -> Config:
     """Return preset paper as the paper runs Yelp (App. I.3: GCN, D = 20, participation 0.5), on all
-    ratings, with Phi in blocks.
+    ratings; without Phi, whose cost grows with the square of the users.
     """
     values = {
         "batch": 0,
         "epochs": 10**6,
         "evaluate_every": 10**6,
         "participation": participation,
-        "block": block,
+        "exchange.mode": mode,
     }
     return Config.preset("paper", model="gcn", seed=seed, dim=dim, layers=layers, **values)

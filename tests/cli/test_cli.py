@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verfedgnn.evaluation.lift_points import list_points
 
 from verfedgnn.core.option_names import on_command_line
-from verfedgnn.evaluation.lift_points import list_points
 from verfedgnn.evaluation.verdict import deciding_figures, headline, party_verdicts, warn_of_one_split
 from verfedgnn.runs.run import write_history
 
@@ -453,20 +453,20 @@ def test_help_is_readable(command: Command) -> None:
 
 
 def test_data_synth_writes_what_train_reads(command: Command, tmp_path: Path) -> None:
-    table = tmp_path / "yelp.parquet"
-    synth = ("data", "synth", "--like", "yelp", "--scale-down", 2000, "--out", table)
+    folder = tmp_path / "shops"
+    synth = ("data", "synth", "--overlap", 0.5, "--users", 60, "--items", 30, "--out", folder)
     code, out, err = command(*synth)
     assert code == 0, err
-    assert "3,495 ratings by 994 users on 75 items" in out
-    code, _, err = command("train", "--data", table, "--parties", 10, *QUICK)
+    assert "30 of the 60 users of each are at all of them" in out
+    code, _, err = command("train", "--data", folder, *QUICK)
     assert code == 0, err
-    assert "10 parties, 994 users, 75 items, 3,495 ratings" in err
+    assert "3 parties, 120 users, 90 items" in err
     code, _, err = command(*synth)
     assert code == 2
     assert "--overwrite" in err
     assert command(*synth, "--overwrite", "--ratings", 4000)[0] == 0
-    for wrong in (("--like", "yelq"), ("--ratings", 10), ("--out", tmp_path / "no" / "folder.parquet")):
+    for wrong in (("--items", 2), ("--out", folder / "film.parquet" / "shops")):
         code, _, err = command(*synth, "--overwrite", *wrong)
         assert code == 2
         assert ": " in err
-    assert [path.name for path in tmp_path.iterdir()] == ["yelp.parquet"]
+    assert [path.name for path in tmp_path.iterdir()] == ["shops"]

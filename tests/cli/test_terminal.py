@@ -120,7 +120,7 @@ MISTAKES = {
     "forget": "none --user 1",
     "tune": "--out mine.txt",
     "data check": "none.csv",
-    "data synth": "--out x.parquet --like nothing",
+    "data synth": "--out x --items 2",
     "compare": "--methods magic",
     "paper": "table99",
     "attack": "none",
@@ -164,7 +164,7 @@ UNWRITABLE = {
     "compare": "--out file/x --data none.csv",
     "paper": "table2 --out file/x",
     "bench": "none.csv --out file/x.json",
-    "data synth": "--out file/x.parquet --scale-down 2000",
+    "data synth": "--out file/shops",
     "federation init": "file/hub --address 127.0.0.1:7443",
     "federation join-request": "film --out file/film",
 }
@@ -195,7 +195,7 @@ RESULTS = {
     "diff": "run run --out {}.html",
     "data check": "small.csv",
     "tune": "--out {}.toml --trials 1 --set epochs=3 --data small.csv --parties 3",
-    "data synth": "--out {}.parquet --scale-down 2000",
+    "data synth": "--out {} --users 40",
     "compare": "--methods bias --seeds 1 --out compared --jobs 1 --data small.csv --parties 3",
     "paper": "table1 --out {}",
     "attack": "run --as coordinator --rounds 3",
@@ -499,7 +499,6 @@ def test_a_command_of_a_missing_package_says_what_to_install(
 
 def test_names_to_complete_are_those_there_are() -> None:
     from verfedgnn.config import presets
-    from verfedgnn.data.synthetic_shapes import LIKE
     from verfedgnn_research import names
     from verfedgnn_research.baselines import METHODS
     from verfedgnn_research.paper import EXPERIMENTS
@@ -507,7 +506,6 @@ def test_names_to_complete_are_those_there_are() -> None:
     assert tuple(presets()) == complete.PRESETS
     assert tuple(METHODS) == names.METHODS
     assert tuple(EXPERIMENTS) == names.EXPERIMENTS
-    assert tuple(LIKE) == complete.SHAPES
 
 
 MODES = ("projected", "exact", "off")

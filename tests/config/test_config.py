@@ -8,9 +8,8 @@ import pytest
 
 from verfedgnn import Config, ConfigError
 from verfedgnn.config import build_config, load_config, parse_settings, presets, settings
-from verfedgnn.config.exchange_modes import ExactExchange, NoExchange, ProjectedExchange
-from verfedgnn.config.gradient_mechanisms import LaplaceGradients
 from verfedgnn.config.model_forms import FactorModel
+from verfedgnn.config.sections import ExactExchange, LaplaceGradients, NoExchange, ProjectedExchange
 from verfedgnn.config.variants import CHOICES
 from verfedgnn.core.option_names import on_command_line
 
@@ -96,10 +95,10 @@ def test_bad_files(tmp_path: Path) -> None:
 
 
 def test_a_new_variant_keeps_shared_settings_and_drops_the_others() -> None:
-    paper = Config.preset("paper", **{"exchange.refresh": 2, "exchange.ratio": 7})
+    paper = Config.preset("paper", **{"exchange.ratio": 7})
     exact = paper.with_values({"mode": "exact", "exchange.bits": "64"})
-    assert exact.exchange == ExactExchange(refresh=2, bits=64)
-    assert exact.with_values({"exchange.mode": "projected"}).exchange == ProjectedExchange(refresh=2)
+    assert exact.exchange == ExactExchange(bits=64)
+    assert exact.with_values({"exchange.mode": "projected"}).exchange == ProjectedExchange()
     assert paper.with_values({"mode": "off"}).exchange == NoExchange()
     laplace = Config.preset("paper", mechanism="laplace", epsilon=2)
     assert laplace.gradients == LaplaceGradients(epsilon=2.0, rescale=0.1)
@@ -110,7 +109,6 @@ def test_a_new_variant_keeps_shared_settings_and_drops_the_others() -> None:
     ("settings", "message"),
     [
         (["ratio=3"], r"exchange\.ratio belongs to exchange\.mode = projected, and here it is off"),
-        (["refresh=3"], r"exchange\.refresh belongs to .* = projected or exact"),
         (["gradients.epsilon=1"], r"gradients\.epsilon belongs to gradients\.mechanism = laplace"),
         (["mechanism=skellam"], r"gradients\.noise_multiplier must be set for"),
         (["generator=true"], r"model\.generator belongs to model\.form = propagation"),

@@ -19,8 +19,16 @@ from verfedgnn.cli.next_step import add_columns
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import on_command_line
 from verfedgnn.data import read_ratings
-from verfedgnn.data.data_check import CheckedSource, OverlapRegion, check_source, measure_overlap
-from verfedgnn.data.forecast import conclude, fitting_parties, foresee_training, lists_only
+from verfedgnn.data.data_check import (
+    CheckedSource,
+    OverlapRegion,
+    check_source,
+    conclude,
+    fitting_parties,
+    foresee_training,
+    lists_only,
+    measure_overlap,
+)
 from verfedgnn.data.parties import read_parties
 from verfedgnn.data.rating_distribution import bin_counts, describe_ratings
 from verfedgnn.data.text_files import TextTable
@@ -96,10 +104,9 @@ def test_duplicates_are_no_error_once_it_is_said_what_becomes_of_them(tmp_path: 
 
 def test_wrong_encoding(tmp_path: Path) -> None:
     path = put(tmp_path / "t.csv", "user,item,rating\nJosé,a,3\n1,b,x\nRené,b,2\n".encode("latin-1"))
-    found = check_source("t", path)
-    assert kinds(found)["encoding"] == (2, (2, 4))
-    assert kinds(found)["not-a-number"] == (1, (3,))
-    assert 'encoding="latin-1"' in found.problems[0].remedy
+    (problem,) = check_source("t", path).problems
+    assert problem.text.startswith(f"line 2 of {path} is not utf-8 text")
+    assert 'encoding="latin-1"' in problem.text
     assert set(kinds(check_source("t", path, encoding="latin-1"))) == {"not-a-number", "few-ratings"}
 
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import Ratings, read_ratings
 from verfedgnn.data.data_check import check_source
-from verfedgnn.data.event_ratings import rate_strength
-from verfedgnn.data.rating_reader import as_ratings
+from verfedgnn.data.rating_reader import as_ratings, rate_strength
 from verfedgnn.data.read_options import EventWeights, parse_events
 
 WEIGHTS = {"view": 1.0, "cart": 3.0, "purchase": 5.0}

@@ -26,8 +26,8 @@ import pytest
 import verfedgnn as vf
 from doc_commands import PAGES, ROOT, Command, blocks, mentioned, wrong
 from shells import free_port
+from verfedgnn import plugins
 from verfedgnn.data import synthetic_ratings
-from verfedgnn.plugins import registry as plugins
 
 NOT_RUN = [
     # page, how the command begins, why it is not run
@@ -69,6 +69,11 @@ NOT_RUN = [
     ("docs/paper.md", "verfedgnn compare", "a hundred trainings"),
     ("docs/privacy.md", "verfedgnn audit", "minutes; tests/research/test_attack_command.py audits"),
     ("docs/serving.md", "verfedgnn serve runs/demo --host 0.0.0.0", "would serve other machines"),
+    (
+        "docs/serving.md",
+        "verfedgnn serve runs/demo --split-test",
+        "the port is taken; tests/serving/test_split_test.py serves a split test",
+    ),
     ("docs/serving.md", 'curl -H "Authorization', "needs another machine"),
     ("docs/terminal.md", "verfedgnn --install-completion", "changes the shell's start-up files"),
     ("docs/terminal.md", "verfedgnn --show-completion", "asks which shell called it, and here none did"),
@@ -222,12 +227,20 @@ def sources(folder: Path) -> None:
     pq.write_table(films.select(["user", "item"]), folder / "plays.parquet")
 
 
+def clicks(folder: Path) -> None:
+    """Write the clicks of a split test."""
+    rows: list[tuple[object, ...]] = [
+        (n, ("federated", "alone")[n % 2], 1, int(n % 7 == 0)) for n in range(200)
+    ]
+    write_csv(folder / "clicks.csv", ["user", "bucket", "shown", "clicked"], rows)
+
+
 READY: dict[str, list[Callable[[Path], None]]] = {
     "README.md": [three_files, movielens, lambda folder: run_folder(folder, "demo")],
     "docs/data.md": [sources],
     "docs/privacy.md": [movielens, lambda folder: run_folder(folder, "mine")],
     "docs/python.md": [lambda folder: run_folder(folder, "film")],
-    "docs/serving.md": [lambda folder: run_folder(folder, "demo")],
+    "docs/serving.md": [lambda folder: run_folder(folder, "demo"), clicks],
     "docs/terminal.md": [three_files],
     "docs/tutorials/every-night.md": [three_files],
     "docs/tutorials/own-gnn.md": [lambda folder: shutil.copy(ROOT / "examples" / "my_gnn.py", folder)],  # type: ignore[list-item]

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from verfedgnn.evaluation.verdict_words import ORDER
 
 import verfedgnn as vf
 from verfedgnn.data import synthetic_ratings
-from verfedgnn.evaluation.verdict_words import ORDER
 from verfedgnn.reports import round_progress
 from verfedgnn.reports.round_progress import NotebookProgress, RoundProgress, watching
 from verfedgnn.training.progress import Progress

@@ -142,7 +142,7 @@ def test_a_check_foresees_a_fit(films: pd.DataFrame, books: pd.DataFrame) -> Non
     assert "because no user is at two parties. Spell user ids" in apart.conclusion
     tiny = vf.check({"books": books, "others": books[:20]})
     assert "may refuse this, because others has fewer than 30 ratings" in tiny.to_dict()["conclusion"]
-    with pytest.raises(vf.DataError, match="there are no tables to check"):
+    with pytest.raises(vf.DataError, match="there are no parties: give at least one file or table"):
         vf.check({})
     found = vf.check({"films": films, "books": books}, own={"films": {"columns": {"item": "film"}}})
     assert found.usable

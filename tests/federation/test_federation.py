@@ -16,8 +16,8 @@ import verfedgnn as vf
 from hub import SERVER, Killed, Trial
 from verfedgnn.federation import coordinator_stage
 from verfedgnn.federation.agreement import Timeouts
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.messages import (
     RoundReply,
     RoundStart,
     decode,
@@ -154,11 +154,9 @@ def die(_: RoundReply) -> bytes | None:
         {},
         {"masking": False},
         {"participation": 0.7, "batch": 300, "epochs": 3},
-        {"refresh": 2, "epochs": 4},
         {"model": "gat", "epochs": 4},
         {"model": "ggnn", "epochs": 4},
         {"mechanism": "laplace", "masking": False},
-        {"exchange.block": 20, "epochs": 3},
     ],
     ids=str,
 )

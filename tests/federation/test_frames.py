@@ -29,9 +29,9 @@ from verfedgnn.federation.frames import (
     size_of,
 )
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.round.aggregation import largest_from_coordinator, largest_from_party
-from verfedgnn.protocol.wire.framing import EncodedMessage
-from verfedgnn.protocol.wire.messages import RoundReply, Welcome, decode, encode, encode_parts
+from verfedgnn.protocol.aggregation import largest_from_coordinator, largest_from_party
+from verfedgnn.protocol.framing import EncodedMessage
+from verfedgnn.protocol.messages import RoundReply, Welcome, decode, encode, encode_parts
 
 SMALL = 1 << 6
 """Bytes of a frame in these tests."""
@@ -183,7 +183,7 @@ def test_a_full_copy_is_held_once_for_all_parties() -> None:
     """Ten Welcomes that wait for slow parties take the memory of one full copy, and keep the values of their round."""
     import torch
 
-    from verfedgnn.protocol.round.replica import Replica
+    from verfedgnn.protocol.replica import Replica
 
     config = vf.Config.preset("best").for_data(2000, 80_000)
     model = Model(config.model, 2000)
@@ -216,19 +216,20 @@ def test_a_full_copy_is_held_once_for_all_parties() -> None:
 @pytest.mark.parametrize("parties", [3, 300])
 def test_every_message_of_a_training_is_within_its_announced_size(preset: str, parties: int) -> None:
     """The largest arrays that the configuration allows, unpackable: the bounds hold, and are not loose by more than a few times."""
-    from verfedgnn.protocol.round.aggregation import gradient_type, neighbourhood_shape, neighbourhood_type
+    from verfedgnn.privacy.protections import protection_of
+    from verfedgnn.protocol.aggregation import neighbourhood_shape, neighbourhood_type
 
     config = vf.Config.preset(preset, masking=True)
     model = Model(config.model, 20_000)
     rng = np.random.default_rng(0)
-    kind = gradient_type(config, parties)
+    kind = protection_of(config, parties).sent_type
     gradient = rng.integers(0, 2 ** (8 * kind.itemsize), model.size, kind, endpoint=False)
     shared = None
-    if config.exchange.mode != "off":
+    if config.exchange.sends:
         shape = neighbourhood_shape(config, model)
         width = neighbourhood_type(config)
         shared = rng.integers(0, 2 ** (8 * width.itemsize), shape, width, endpoint=False)
-    reply = size_of(encode_parts(RoundReply(round=1, trip=0, gradient=gradient, neighbourhoods=shared)))
+    reply = size_of(encode_parts(RoundReply(round=1, gradient=gradient, neighbourhoods=shared)))
     assert reply <= largest_from_party(config, model, parties) < 1.1 * reply + (2 << 20)
     assert largest_from_coordinator(config, model) >= 4 * 3 * model.size
 

@@ -23,10 +23,9 @@ from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.frames import TransportEvent
 from verfedgnn.federation.status import StatusPublisher
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.candidate import Candidate
-from verfedgnn.protocol.round.aggregation import neighbourhood_shape, neighbourhood_type
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.aggregation import neighbourhood_shape, neighbourhood_type
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.messages import (
     Finish,
     Hello,
     Message,
@@ -36,6 +35,7 @@ from verfedgnn.protocol.wire.messages import (
     decode,
     encode,
 )
+from verfedgnn.protocol.party import Candidate
 from verfedgnn.runs.prepared_data import prepare
 
 EXAMPLES = 500
@@ -122,8 +122,7 @@ def test_the_coordinator_survives_anything(
     others = {party.name for party in members[1:]}
     reply = RoundReply(
         round=1,
-        trip=0,
-        gradient=np.zeros(coordinator.model.size, coordinator.gradient_type),
+        gradient=np.zeros(coordinator.model.size, coordinator.replica.protection.sent_type),
         neighbourhoods=np.zeros(
             neighbourhood_shape(coordinator.config, coordinator.model), neighbourhood_type(coordinator.config)
         ),
@@ -184,8 +183,8 @@ def test_a_party_survives_anything(small_parties: list[vf.PartyData]) -> None:
     def attack(data: bytes) -> None:
         nonlocal good
         victim.progress.restore(*before)
-        victim._last_trip = (0, 0, 0)
-        victim.progress.snapshots = []
+        victim._last = (0, 0)
+        victim.progress.snapshot = None
         members[0].stay = welcomes[0].stay
         victim.replica.load({name: values.copy() for name, values in public.items()}, 2)
         try:

@@ -18,7 +18,7 @@ from test_federation import HASTY, Fault, assert_same, in_round, killed_at, loca
 
 import verfedgnn as vf
 from hub import SERVER
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.messages import (
     Hello,
     Refused,
     RoundReply,
@@ -53,7 +53,7 @@ RUBBISH: dict[str, Callable[[RoundReply], bytes]] = {
     "nothing asked for": lambda reply: encode(reply.model_copy(update={"gradient": None})),
     "a message of the coordinator's": lambda reply: encode(
         RoundStart(
-            round=1, trip=0, active=[0], train=True, exchange=True, evaluate=False, best_round=0, updates_from=0,
+            round=1, active=[0], evaluate=False, best_round=0, updates_from=0,
             update_parties=[], neighbourhood_parties=[],
         )
     ),
@@ -329,7 +329,7 @@ def test_parties_told_different_things_do_not_add_up(
 ) -> None:
     """A coordinator that gives all but one party other parameters gets noise instead of that party's gradient."""
     from verfedgnn.gnn.model import Model
-    from verfedgnn.protocol.round.replica import parameters_digest
+    from verfedgnn.protocol.replica import parameters_digest
 
     chosen = settings(evaluate_every=9)
     nothing = torch.zeros(Model(chosen.model, small_parties[0].ratings.n_users).size)

@@ -18,19 +18,20 @@ import verfedgnn as vf
 from hub import SERVER, Hub, Wire, agree
 from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.frames import TransportEvent
-from verfedgnn.privacy.identifiers import normalise_ids, select_unambiguous
-from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
-from verfedgnn.protocol.user_alignment.party_side import PartyAlignment
-from verfedgnn.protocol.user_alignment.probes import PROBES
-from verfedgnn.protocol.wire.alignment_messages import (
+from verfedgnn.privacy.id_matching import normalise_ids, select_unambiguous
+from verfedgnn.protocol.messages import (
     Aligned,
     AlignHello,
     AlignStart,
+    Hello,
+    Message,
     Pseudonyms,
     Sealed,
     UserRows,
+    decode,
+    encode,
 )
-from verfedgnn.protocol.wire.messages import Hello, Message, decode, encode
+from verfedgnn.protocol.user_alignment import PROBES, CoordinatorAlignment, PartyAlignment
 
 NAMES = ["film", "book", "music", "games"]
 

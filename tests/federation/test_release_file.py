@@ -15,8 +15,8 @@ import verfedgnn as vf
 from hub import SERVER, Killed, Trial
 from verfedgnn.core.errors import RunError
 from verfedgnn.federation.stores import LEDGER, open_ledger
-from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
-from verfedgnn.protocol.wire.messages import RoundReply, decode
+from verfedgnn.protocol.messages import RoundReply, decode
+from verfedgnn.protocol.release_ledger import GRADIENT, VALIDATION, ReleaseLedger
 from verfedgnn.runs.run_layout import LAST_RELEASE
 
 PRIVATE = vf.Config.preset("private", epochs=6, evaluate_every=3)
@@ -32,40 +32,26 @@ def test_a_restarted_party_does_not_forget(tmp_path: Path) -> None:
     """The ledger is on disk before a release leaves: the same values come back, and spent epsilon stays spent."""
     first = opened(tmp_path)
     values = {GRADIENT: np.arange(5, dtype=np.int32), VALIDATION: np.array([3.5, 2.0])}
-    first.release(1, 0, [0, 1, 2], {GRADIENT: np.ones(5, np.int32)})
-    first.release(2, 0, [0, 1, 2], values)
+    first.release(1, [0, 1, 2], {GRADIENT: np.ones(5, np.int32)})
+    first.release(2, [0, 1, 2], values)
     again = opened(tmp_path)
     assert again.entries == first.entries
     assert again.epsilon == first.epsilon > 0
     other = {GRADIENT: np.zeros(5, np.int32), VALIDATION: np.zeros(2)}
-    for kind, value in again.release(2, 0, [0, 1, 2], other).items():
+    for kind, value in again.release(2, [0, 1, 2], other).items():
         assert np.array_equal(value, values[kind])
     with pytest.raises(vf.ProtocolError, match="asks again for round 1"):
-        again.release(1, 0, [0, 1, 2], other)
+        again.release(1, [0, 1, 2], other)
     assert (tmp_path / LEDGER).stat().st_mode & 0o777 == 0o600
 
 
-def test_all_trips_of_the_open_round_can_be_repeated(tmp_path: Path) -> None:
-    """A coordinator that is killed between two trips of a round starts the round again."""
-    config = vf.Config.preset("paper", refresh=2)
-    for _ in range(2):
-        ledger = open_ledger(tmp_path, config)
-        ledger.check_training("t", 6)
-        for trip in (2, 1, 0):
-            made = {NEIGHBOURHOODS: np.full(3, trip + 10 * len(ledger.entries))}
-            released = ledger.release(1, trip, [0, 1, 2], made)[NEIGHBOURHOODS]
-            assert released.tolist() == [(2 - trip) * 10 + trip] * 3
-    assert ledger.count(NEIGHBOURHOODS) == 3
-    assert ledger.epsilon is None
-
-
 def test_a_torn_line_is_a_release_that_never_left(tmp_path: Path) -> None:
-    opened(tmp_path).release(1, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
+    opened(tmp_path).release(1, [0, 1], {GRADIENT: np.ones(5, np.int32)})
     with (tmp_path / LEDGER).open("ab") as file:
         file.write(b'{"time": "2026-')
     again = opened(tmp_path)
     assert [entry.round for entry in again.entries] == [1]
-    again.release(2, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
+    again.release(2, [0, 1], {GRADIENT: np.ones(5, np.int32)})
     assert len(opened(tmp_path).entries) == 2
 
 
@@ -84,14 +70,14 @@ def damage(folder: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["empty", "torn", "gone"])
 def test_without_the_values_a_release_is_not_made_again(tmp_path: Path, how: str) -> None:
-    opened(tmp_path).release(1, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
+    opened(tmp_path).release(1, [0, 1], {GRADIENT: np.ones(5, np.int32)})
     assert opened(tmp_path).lost == 0
     damage(tmp_path, how)
     again = opened(tmp_path)
     assert again.lost == 1
     with pytest.raises(vf.ProtocolError, match="no longer has the values; the coordinator must abandon"):
-        again.release(1, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
-    again.release(2, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
+        again.release(1, [0, 1], {GRADIENT: np.ones(5, np.int32)})
+    again.release(2, [0, 1], {GRADIENT: np.ones(5, np.int32)})
     assert opened(tmp_path).lost == 0
 
 
@@ -99,7 +85,7 @@ def test_an_older_ledger_is_refused(tmp_path: Path) -> None:
     """Rounds that it does not know of would be released again, with other noise and without being counted."""
     ledger = opened(tmp_path)
     for round in range(1, 5):
-        ledger.release(round, 0, [0, 1], {GRADIENT: np.full(5, round, np.int32)})
+        ledger.release(round, [0, 1], {GRADIENT: np.full(5, round, np.int32)})
     file = tmp_path / LEDGER
     lines = file.read_bytes().splitlines(keepends=True)
     for kept in (0, 2):
@@ -107,7 +93,7 @@ def test_an_older_ledger_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=f"tells of 3 releases, .* has {kept}: it is an older copy"):
             opened(tmp_path)
     file.write_bytes(b"".join(lines[:3]))  # as if the power failed before the last line was on disk
-    released = opened(tmp_path).release(4, 0, [0, 1], {GRADIENT: np.zeros(5, np.int32)})
+    released = opened(tmp_path).release(4, [0, 1], {GRADIENT: np.zeros(5, np.int32)})
     assert released[GRADIENT].tolist() == [4] * 5, "the stored values may have left, so no others do"
     file.write_text("[]\n")
     with pytest.raises(RunError, match="does not know what it has released; start a new training"):

@@ -21,7 +21,7 @@ from hub import SERVER, Killed, Trial, agree
 from verfedgnn.federation.agreement import describe_two_parties, list_stages, summarise_agreement
 from verfedgnn.federation.status import exposition, page
 from verfedgnn.federation.stores import PartyStore
-from verfedgnn.protocol.wire.messages import Finished, Hello, RoundReply, RoundStart, Waiting, decode, encode
+from verfedgnn.protocol.messages import Finished, Hello, RoundReply, RoundStart, Waiting, decode, encode
 
 SMALL: dict[str, Any] = {
     "epochs": 4,

@@ -28,8 +28,8 @@ from verfedgnn.federation.transcript import (
     read_lines,
     summarise_comparison,
 )
-from verfedgnn.protocol.party.common_statements import TO_EACH, common_statements
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.common_statements import TO_EACH, common_statements
+from verfedgnn.protocol.messages import (
     Message,
     RoundStart,
     ShareRequest,
@@ -150,7 +150,7 @@ def test_a_transcript_holds_sizes_and_hashes_only(honest: Trial, small_parties: 
     """The fields are those of docs/protocol.md; no id, array or key is in them."""
     text = (honest.folder / "run-party-0" / TRANSCRIPT).read_text()
     assert set(TranscriptEntry.model_fields) == {
-        "number", "time", "way", "kind", "stage", "peer", "round", "trip", "attempt", "bytes", "sha256", "common",
+        "number", "time", "way", "kind", "stage", "peer", "round", "attempt", "bytes", "sha256", "common",
         "values", "signature", "previous",
     }  # fmt: skip
     assert not any(f'"{user}"' in text for user in small_parties[0].ratings.user_ids)
@@ -189,8 +189,8 @@ def chain_again(lines: list[bytes]) -> list[bytes]:
 
 def test_an_edited_entry_is_found(honest: Trial, tmp_path: Path) -> None:
     lines = lines_of(honest)
-    place = next(i for i, line in enumerate(lines) if i > 20 and b'"trip":0' in line)
-    edited = [*lines[:place], lines[place].replace(b'"trip":0', b'"trip":1'), *lines[place + 1 :]]
+    place = next(i for i, line in enumerate(lines) if i > 20 and b'"attempt":0' in line)
+    edited = [*lines[:place], lines[place].replace(b'"attempt":0', b'"attempt":1'), *lines[place + 1 :]]
     assert f"line {place + 2} does not follow line {place + 1}" in str(problem_of(honest, tmp_path, edited))
     assert "is not party-1's" in str(problem_of(honest, tmp_path, chain_again(edited)))
 

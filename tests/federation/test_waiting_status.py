@@ -23,7 +23,7 @@ from verfedgnn.core.errors import Interrupted
 from verfedgnn.federation import coordinator_link, coordinator_stage, party_session
 from verfedgnn.federation.status import StatusPublisher, describe_process, exposition, page, presence
 from verfedgnn.federation.stores import PartyStore
-from verfedgnn.protocol.wire.messages import Finished, RoundReply, RoundStart, decode, encode
+from verfedgnn.protocol.messages import Finished, RoundReply, RoundStart, decode, encode
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
 

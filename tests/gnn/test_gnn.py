@@ -19,8 +19,8 @@ from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.ggnn import GGNN
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.party.party_setup import Targets
-from verfedgnn.protocol.round.forward_backward import Batch, compute, penalty
+from verfedgnn.protocol.forward_backward import Batch, compute, penalty
+from verfedgnn.protocol.party_setup import Targets
 
 GNNS = ["gcn", "gat", "ggnn"]
 

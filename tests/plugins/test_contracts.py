@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from verfedgnn import plugins
 from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.ggnn import GGNN
-from verfedgnn.plugins import registry as plugins
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.testing import GNNContract
 from verfedgnn_research.baselines import METHODS

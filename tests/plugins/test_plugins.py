@@ -17,13 +17,12 @@ from typer.testing import CliRunner
 
 import verfedgnn as vf
 from hub import Trial, agree
+from verfedgnn import plugins
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import Interrupted, PluginWarning, RunError
 from verfedgnn.federation.agreement import load_agreement
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.gnn.model import Model
-from verfedgnn.plugins import origin
-from verfedgnn.plugins import registry as plugins
 from verfedgnn_research.baselines import in_all, method
 from verfedgnn_research.experiments.training_cell import Cell
 
@@ -169,9 +168,9 @@ def test_installed_packages_offer_plugins(tmp_path: Path, monkeypatch: pytest.Mo
     assert code is not None
     assert code.startswith("acme 1.0 sha256:")
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.1\n")
-    newer = origin.identify(plugins.load_gnn("sage"))
+    newer = plugins.identify(plugins.load_gnn("sage"))
     assert newer is not None
-    assert origin.extract_digest(newer) != origin.extract_digest(code), (
+    assert plugins.extract_digest(newer) != plugins.extract_digest(code), (
         "another version may import other code"
     )
     with pytest.raises(vf.ConfigError, match="acme_missing cannot be loaded"):

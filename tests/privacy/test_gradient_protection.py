@@ -16,16 +16,10 @@ from verfedgnn import Config, ConfigError
 from verfedgnn.core.key_stream import KeyStream, NoiseKey
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.privacy.accounting import privacy_report
-from verfedgnn.privacy.gradient_protection import (
-    add_laplace,
-    clip,
-    invert_rescale,
-    protect,
-    quantize_ternary,
-)
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.round.aggregation import participation_scale
-from verfedgnn.protocol.round.optimizer import step
+from verfedgnn.privacy.protections import add_laplace, protection_of, quantize_ternary
+from verfedgnn.protocol.aggregation import participation_scale
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.replica import step
 
 SIGMAS = 5.0
 """Statistical tests fail beyond five standard errors: less than once in a million by chance; see test_projection.py."""
@@ -104,17 +98,17 @@ def test_laplace_noise_has_its_scale() -> None:
 @given(s=st.floats(0.01, 100), values=st.lists(st.floats(-50, 50), min_size=4, max_size=4))
 def test_rescaling_is_public_and_undone(s: float, values: list[float]) -> None:
     """Without noise, what a protected gradient is worth is the gradient clipped at clip/s: the guarantee does not depend on s."""
-    config = Config.preset("paper", mechanism="none", rescale=s).gradients
+    protection = protection_of(Config.preset("paper", mechanism="none", rescale=s))
     gradient = torch.tensor(values)
-    out = protect(gradient, config, key()) * invert_rescale(config, 1.0)
-    torch.testing.assert_close(out, clip(gradient, 0.5 / s), atol=1e-4, rtol=1e-4)
+    out = torch.from_numpy(protection.protect(gradient, key())) * protection.worth(1.0)
+    torch.testing.assert_close(out, gradient.clamp(-0.5 / s, 0.5 / s), atol=1e-4, rtol=1e-4)
 
 
 def test_protected_ternary_recovers_the_mean() -> None:
-    config = Config.preset("paper").gradients
+    protection = protection_of(Config.preset("paper"))
     gradient = torch.tensor([1.0, -4.0, 0.3, 0.8])
-    draws = torch.stack([protect(gradient, config, key(i)) for i in range(5_000)])
-    mean = draws.sum(0, dtype=torch.int32) * invert_rescale(config, 1.0) / len(draws)
+    draws = torch.stack([torch.from_numpy(protection.protect(gradient, key(i))) for i in range(5_000)])
+    mean = draws.sum(0, dtype=torch.int32) * protection.worth(1.0) / len(draws)
     error = draws.double().std(0) / math.sqrt(len(draws)) * 3 / 0.1
     assert ((mean - gradient).abs() < SIGMAS * error).all()
 
@@ -218,7 +212,7 @@ def test_a_step_in_pieces_is_a_step(
     start = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     found = []
     for piece in (1 << 10, 1 << 18, 1 << 30):
-        monkeypatch.setattr("verfedgnn.protocol.round.optimizer.PIECE", piece)
+        monkeypatch.setattr("verfedgnn.protocol.replica.PIECE", piece)
         parameters, sums, gradient = (value.clone() for value in start)
         sums.square_()
         step(parameters, sums, gradient, optimizer, 0.1)

@@ -23,10 +23,11 @@ from verfedgnn.privacy.id_matching import (
     hash_points,
     make_pseudonyms,
     match_users,
+    normalise_ids,
+    select_unambiguous,
     sort_order,
     workers,
 )
-from verfedgnn.privacy.identifiers import normalise_ids, select_unambiguous
 
 FORMS = [
     ("17", "17"),

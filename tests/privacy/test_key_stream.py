@@ -15,8 +15,8 @@ import verfedgnn
 from verfedgnn.core import key_stream
 from verfedgnn.core.key_stream import KEY_BYTES, KeyStream, NoiseKey, derive_key
 from verfedgnn.core.random_streams import NoiseStream, PartyRandomness, PartyStream, simulated_secret
-from verfedgnn.privacy.gradient_protection import quantize_ternary
-from verfedgnn.privacy.skellam_noise import SkellamNoise, skellam_table, total_variation
+from verfedgnn.privacy.protections import quantize_ternary
+from verfedgnn.privacy.rating_dp import SkellamNoise, skellam_table, total_variation
 
 SOURCE = Path(verfedgnn.__file__).parent
 ERROR_RATE = 1e-6

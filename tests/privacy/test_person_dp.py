@@ -15,8 +15,7 @@ import verfedgnn as vf
 from helpers import federation
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.data import cap_ratings
-from verfedgnn.privacy.disclosures import SENT_BY_COORDINATOR, SENT_BY_PARTIES
-from verfedgnn.privacy.person_dp import person_epsilon
+from verfedgnn.privacy.accounting import person_epsilon
 from verfedgnn.privacy.rating_dp import (
     MOST_PARTIES,
     fit_budget,
@@ -25,13 +24,13 @@ from verfedgnn.privacy.rating_dp import (
     ratings_cap,
     sampling_delta,
     sensitivity,
+    total_variation,
     unit,
 )
-from verfedgnn.privacy.skellam_noise import total_variation
-from verfedgnn.protocol.party.party import clip_contributions
-from verfedgnn.protocol.party.party_setup import PartySetup
-from verfedgnn.protocol.party.policy import LOCAL
-from verfedgnn.protocol.wire.framing import KINDS
+from verfedgnn.privacy.visibility import SENT_BY_COORDINATOR, SENT_BY_PARTIES
+from verfedgnn.protocol.framing import KINDS
+from verfedgnn.protocol.party import clip_contributions
+from verfedgnn.protocol.party_setup import LOCAL, PartySetup
 from verfedgnn.runs.prepared_data import prepare
 
 PRIVATE = vf.Config.preset("private")
@@ -118,9 +117,9 @@ def gradients(parties: list[vf.PartyData], config: vf.Config) -> tuple[torch.Ten
     seen: list[Any] = []
     step = party._step_private
 
-    def record(message: Any, found: dict[str, torch.Tensor]) -> None:
-        seen.append({name: value.clone() for name, value in found.items()})
-        step(message, found)
+    def record(message: Any, computed: Any) -> None:
+        seen.append({name: value.clone() for name, value in computed.private_gradients.items()})
+        step(message, computed)
 
     release = party.protect_gradient
 

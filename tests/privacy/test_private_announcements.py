@@ -18,7 +18,7 @@ from verfedgnn.cli.service_commands import read_own_ratings
 from verfedgnn.data.read_options import ReadOptions
 from verfedgnn.data.splits import split_by_time
 from verfedgnn.privacy.rating_dp import sensitivity
-from verfedgnn.protocol.wire.messages import Hello
+from verfedgnn.protocol.messages import Hello
 from verfedgnn.runs.party_tables import read_party_tables, write_party_tables
 from verfedgnn.runs.prepared_data import prepare, split_ratings
 

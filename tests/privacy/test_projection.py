@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verfedgnn import Config, ConfigError
-from verfedgnn.privacy.projection import Projection, block_rows, cut_blocks
+from verfedgnn.privacy.projection import Projection, count_rows
 
 # Each statistical test below compares a mean of independent draws with its expected value and fails beyond five standard
 # errors: by chance less than once in a million runs with fresh seeds. The seeds are fixed, so a failure is a defect.
 SIGMAS = 5.0
 
 
-def errors(users: int, ratio: float, block: int, trials: int = 1500) -> np.ndarray:
+def errors(users: int, ratio: float, trials: int = 1500) -> np.ndarray:
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(users, 1)).astype(np.float32))
     found = []
     for seed in range(trials):
-        phi = Projection(users, ratio=ratio, block=block, seed=seed)
+        phi = Projection(users, ratio=ratio, seed=seed)
         found.append(float((phi.reconstruct(phi.project(x)) - x).square().sum() / x.square().sum()))
     return np.array(found)
 
@@ -35,19 +35,13 @@ def assert_mean(values: np.ndarray, expected: float) -> None:
 
 def test_theorem_2_mean_error() -> None:
     """E |Phi^T Phi x - x|^2 = (m + 1)/q |x|^2."""
-    assert_mean(errors(60, 5, 0), 61 / 12)
+    assert_mean(errors(60, 5), 61 / 12)
 
 
-def test_theorem_2_block_by_block() -> None:
-    """A block-diagonal Phi has the error of its block size."""
-    assert_mean(errors(60, 5, 20), 21 / 4)
-    assert [stop - start for start, stop in cut_blocks(11, 5)] == [5, 6]
-
-
-@given(users=st.integers(1, 50), ratio=st.floats(1, 20), block=st.integers(0, 60), seed=st.integers(0, 99))
-def test_project_and_reconstruct_are_adjoint(users: int, ratio: float, block: int, seed: int) -> None:
-    phi = Projection(users, ratio=ratio, block=block, seed=seed)
-    assert phi.rows == sum(block_rows(stop - start, ratio) for start, stop in cut_blocks(users, block))
+@given(users=st.integers(1, 50), ratio=st.floats(1, 20), seed=st.integers(0, 99))
+def test_project_and_reconstruct_are_adjoint(users: int, ratio: float, seed: int) -> None:
+    phi = Projection(users, ratio=ratio, seed=seed)
+    assert phi.rows == count_rows(users, ratio)
     rng = np.random.default_rng(seed)
     x = torch.from_numpy(rng.normal(size=(users, 3)).astype(np.float32))
     y = torch.from_numpy(rng.normal(size=(phi.rows, 3)).astype(np.float32))
@@ -57,54 +51,18 @@ def test_project_and_reconstruct_are_adjoint(users: int, ratio: float, block: in
 def test_drawn_anew_or_kept_phi_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verfedgnn.privacy.projection.TILE_VALUES", 64)
     x = torch.from_numpy(np.random.default_rng(1).normal(size=(100, 4)).astype(np.float32))
-    for block in (0, 30):
-        kept = Projection(100, ratio=5, block=block, seed=7)
-        drawn = Projection(100, ratio=5, block=block, seed=7, cache_values=0)
-        torch.testing.assert_close(kept.project(x), drawn.project(x), atol=1e-5, rtol=1e-5)
-        y = kept.project(x)
-        torch.testing.assert_close(kept.reconstruct(y), drawn.reconstruct(y), atol=1e-5, rtol=1e-5)
-        assert drawn._cache is None, "Phi must not be held whole"
-        assert not torch.equal(kept.project(x), Projection(100, ratio=5, block=block, seed=8).project(x))
+    kept = Projection(100, ratio=5, seed=7)
+    drawn = Projection(100, ratio=5, seed=7, cache_values=0)
+    torch.testing.assert_close(kept.project(x), drawn.project(x), atol=1e-5, rtol=1e-5)
+    y = kept.project(x)
+    torch.testing.assert_close(kept.reconstruct(y), drawn.reconstruct(y), atol=1e-5, rtol=1e-5)
+    assert drawn._cache is None, "Phi must not be held whole"
+    assert not torch.equal(kept.project(x), Projection(100, ratio=5, seed=8).project(x))
 
 
 def test_a_phi_too_large_to_draw_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ConfigError, match=r"exchange.block = 0, .* 1,987,929 users .* exchange.block = 256"):
+    with pytest.raises(ConfigError, match=r"1,987,929 users .* preset.*best"):
         Projection(1_987_929, ratio=5)
-    assert Projection(1_987_929, ratio=5, block=256).protected
-
-
-def test_blocks_are_of_two_sizes_in_order() -> None:
-    """So that many of them are one product; nobody is left out."""
-    for users, block in ((10, 3), (1000, 256), (1025, 256), (19, 10), (7, 100)):
-        bounds = cut_blocks(users, block)
-        sizes = [stop - start for start, stop in bounds]
-        assert sizes == sorted(sizes)
-        assert sizes[-1] - sizes[0] <= 1
-        assert min(sizes) >= min(users, block)
-        assert [start for start, _ in bounds] + [users] == [0, *(stop for _, stop in bounds)]
-
-
-def test_a_piece_of_many_blocks_is_its_blocks() -> None:
-    phi = Projection(1025, ratio=5, block=64, seed=3)
-    dense = phi.project(torch.eye(1025))
-    row = 0
-    for index, (start, stop) in enumerate(cut_blocks(1025, 64)):
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([3, index])))
-        q = (stop - start) // 5
-        block = dense[row : row + q, start:stop]
-        np.testing.assert_allclose(
-            block, rng.standard_normal((q, stop - start), dtype=np.float32) / math.sqrt(q), rtol=1e-6
-        )
-        block.zero_()
-        row += q
-    assert (dense == 0).all()
-
-
-def test_block_diagonal_keeps_blocks_apart() -> None:
-    phi = Projection(10, ratio=2, block=5, seed=0)
-    x = torch.zeros(10, 1)
-    x[7] = 1.0
-    assert (phi.reconstruct(phi.project(x))[:5] == 0).all()
 
 
 def test_theorem_1_condition() -> None:
@@ -112,10 +70,6 @@ def test_theorem_1_condition() -> None:
     assert Projection(99, ratio=2).protected  # q = 49, 98 <= 100
     assert not Projection(100, ratio=1).protected
     assert not Projection(1, ratio=5).protected, "one user: Phi is a known number"
-    for users in range(2, 40):
-        assert Projection(users, ratio=5, block=5).protected, "no block is left with a single user"
-    with pytest.raises(ConfigError, match="block = 1"):
-        Config.preset("paper", block=1)
     with pytest.raises(ConfigError, match=r"2q > N \+ 1.*unprotected=.projection"):
         Config.preset("paper", ratio=1)
     assert Config.preset("paper", ratio=1, unprotected=["projection"]).exchange.ratio == 1

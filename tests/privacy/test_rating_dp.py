@@ -32,11 +32,10 @@ from verfedgnn.privacy.rating_dp import (
     unit,
 )
 from verfedgnn.privacy.release_events import Release, ReleaseEvent, compose_epsilon
-from verfedgnn.protocol.party.party_setup import PartySetup
-from verfedgnn.protocol.party.policy import LOCAL
-from verfedgnn.protocol.party.release_ledger import GRADIENT, ReleaseLedger
-from verfedgnn.protocol.round.forward_backward import Batch, compute
-from verfedgnn.protocol.wire.messages import Hello, RoundReply
+from verfedgnn.protocol.forward_backward import Batch, compute
+from verfedgnn.protocol.messages import Hello, RoundReply
+from verfedgnn.protocol.party_setup import LOCAL, PartySetup
+from verfedgnn.protocol.release_ledger import GRADIENT, ReleaseLedger
 
 USERS, ITEMS = 6, 5
 
@@ -284,7 +283,7 @@ def test_noise_that_all_parties_can_remove_promises_nothing(
     assert "none: all parties agreed" in report
     assert "epsilon" not in report
     ledger = ReleaseLedger(private(unprotected=["noise"]))
-    ledger.release(1, 0, [0, 1], {GRADIENT: np.zeros(3, np.int32)})
+    ledger.release(1, [0, 1], {GRADIENT: np.zeros(3, np.int32)})
     assert ledger.epsilon is None
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import verfedgnn as vf
-from verfedgnn.config.gradient_mechanisms import SkellamGradients
+from verfedgnn.config.sections import SkellamGradients
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.privacy.accounting import privacy_report
 from verfedgnn.privacy.release_events import (

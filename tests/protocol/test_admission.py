@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.protocol.coordinator.membership import refusal
-from verfedgnn.protocol.wire.messages import Hello
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.messages import Hello
 
 CONFIG = vf.Config.preset("paper", masking=True)
 HELLO = Hello(
@@ -28,7 +28,14 @@ BOOK = HELLO.model_copy(update={"party": "book", "items": 40})
 def why(
     joined: dict[str, Hello] | None = None, digests: dict[int, str] | None = None, **changes: Any
 ) -> str | None:
-    return refusal(HELLO.model_copy(update=changes), CONFIG, "abc", "t1", joined or {}, digests or {})
+    coordinator = Coordinator(CONFIG, ["film", "book", "music"], agreement="abc", training="t1")
+    coordinator.members.hellos = dict(joined or {})
+    coordinator.best.digests = dict(digests or {})
+    try:
+        coordinator.hello(HELLO.model_copy(update=changes))
+    except vf.ProtocolError as error:
+        return str(error)
+    return None
 
 
 def test_whoever_fits_joins() -> None:
@@ -68,7 +75,7 @@ def test_who_comes_back_must_be_the_same(change: dict[str, Any]) -> None:
 
 
 def test_another_version_is_refused_by_both_sides() -> None:
-    from verfedgnn.protocol.wire.framing import VERSION, decode, encode
+    from verfedgnn.protocol.framing import VERSION, decode, encode
 
     data = bytearray(encode(HELLO))
     data[4] = VERSION + 1

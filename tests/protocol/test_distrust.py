@@ -13,11 +13,11 @@ import verfedgnn as vf
 from helpers import config, federation
 from verfedgnn.core.metrics import squared_errors
 from verfedgnn.privacy.rating_dp import rating_epsilon
-from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.party.policy import LOCAL
-from verfedgnn.protocol.party.release_ledger import GRADIENT, VALIDATION, ReleaseLedger
-from verfedgnn.protocol.round.replica import parameters_digest
-from verfedgnn.protocol.wire.messages import Finish, RoundReply, RoundStart, Welcome
+from verfedgnn.protocol.messages import Finish, RoundReply, RoundStart, Welcome
+from verfedgnn.protocol.party import Party
+from verfedgnn.protocol.party_setup import LOCAL
+from verfedgnn.protocol.release_ledger import GRADIENT, VALIDATION, ReleaseLedger
+from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.training.local_runtime import LocalRuntime
 
 FRESH = replace(LOCAL, fresh_noise=True)
@@ -64,10 +64,7 @@ class Attacked:
         zeros = np.zeros(self.size, np.float32)
         values = {
             "round": round,
-            "trip": 0,
             "active": [0, 1, 2],
-            "train": True,
-            "exchange": False,
             "evaluate": round % 2 == 0,
             "best_round": 0,
             "updates_from": 1,
@@ -207,7 +204,7 @@ def test_4000_requests_for_one_release_get_one_release(small_parties: list[vf.Pa
     ledger.check_training("t", 8)
     rng = np.random.default_rng(1)
     answers = [
-        ledger.release(3, 0, [0, 1, 2], {GRADIENT: rng.normal(0, 16.3, 50)})[GRADIENT] for _ in range(4000)
+        ledger.release(3, [0, 1, 2], {GRADIENT: rng.normal(0, 16.3, 50)})[GRADIENT] for _ in range(4000)
     ]
     assert np.mean(answers, 0).std() > 10
     assert len(ledger.entries) == 1
@@ -222,8 +219,6 @@ def test_rounds_and_validations_beyond_the_agreement_are_refused(small_parties: 
         attacked.ask(5000)
     with pytest.raises(vf.ProtocolError, match="round 3 asks for a validation that was not agreed on"):
         attacked.ask(3, evaluate=True)
-    with pytest.raises(vf.ProtocolError, match="a trip that was not agreed on"):
-        attacked.ask(3, trip=1, train=False, exchange=True, evaluate=False)
     assert not attacked.ledger.entries
 
 

@@ -1,4 +1,4 @@
-"""With protection and estimators off and a synchronous exchange, the federation is the pooled model, for any number of parties.
+"""With protection and estimators off and a settled exchange, the federation is the pooled model, for any number of parties.
 
 What comes from other parties is a constant to the recipient (the paper cuts gradients there); the reference does the same.
 """
@@ -15,9 +15,10 @@ from verfedgnn.core.graph import build_graph
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.operator import inverse_sqrt
-from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.round.optimizer import step
+from verfedgnn.protocol.party import Party
+from verfedgnn.protocol.replica import step
 from verfedgnn.runs.prepared_data import prepare
+from verfedgnn.testing.small_federation import settle
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
 
 
@@ -28,14 +29,13 @@ def open_config(gnn: str, layers: int = 2) -> Config:
             "optimizer": "sgd",  # Adagrad's first step knows only signs
             "lr": 1e-3,
             "exchange.mode": "exact",
-            "exchange.refresh": layers,
             "layers": layers,
             "estimators": False,
             "mechanism": "none",
             "gradients.clip": None,
             "batch": 0,
             "init_std": 0.3,
-            "epochs": 3,
+            "epochs": 8,
             "evaluate_every": 1,
         }
     )
@@ -61,6 +61,7 @@ def test_predictions_and_one_step(gnn: str, count: int) -> None:
     )
     adjacency, rating = torch.zeros(40, len(items)), torch.full((40, len(items)), torch.nan)
     start = 0
+    settle(runtime, 2)
     for party in parties:
         pairs = party.data.train
         user, item = pairs.user.long(), pairs.item.long() + start
@@ -99,10 +100,11 @@ def test_predictions_and_one_step(gnn: str, count: int) -> None:
 
 def test_more_layers_and_more_rounds() -> None:
     """Three layers, four parties: after three rounds of training every party still predicts what the pooled model would."""
-    config = open_config("gcn", layers=3).with_values({"lr": 1e-5, "epochs": 4})
+    config = open_config("gcn", layers=3).with_values({"lr": 1e-5})
     runtime, parties = federation(config, 4)
     for _ in range(3):
         runtime.round()
+    settle(runtime, 3)
     public, items = (
         runtime.coordinator.replica.parameters.clone(),
         torch.cat([party.progress.private.parameters["items"] for party in parties]),
@@ -128,22 +130,6 @@ def test_more_layers_and_more_rounds() -> None:
             rtol=1e-5,
         )
         start += len(party.progress.private.parameters["items"])
-
-
-def test_the_lagged_exchange_settles_on_the_synchronous_one() -> None:
-    """With one trip a round and parameters that stand still, neighbourhoods are exact after K rounds."""
-    config = open_config("gcn").with_values({"lr": 1e-30})
-    synchronous, exact = federation(config, 3)
-    lagged, late = federation(config.with_values({"refresh": 0}), 3)
-    synchronous.round()
-    for _ in range(3):
-        lagged.round()
-    for a, b in zip(exact, late, strict=True):
-        assert a.progress.evaluated is not None
-        assert b.progress.evaluated is not None
-        torch.testing.assert_close(
-            a.progress.evaluated[1]["users"], b.progress.evaluated[1]["users"], atol=1e-6, rtol=1e-6
-        )
 
 
 def test_estimators_are_exact_when_every_party_has_its_share() -> None:

@@ -10,18 +10,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 import verfedgnn as vf
 from synthetic_party import made_party, scale_config
 from verfedgnn.core.random_streams import simulated_secret
-from verfedgnn.privacy.projection import Projection
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.candidate import Candidate
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.party import Candidate
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.training.local_runtime import LocalRuntime
 
-USERS, BLOCK = 2048, 64
+USERS = 2048
 
 
 class Largest(TorchDispatchMode):
@@ -56,7 +54,7 @@ class Touched(TorchDispatchMode):
 
 def federation(users: int, parties: int = 3, **values: Any) -> LocalRuntime:
     """Parties of one size, whatever their number."""
-    config = scale_config(dim=8, participation=1.0, block=BLOCK, **values)
+    config = scale_config(dim=8, participation=1.0, mode="exact", **values)
     data = [made_party(f"party-{p:02}", users, users // 32, 2 * users, 1, seed=p) for p in range(parties)]
     members = [Candidate(each, config, secret=simulated_secret(0, p)) for p, each in enumerate(data)]
     return LocalRuntime(Coordinator(config, [each.name for each in data]), members)
@@ -87,24 +85,12 @@ def test_a_party_sends_and_receives_as_much_among_many_as_among_few() -> None:
     assert many["down"] < 1.3 * few["down"]  # a sum of more signs has a few bits more
 
 
-def test_products_with_the_projection_grow_in_proportion_to_users() -> None:
-    counted = []
-    for users in (USERS, 2 * USERS, 4 * USERS):
-        projection = Projection(users, ratio=5, block=BLOCK)
-        x = torch.rand(users, 8)
-        with FlopCounterMode(display=False) as flops:
-            projection.reconstruct(projection.project(x))
-        counted.append(flops.get_total_flops())
-    assert counted[0] > 0
-    assert counted[1:] == [pytest.approx(2 * counted[0], rel=0.02), pytest.approx(4 * counted[0], rel=0.02)]
-
-
 @pytest.mark.parametrize("gnn", ["gcn", "gat", "ggnn"])
 def test_nothing_in_a_round_has_a_row_and_a_column_per_user(gnn: str) -> None:
     largest, taken = [], []
     for users in (USERS, 2 * USERS):
         config = vf.Config.preset(
-            "paper", model=gnn, dim=8, block=BLOCK, batch=0, epochs=100, evaluate_every=100
+            "paper", model=gnn, dim=8, mode="exact", batch=0, epochs=100, evaluate_every=100
         )  # type: ignore[arg-type]
         party = Candidate(
             made_party("party-0", users, 60, 2 * users, 1), config, secret=simulated_secret(0, 1)
@@ -129,7 +115,7 @@ def test_a_party_touches_and_sends_no_more_than_in_proportion(grows: str) -> Non
     for factor in (1, 2, 4):
         size = {"users": USERS, "items": 256, "ratings": 2 * USERS, "dim": 8, "layers": 1}
         size[grows] *= factor
-        config = scale_config(dim=size["dim"], layers=size["layers"], participation=1.0, block=BLOCK)
+        config = scale_config(dim=size["dim"], layers=size["layers"], participation=1.0, mode="exact")
         data = [
             made_party(f"party-{p}", size["users"], size["items"], size["ratings"], 1, seed=p)
             for p in range(3)
@@ -147,4 +133,4 @@ def test_a_party_touches_and_sends_no_more_than_in_proportion(grows: str) -> Non
         assert larger / smaller < 2**1.1
     if grows in ("users", "dim"):  # which all that is touched and sent is about
         assert touched[2] / touched[0] > 3
-        assert sizes[2] / sizes[0] > 3
+        assert sizes[2] / sizes[0] > 2  # rows of users without ratings pack well

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from message_samples import ALL
 from verfedgnn import ProtocolError
 from verfedgnn.core.errors import DivergedError
-from verfedgnn.protocol.wire import alignment_messages as align
-from verfedgnn.protocol.wire.fixed_point import from_fixed, to_fixed, to_residues, wrap_signed
-from verfedgnn.protocol.wire.framing import HEADER, KINDS, MAGIC, VERSION
-from verfedgnn.protocol.wire.integer_packing import TYPES, pack_integers, unpack_integers
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.privacy.masking import to_residues, wrap_signed
+from verfedgnn.protocol import messages as align
+from verfedgnn.protocol.aggregation import from_fixed, to_fixed
+from verfedgnn.protocol.framing import HEADER, KINDS, MAGIC, VERSION
+from verfedgnn.protocol.integer_packing import TYPES, pack_integers, unpack_integers
+from verfedgnn.protocol.messages import (
     Finish,
     Finished,
     Hello,
@@ -52,16 +53,16 @@ FIELDS = {
         "index", "items", "stay", "training", "config", "ratings", "typical", "round", "parameters", "accumulator", "digest",
     },
     RoundStart: {
-        "round", "trip", "attempt", "active", "train", "exchange", "evaluate", "best_round", "updates_from", "update_parties",
-        "updates", "neighbourhood_parties", "neighbourhood_trip", "neighbourhoods", "parameters", "accumulator",
+        "round", "attempt", "active", "evaluate", "best_round", "updates_from", "update_parties",
+        "updates", "neighbourhood_parties", "neighbourhood_round", "neighbourhoods", "parameters", "accumulator",
     },
-    RoundReply: {"round", "trip", "attempt", "gradient", "neighbourhoods", "error", "count", "digest"},
-    ShareRequest: {"round", "trip", "attempt", "request", "active", "mask_keys", "mask_signatures"},
-    MaskShares: {"round", "trip", "attempt", "request", "key", "sealed", "committed"},
-    TripShares: {"round", "trip", "attempt", "trip_keys", "sealed"},
-    Survivors: {"round", "trip", "attempt", "survivors", "signatures"},
-    ListSignature: {"round", "trip", "attempt", "signature"},
-    Unmask: {"round", "trip", "attempt", "shares"},
+    RoundReply: {"round", "attempt", "gradient", "neighbourhoods", "error", "count", "digest"},
+    ShareRequest: {"round", "attempt", "request", "active", "mask_keys", "mask_signatures"},
+    MaskShares: {"round", "attempt", "request", "key", "sealed", "committed"},
+    TripShares: {"round", "attempt", "trip_keys", "sealed"},
+    Survivors: {"round", "attempt", "survivors", "signatures"},
+    ListSignature: {"round", "attempt", "signature"},
+    Unmask: {"round", "attempt", "shares"},
     Finish: {"round", "best_round", "parameters", "digest"},
     Finished: {"digest"},
     Refused: {"reason"},
@@ -127,7 +128,7 @@ def test_hostile_messages() -> None:
     with pytest.raises(ProtocolError, match="'digest': missing"):
         decode(forged(5, b'{"round": 1, "best_round": 0}'))
     with pytest.raises(ProtocolError, match="error"):
-        decode(forged(4, b'{"round": 1, "trip": 0, "error": -1.0}'))
+        decode(forged(4, b'{"round": 1, "error": -1.0}'))
     with pytest.raises(ProtocolError, match="version 9"):
         decode(forged(5, b"{}", version=9))
     with pytest.raises(ProtocolError, match="unknown message kind"):
@@ -139,24 +140,24 @@ def test_hostile_messages() -> None:
     with pytest.raises(ProtocolError, match="extra"):
         decode(forged(6, b'{"digest": "ab", "more": 1}'))
     with pytest.raises(ProtocolError, match="extra"):
-        decode(forged(4, b'{"round": 1, "trip": 0, "gradient": [1]}'))
+        decode(forged(4, b'{"round": 1, "gradient": [1]}'))
     lying_header = struct.pack("<Q", 2**62) + b"{}"
     with pytest.raises(ProtocolError, match="unreadable arrays"):
-        decode(forged(4, b'{"round": 1, "trip": 0}', lying_header))
+        decode(forged(4, b'{"round": 1}', lying_header))
     for array in (np.ones(3, np.int64), np.ones(3, np.float64)):
         with pytest.raises(ProtocolError, match="unexpected array or type"):
-            decode(forged(4, b'{"round": 1, "trip": 0}', safetensors.numpy.save({"gradient": array})))
+            decode(forged(4, b'{"round": 1}', safetensors.numpy.save({"gradient": array})))
     nan = safetensors.numpy.save({"gradient": np.array([np.nan], np.float32)})
     with pytest.raises(ProtocolError, match="not finite"):
-        decode(forged(4, b'{"round": 1, "trip": 0}', nan))
+        decode(forged(4, b'{"round": 1}', nan))
 
 
 def test_errors_repeat_no_content() -> None:
     secret = "user-4711"
     for fields in (
-        {"round": secret, "trip": 0},
-        {"round": 1, "trip": 0, secret: 1},
-        {"round": {secret: 1}, "trip": 0},
+        {"round": secret},
+        {"round": 1, secret: 1},
+        {"round": {secret: 1}},
     ):
         with pytest.raises(ProtocolError) as caught:
             decode(forged(4, json.dumps(fields).encode()))
@@ -219,7 +220,7 @@ def test_a_bitmap_must_say_as_much_as_its_head() -> None:
 
 
 def test_a_small_message_cannot_grow_beyond_what_is_allowed() -> None:
-    data = encode(RoundReply(round=1, trip=0, gradient=np.zeros(1 << 20, np.int8)))
+    data = encode(RoundReply(round=1, gradient=np.zeros(1 << 20, np.int8)))
     assert len(data) < 1000
     with pytest.raises(ProtocolError, match="packed integers"):
         decode(data, 1 << 19)

@@ -21,12 +21,17 @@ from simulated_federation import Simulation
 from verfedgnn.federation.liar_search import LiarSearch
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.stores import SurvivorLog
-from verfedgnn.privacy.masking import GRADIENT, SEED, MaskKey, add_masks, remove_masks, share_threshold
-from verfedgnn.privacy.share_recovery import recover_seeds
-from verfedgnn.protocol.coordinator.masked_trip import MaskedTrip
-from verfedgnn.protocol.party.party_masks import ListCommitments, PartyMasks
-from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.privacy.masking import (
+    GRADIENT,
+    SEED,
+    MaskKey,
+    add_masks,
+    recover_seeds,
+    remove_masks,
+    share_threshold,
+)
+from verfedgnn.protocol.masks import ListCommitments, MaskedTrip, PartyMasks, named
+from verfedgnn.protocol.messages import (
     Hello,
     ListSignature,
     MaskShares,
@@ -36,6 +41,7 @@ from verfedgnn.protocol.wire.messages import (
     TripShares,
     Unmask,
 )
+from verfedgnn.protocol.party_setup import Policy
 
 CONFIG = vf.Config.preset("paper", masking=True, mode="off")
 CONTEXT = b"what all parties received"
@@ -82,7 +88,7 @@ class Table:
 
     def share(self, round: int = 1, attempt: int = 0, active: list[int] | None = None) -> MaskedTrip:
         """Exchange the shares of a trip."""
-        trip = MaskedTrip((round, 0, attempt), list(range(self.count)) if active is None else active)
+        trip = MaskedTrip((round, attempt), list(range(self.count)) if active is None else active)
         for index in trip.active:
             shares = self.parties[index].handle(self.request(trip))
             assert isinstance(shares, MaskShares)
@@ -94,17 +100,17 @@ class Table:
     def reply(self, trip: MaskedTrip, index: int) -> NDArray[Any]:
         """Return a party's masked values."""
         start = RoundStart(
-            **trip.fields, active=trip.active, train=True, exchange=False, evaluate=False, best_round=0,
+            **named(trip.place), active=trip.active, evaluate=False, best_round=0,
             updates_from=1, update_parties=[], neighbourhood_parties=[],
         )  # fmt: skip
-        return add_masks(self.values[index], self.parties[index].streams(start, lambda: CONTEXT), GRADIENT)
+        return add_masks(self.values[index], self.parties[index].streams(start, CONTEXT), GRADIENT)
 
     def ask(
         self, trip: MaskedTrip, index: int, survivors: list[int], signatures: list[str] | None = None
     ) -> Any:
         """Ask a party to unmask a sum."""
         return self.parties[index].handle(
-            Survivors(**trip.fields, survivors=survivors, signatures=signatures)
+            Survivors(**named(trip.place), survivors=survivors, signatures=signatures)
         )
 
     def sign(self, trip: MaskedTrip, survivors: list[int], by: list[int] | None = None) -> list[str]:
@@ -248,13 +254,13 @@ def test_a_party_reveals_once(identities: list[MemberIdentity]) -> None:
         with pytest.raises(vf.ProtocolError, match="not open here"):
             table.ask(trip, 0, survivors)
     with pytest.raises(vf.ProtocolError, match="which was answered"):
-        table.parties[0].handle(table.request(MaskedTrip((1, 0, 0), [0, 1, 2, 3])))
+        table.parties[0].handle(table.request(MaskedTrip((1, 0), [0, 1, 2, 3])))
 
 
 def test_replayed_and_exchanged_shares_do_not_open(identities: list[MemberIdentity]) -> None:
     table = Table(identities)
     first = table.share()
-    second = MaskedTrip((1, 0, 1), [0, 1, 2, 3])
+    second = MaskedTrip((1, 1), [0, 1, 2, 3])
     for index in range(4):
         shares = table.parties[index].handle(table.request(second))
         assert isinstance(shares, MaskShares)
@@ -281,14 +287,14 @@ def test_replayed_and_exchanged_shares_do_not_open(identities: list[MemberIdenti
 def test_parties_that_see_other_active_parties_share_nothing(identities: list[MemberIdentity]) -> None:
     """A coordinator that names fewer parties to one of them, to lower the threshold, gets shares that nobody can open."""
     table = Table(identities, count=5)
-    wide = MaskedTrip((1, 0, 0), [0, 1, 2, 3, 4])
-    narrow = MaskedTrip((1, 0, 0), [0, 1, 2])
+    wide = MaskedTrip((1, 0), [0, 1, 2, 3, 4])
+    narrow = MaskedTrip((1, 0), [0, 1, 2])
     narrow.request = wide.request
     shares = {index: table.parties[index].handle(table.request(wide)) for index in (1, 2, 3, 4)}
     shares[0] = table.parties[0].handle(table.request(narrow))
     assert all(isinstance(each, MaskShares) for each in shares.values())
     rows = np.stack([shares[0].sealed[1], *(shares[i].sealed[1] for i in (1, 2, 3, 4))])  # type: ignore[union-attr]
-    message = TripShares(**wide.fields, trip_keys=[shares[i].key for i in range(5)], sealed=rows)  # type: ignore[union-attr]
+    message = TripShares(**named(wide.place), trip_keys=[shares[i].key for i in range(5)], sealed=rows)  # type: ignore[union-attr]
     with pytest.raises(vf.ProtocolError, match="do not open"):
         table.parties[1].handle(message)
 
@@ -303,7 +309,7 @@ def test_a_commitment_survives_a_kill(identities: list[MemberIdentity], tmp_path
     for index in range(4):
         table.reply(trip, index)
     table.ask(trip, 0, [0, 1, 2])  # the signature never arrives
-    assert path.read_text() == '["training",1,0,[0,1,2]]\n'
+    assert path.read_text() == '["training",1,[0,1,2]]\n'
     with path.open("ab") as file:
         file.write(b'["training",2,0,[0,')
     table.disks[0] = SurvivorLog(path)
@@ -313,9 +319,9 @@ def test_a_commitment_survives_a_kill(identities: list[MemberIdentity], tmp_path
         table.reply(trip, index)
     with pytest.raises(vf.ProtocolError, match="second sum in round 1"):
         table.ask(trip, 0, [0, 1, 2, 3])
-    table.disks[0].commit(("training", 2, 0), [0, 1, 2, 3])
-    assert SurvivorLog(path).find(("training", 2, 0)) == [0, 1, 2, 3]
-    assert SurvivorLog(path).find(("training", 1, 0)) == [0, 1, 2]
+    table.disks[0].commit("training", 2, [0, 1, 2, 3])
+    assert SurvivorLog(path).find("training", 2) == [0, 1, 2, 3]
+    assert SurvivorLog(path).find("training", 1) == [0, 1, 2]
 
 
 def test_a_noised_sum_includes_all_whose_noise_it_counts_on(identities: list[MemberIdentity]) -> None:
@@ -336,7 +342,7 @@ def test_a_noised_sum_includes_all_whose_noise_it_counts_on(identities: list[Mem
     parties=st.integers(3, 6),
     missing=st.integers(0, 2),
     faults=st.sampled_from([0.03, 0.1, 0.2]),
-    refresh=st.sampled_from([None, 1]),
+    mode=st.sampled_from(["off", "projected"]),
 )
 def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
     tmp_path_factory: pytest.TempPathFactory,
@@ -344,10 +350,9 @@ def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
     parties: int,
     missing: int,
     faults: float,
-    refresh: int | None,
+    mode: str,
 ) -> None:
     """Kills, delays and restarts at random: every applied sum is exact, and no round has two lists."""
-    extra: dict[str, Any] = {} if refresh is None else {"mode": "projected", "refresh": refresh}
     logging.disable(logging.CRITICAL)
     try:
         simulation = Simulation(
@@ -357,7 +362,7 @@ def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
             rounds=4,
             seed=seed,
             faults=faults,
-            **extra,
+            mode=mode,
         )
         simulation.run(20_000)
         simulation.check()
@@ -388,7 +393,6 @@ def test_a_liar_that_is_away_stays_a_suspect() -> None:
         names=[f"party-{index}" for index in range(6)],
         config=vf.Config.preset("paper", mode="off"),
         open_parties={},
-        trip=0,
         round=7,
     )
     search.suspects = [0, 2]

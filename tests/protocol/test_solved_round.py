@@ -14,8 +14,8 @@ import verfedgnn as vf
 from helpers import federation
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.data.synthetic import synthetic_ratings
-from verfedgnn.protocol.round import solved_round
-from verfedgnn.protocol.round.solved_round import LARGEST, compute_update, encode_release, is_first
+from verfedgnn.protocol import solved_round
+from verfedgnn.protocol.solved_round import LARGEST, compute_update, encode_release, is_first
 from verfedgnn.training.local_runtime import LocalRuntime
 
 SMALL = {"dim": 6, "raters": 4, "lists": False, "gate": False, "patience": 0}

@@ -6,15 +6,25 @@ import pytest
 
 import verfedgnn as vf
 from helpers import config, federation
-from verfedgnn.protocol.coordinator.coordinator_states import (
+from verfedgnn.protocol.framing import KINDS
+from verfedgnn.protocol.messages import (
+    AlignHello,
+    AlignStart,
+    Finish,
+    Finished,
+    RoundReply,
+    RoundStart,
+    Waiting,
+    Welcome,
+)
+from verfedgnn.protocol.states import (
     COORDINATOR_STATES,
+    PARTY_STATES,
     CoordinatorAction,
     CoordinatorState,
+    PartyEvent,
+    PartyState,
 )
-from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyEvent, PartyState
-from verfedgnn.protocol.wire.alignment_messages import AlignHello, AlignStart
-from verfedgnn.protocol.wire.framing import KINDS
-from verfedgnn.protocol.wire.messages import Finish, Finished, RoundReply, RoundStart, Waiting, Welcome
 
 
 def test_a_party_goes_from_hello_to_the_end() -> None:

@@ -12,13 +12,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from verfedgnn.evaluation.lift_points import list_points
+from verfedgnn.reports.lift_view import PAYS_TONES, format_weights, gate_rows
+from verfedgnn.reports.run_summary import run_html
 
 import verfedgnn as vf
 from verfedgnn.cli.report_commands import report
 from verfedgnn.evaluation.chance import GROUPS
 from verfedgnn.evaluation.gain_text import format_gain
 from verfedgnn.evaluation.lift import quick_lift
-from verfedgnn.evaluation.lift_points import list_points
 from verfedgnn.evaluation.verdict import (
     deciding_figures,
     headline,
@@ -29,10 +31,8 @@ from verfedgnn.evaluation.verdict import (
 from verfedgnn.privacy.visibility import who_sees_what
 from verfedgnn.reports.document import Banner, Document, Heading, Paragraph, Picture, Points, Table
 from verfedgnn.reports.lift_report import lift_document, lift_html
-from verfedgnn.reports.lift_view import PAYS_TONES, format_weights, gate_rows
 from verfedgnn.reports.phrases import warn_of_lists
 from verfedgnn.reports.run_report import run_document
-from verfedgnn.reports.run_summary import run_html
 from verfedgnn.reports.svg_charts import (
     BAD_COLOUR,
     GOOD_COLOUR,

@@ -21,7 +21,7 @@ from verfedgnn.core.errors import ConfigError, DataError
 from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import TRAIN, check_parties
-from verfedgnn.protocol.round.forward_backward import compute
+from verfedgnn.protocol.forward_backward import compute
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn_research.attacks import attack_cell as cells
 from verfedgnn_research.attacks import subset_search as subset
@@ -284,7 +284,8 @@ def test_a_row_of_the_exchange_is_what_the_search_takes_it_for(small_parties: li
 def test_a_settled_exchange_is_what_a_synchronous_training_ends_with(
     small_parties: list[vf.PartyData],
 ) -> None:
-    chosen = config(epochs=1, **{"exchange.refresh": 2})
+    """Parameters that stand still: the exchange has settled in the third round."""
+    chosen = config(batch=0, epochs=3, evaluate_every=3, lr=1e-30)
     run = vf.train(small_parties, chosen)
     inside = RunInternals.of(run)
     for p, others in enumerate(inside.others):

@@ -12,7 +12,7 @@ from torch import Tensor
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.core.random_streams import simulated_secret
-from verfedgnn.privacy.gradient_protection import quantize_ternary
+from verfedgnn.privacy.protections import quantize_ternary
 from verfedgnn_research.attacks import separation
 from verfedgnn_research.attacks.many_releases import ReleaseAverage
 

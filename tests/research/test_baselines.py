@@ -15,7 +15,7 @@ from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import PartyData, pool_parties
 from verfedgnn.gnn.neighbourhood_generator import NeighbourhoodGenerator
-from verfedgnn.protocol.wire.messages import RoundReply
+from verfedgnn.protocol.messages import RoundReply
 from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.training.local_runtime import local_federation
@@ -220,7 +220,7 @@ def test_pseudo_interactions_change_rows_of_others_only(
         seen.append(gradient)
         return gradient.numpy() + 100
 
-    monkeypatch.setattr("verfedgnn.protocol.party.party.Party.protect_gradient", noisy)
+    monkeypatch.setattr("verfedgnn.protocol.party.Party.protect_gradient", noisy)
     gradient = torch.randn(party.model.size)
     size = party.model.user_size
     before = gradient.clone()
@@ -280,7 +280,7 @@ def test_a_party_can_train_any_method_alone(name: str) -> None:
 
 def test_fedpergnn_sums_of_attention_fit_the_wire(small_parties: list[vf.PartyData]) -> None:
     """With noise on its weights attention grows far beyond what 32 bits hold beside their fraction."""
-    from verfedgnn.protocol.wire.fixed_point import from_fixed, to_fixed
+    from verfedgnn.protocol.aggregation import from_fixed, to_fixed
 
     config = configured("fedpergnn", "gat")
     assert config.exchange.bits == 64

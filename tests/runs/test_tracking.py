@@ -13,7 +13,7 @@ import verfedgnn as vf
 from verfedgnn.core.errors import PluginWarning
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.federation.status import StatusPublisher
-from verfedgnn.protocol.coordinator.coordinator import ClosedRound
+from verfedgnn.protocol.coordinator import ClosedRound
 from verfedgnn.runs.tracking import tracker as tracking
 from verfedgnn.runs.tracking.tracker import TrackedRun, tracked
 

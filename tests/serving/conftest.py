@@ -41,7 +41,7 @@ def client(catalogue: Catalogue) -> Iterator[Any]:
     httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
     pytest.importorskip("fastapi", reason="the extra serve is not installed")
     from served import serving
-    from verfedgnn.serving.http.app import make_app
+    from verfedgnn.serving.app import make_app
 
     with serving(make_app(catalogue)) as address, httpx.Client(base_url=address) as client:
         yield client

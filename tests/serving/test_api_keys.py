@@ -22,9 +22,16 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 from fastapi import FastAPI
 
 from served import serving
-from verfedgnn.serving.http.api_keys import RIGHTS, ApiKey, TokenBucket, digest_key, read_keys
-from verfedgnn.serving.http.app import make_app
-from verfedgnn.serving.http.request_guard import OPEN_PATHS, JsonLog
+from verfedgnn.serving.app import make_app
+from verfedgnn.serving.request_guard import (
+    OPEN_PATHS,
+    RIGHTS,
+    ApiKey,
+    JsonLog,
+    TokenBucket,
+    digest_key,
+    read_keys,
+)
 
 KEY = "a-key-that-is-long-enough"
 

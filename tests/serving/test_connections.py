@@ -17,8 +17,8 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from served import serving  # noqa: E402
-from verfedgnn.serving.http import server_process  # noqa: E402
-from verfedgnn.serving.http.app import make_app  # noqa: E402
+from verfedgnn.serving import server as server_process  # noqa: E402
+from verfedgnn.serving.app import make_app  # noqa: E402
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"

@@ -11,16 +11,23 @@ import torch
 import verfedgnn as vf
 from verfedgnn.data import TEST, TRAIN, synthetic_ratings
 from verfedgnn.runs.prepared_data import split_ratings
-from verfedgnn.serving.catalogue import FEDERATED, Catalogue
-from verfedgnn.serving.explain import describe_reason, explain_recommendations, find_similar
+from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.fold_in import UserRatings, fit_user_prior, fold_in
-from verfedgnn.serving.user_lists import ServedUser, make_queries, merge_rankings, profile_user
+from verfedgnn.serving.split_test import ALONE, FEDERATED
+from verfedgnn.serving.user_lists import (
+    Explanation,
+    Reason,
+    ServedUser,
+    UserProfile,
+    find_similar,
+    make_lists,
+)
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from served import serving  # noqa: E402
-from verfedgnn.serving.http.app import make_app  # noqa: E402
+from verfedgnn.serving.app import make_app  # noqa: E402
 
 
 def test_a_newcomer_to_a_ranking_is_the_most_probable_one(ranking_run: vf.Run) -> None:
@@ -57,31 +64,29 @@ def test_reasons_of_lists_add_up_for_trained_users(run: vf.Run, catalogue: Catal
     named = 0
     for user in range(0, 200, 20):
         for p, ranker in enumerate(catalogue.rankers[model]):
-            profile = profile_user(catalogue, model, ServedUser(user), [p])
-            queries = [query for _, query in make_queries(catalogue, model, profile, 3, {})]
-            best = merge_rankings(catalogue, profile, ranker.rank(queries), 3)
-            rated = catalogue.find_ratings(user, [p], training=True)
+            profile = UserProfile(catalogue, model, ServedUser(user), [p])
+            (best,) = make_lists([profile], 3)
             before = ranker.model.score(torch.tensor([user]))[0]
-            reasons = explain_recommendations(catalogue, model, profile, rated, best, 4)
+            reasons = profile.explain(best, [p], 4)
             for (_, row, _), why in zip(best, reasons, strict=True):
-                whole = sum(why[part] for part in ("average", "habit", "taste", "items", "rest"))
+                whole = sum(getattr(why, part) for part in ("average", "habit", "taste", "items", "rest"))
                 assert whole == pytest.approx(float(before[row]), abs=1e-3)
                 if ranker.item_weights is not None:
-                    named += any(reason["adds"] > 0 for reason in why["because"])
+                    named += any(reason.adds > 0 for reason in why.because)
                 else:
-                    assert why["items"] == 0
+                    assert why.items == 0
     assert named, "no recommendation has a reason at a party with item weights"
 
 
 def test_a_newcomer_without_likes_is_the_average_user_with_their_items(catalogue: Catalogue) -> None:
     disliked = UserRatings(0, np.array([1, 2]), np.array([1, 2], np.float32))
     prior = catalogue.priors[FEDERATED][0]
-    profile = profile_user(catalogue, FEDERATED, ServedUser(None, [disliked]), [0])
+    profile = UserProfile(catalogue, FEDERATED, ServedUser(None, [disliked]), [0]).at
     assert profile[0].vector.numpy() == pytest.approx(prior.mean, abs=1e-5)
     assert profile[0].owned.tolist() == profile[0].rated.tolist() == [1, 2]
     liking = UserRatings(0, np.array([1, 2]), np.array([1, 5], np.float32))
     assert not np.allclose(
-        profile_user(catalogue, FEDERATED, ServedUser(None, [liking]), [0])[0].vector.numpy(),
+        UserProfile(catalogue, FEDERATED, ServedUser(None, [liking]), [0]).at[0].vector.numpy(),
         prior.mean,
         atol=1e-4,
     )
@@ -137,23 +142,49 @@ def test_the_average_rank_is_that_of_a_list_for_nobody(run: vf.Run, client: Any,
 
 
 def test_a_reason_is_given_only_where_it_moved_the_item(run: vf.Run, catalogue: Catalogue) -> None:
-    """Neither liked items nor similar customers are named for an item that the user's ratings did not move up."""
-    for user in range(0, 200, 10):
-        found = run.recommend(str(run.parties[0].ratings.user_ids[user]), 15)
-        profile = profile_user(catalogue, FEDERATED, ServedUser(user), range(len(run.parties)))
-        best = []
-        for item in found:
-            p = [party.name for party in catalogue.parties].index(item.party)
-            best.append((*catalogue.find_item(item.item, [p])[0], item.score))
-        rated = catalogue.find_ratings(user, range(len(run.parties)), training=True)
-        reasons = explain_recommendations(catalogue, FEDERATED, profile, rated, best, 2)
-        for why, reason in zip(reasons, found.reasons, strict=True):
-            assert why["moved"] == why["taste"] + why["items"]
-            assert why["moved"] > 0 or reason == "popular with many customers"
-    still = {"average_rank": 99, "because": [{"title": "x", "item": "1", "adds": 1.0}], "moved": -0.1}
-    assert describe_reason(still, shown=10, ranks=True, known=True) == "popular with many customers"
-    moved = still | {"because": [], "moved": 0.1}
-    assert describe_reason(moved, shown=10, ranks=True, known=True).endswith("with a similar taste")
+    """Liked items and similar customers are named for items that the user's ratings place above their usual rank."""
+    kinds = set()
+    for row in range(0, 200, 10):
+        for user, model in ((ServedUser(row), FEDERATED), (ServedUser(row), ALONE)):
+            for parties in ([0], range(len(run.parties))):
+                profile = UserProfile(catalogue, model, user, parties)
+                (best,) = make_lists([profile], 15)
+                places = dict.fromkeys(parties, 0)
+                items = profile.describe(best, profile.explain(best, parties))
+                for (p, _, _), item in zip(best, items, strict=True):
+                    places[p] += 1
+                    why = item.why
+                    assert why is not None
+                    kinds.add(why.kind)
+                    assert (why.kind == "liked") == bool(why.because)
+                    if why.kind in ("liked", "similar"):
+                        assert why.average_rank > places[p]
+                    if why.kind == "liked":
+                        assert why.taste + why.items > 0
+                        assert all(reason.adds >= 0.02 for reason in why.because)
+                        assert all(reason.rating >= catalogue.parties[p].liked_from for reason in why.because)
+                    if why.kind == "similar":
+                        assert why.average_rank > 15
+                        assert item.rating is not None
+                        assert item.rating >= 3, "an item of two stars is liked by nobody of that taste"
+                    assert why.kind != "popular" or why.average_rank <= 15
+    assert kinds >= {"liked", "popular", "none"}
+
+
+def test_words_of_a_reason_follow_from_its_kind() -> None:
+    liked = [
+        Reason(item, title, "films", {}, 5.0, 1.0) for item, title in (("1", "x"), ("2", ""), ("3", "z"))
+    ]
+    words = {
+        kind: Explanation(0, 0, 0, 0, 0, 9, kind, liked if kind == "liked" else []).in_words()  # type: ignore[arg-type]
+        for kind in ("liked", "popular", "similar", "none")
+    }
+    assert words == {
+        "liked": "liked x and 2",
+        "popular": "popular with many customers",
+        "similar": "liked by customers with a similar taste",
+        "none": "",
+    }
 
 
 def test_a_newcomer_over_http(run: vf.Run, client: Any) -> None:
@@ -201,12 +232,12 @@ def test_reasons_add_up_and_change_with_the_rating(rating_catalogue: Catalogue) 
     places = rating_catalogue.priors[FEDERATED]
     high = UserRatings(0, items, np.array([5, 4, 3, 2, 1, 5], np.float32))
     fold = fold_in(places, [high], ranks=False)
-    profile = profile_user(rating_catalogue, FEDERATED, ServedUser(None, [high]), [0])
+    profile = UserProfile(rating_catalogue, FEDERATED, ServedUser(None, [high]), [0])
     model = rating_catalogue.run.models[0]
     score = float(model.items[20] @ places[0].make_vector(fold.z))
-    why = explain_recommendations(rating_catalogue, FEDERATED, profile, [high], [(0, 20, score)], 6)[0]
-    assert why["rest"] == pytest.approx(0, abs=1e-4)
-    assert why["items"] == 0
+    (why,) = profile.explain([(0, 20, score)], [0], 6)
+    assert why.rest == pytest.approx(0, abs=1e-4)
+    assert why.items == 0
     # What one rating adds is what is missing when it had been what the average user would give.
     level = places[0].level[0]
     neutral = UserRatings(0, items, np.array([level, 4, 3, 2, 1, 5], np.float32))
@@ -223,11 +254,11 @@ def test_similar_items_move_together(rating_catalogue: Catalogue) -> None:
     level = (run.models[0].users * torch.from_numpy(shared)) @ run.models[0].items[0]
     taste = predicted - level.numpy()[:, None]
     wanted = np.corrcoef(taste.T)[0]
-    rows = [rating_catalogue.parties[0].ids.find(item["item"]) for item in found]
-    assert [item["similarity"] for item in found] == pytest.approx(
+    rows = [rating_catalogue.parties[0].ids.find(item.item) for item in found]
+    assert [item.similarity for item in found] == pytest.approx(
         [wanted[row] for row in rows if row is not None], abs=1e-3
     )
-    assert found[0]["similarity"] == pytest.approx(np.sort(wanted)[-2], abs=1e-3)
+    assert found[0].similarity == pytest.approx(np.sort(wanted)[-2], abs=1e-3)
 
 
 def test_similar_items_of_a_kind(run: vf.Run, client: Any) -> None:

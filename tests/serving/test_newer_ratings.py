@@ -10,15 +10,16 @@ import pytest
 
 import verfedgnn as vf
 from verfedgnn.data import synthetic_ratings
-from verfedgnn.serving.catalogue import ALONE, FEDERATED, Catalogue
+from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.fold_in import UserRatings, merge_ratings
-from verfedgnn.serving.user_lists import ServedUser, all_ratings, profile_user
+from verfedgnn.serving.split_test import ALONE, FEDERATED
+from verfedgnn.serving.user_lists import ServedUser, UserProfile
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from served import serving  # noqa: E402
-from verfedgnn.serving.http.app import make_app  # noqa: E402
+from verfedgnn.serving.app import make_app  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +47,8 @@ def client(catalogue: Catalogue) -> Iterator[Any]:
 def test_newer_ratings_move_a_trained_user(run: vf.Run, catalogue: Catalogue) -> None:
     own = UserRatings(0, np.array(unrated(run, 0)[:2]), np.array([5, 1], np.float32))
     for model in (FEDERATED, ALONE):
-        before = profile_user(catalogue, model, ServedUser(0), [0, 1])
-        after = profile_user(catalogue, model, ServedUser(0, [own]), [0, 1])
+        before = UserProfile(catalogue, model, ServedUser(0), [0, 1]).at
+        after = UserProfile(catalogue, model, ServedUser(0, [own]), [0, 1]).at
         vectors = catalogue.rating_models[model][0].items.numpy()[own.items]
         moved = vectors @ (after[0].rating_vector - before[0].rating_vector)
         assert moved[own.ratings == 5] > moved[own.ratings == 1]
@@ -59,11 +60,11 @@ def test_newer_ratings_move_a_trained_user(run: vf.Run, catalogue: Catalogue) ->
 def test_ratings_that_training_has_seen_change_nothing(catalogue: Catalogue) -> None:
     user = ServedUser(3, catalogue.find_ratings(3, [0], training=True))
     assert user.newer
-    found = profile_user(catalogue, FEDERATED, user, [0])[0]
-    wanted = profile_user(catalogue, FEDERATED, ServedUser(3), [0])[0]
+    found = UserProfile(catalogue, FEDERATED, user, [0]).at[0]
+    wanted = UserProfile(catalogue, FEDERATED, ServedUser(3), [0]).at[0]
     assert (found.vector - wanted.vector).abs().max() < 1e-5
     assert np.array_equal(found.rated, np.sort(wanted.rated))
-    assert len(all_ratings(catalogue, user, [0])[0].items) == len(wanted.rated)
+    assert len(user.find_ratings(catalogue, [0])[0].items) == len(wanted.rated)
 
 
 def test_a_known_user_sends_further_ratings(run: vf.Run, client: Any) -> None:

@@ -19,9 +19,12 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from served import serving  # noqa: E402
 from verfedgnn.core.hosts import is_loopback  # noqa: E402
-from verfedgnn.serving.http.api_keys import ApiKey, digest_key  # noqa: E402
-from verfedgnn.serving.http.app import make_app  # noqa: E402
-from verfedgnn.serving.http.request_guard import LARGEST_BODY  # noqa: E402
+from verfedgnn.serving.app import make_app  # noqa: E402
+from verfedgnn.serving.request_guard import (  # noqa: E402
+    LARGEST_BODY,
+    ApiKey,
+    digest_key,
+)
 
 KEY = "a-key-that-is-long-enough"
 

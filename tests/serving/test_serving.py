@@ -25,17 +25,18 @@ from verfedgnn.core.item_item import ItemScores
 from verfedgnn.reports.phrases import warn_of_lists
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.serving.catalogue import FEDERATED, Catalogue, IdIndex
+from verfedgnn.serving.catalogue import Catalogue, IdIndex
 from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankingQuery
 from verfedgnn.serving.run_answers import write_table
 from verfedgnn.serving.run_overview import describe_run
+from verfedgnn.serving.split_test import FEDERATED
 from verfedgnn.training.simple_models import ease_model
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from served import as_alone, serving, without_alone  # noqa: E402
-from verfedgnn.serving.http.app import make_app  # noqa: E402
+from verfedgnn.serving.app import make_app  # noqa: E402
 
 
 def users(run: vf.Run) -> list[str]:

@@ -23,8 +23,8 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from served import serving  # noqa: E402
-from verfedgnn.serving.http import lists  # noqa: E402
-from verfedgnn.serving.http.app import make_app  # noqa: E402
+from verfedgnn.serving import app as lists  # noqa: E402
+from verfedgnn.serving.app import make_app  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,11 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import switch_link
 from verfedgnn.runs.run import write_json
 from verfedgnn.runs.run_layout import FORGET_JOURNAL
+from verfedgnn.serving import server as live_run
+from verfedgnn.serving.app import make_app
 from verfedgnn.serving.catalogue import Catalogue
-from verfedgnn.serving.http import live_run
-from verfedgnn.serving.http.api_keys import ApiKey, digest_key
-from verfedgnn.serving.http.app import make_app
-from verfedgnn.serving.http.live_run import LiveRun, ServedRuns
-from verfedgnn.serving.http.request_guard import JsonLog, ServerMetrics
-from verfedgnn.serving.http.server_process import ServeOptions, make_served
+from verfedgnn.serving.request_guard import ApiKey, JsonLog, ServerMetrics, digest_key
+from verfedgnn.serving.server import LiveRun, ServedRuns, ServeOptions, make_served
 from verfedgnn.upkeep.forget import forget_users
 
 Served = tuple[ServedRuns, ServerMetrics]

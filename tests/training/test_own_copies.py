@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import verfedgnn as vf
-from verfedgnn.protocol.party.candidate import Candidate
-from verfedgnn.protocol.round.replica import parameters_digest
-from verfedgnn.protocol.wire.messages import Finish, Welcome
+from verfedgnn.protocol.messages import Finish, Welcome
+from verfedgnn.protocol.party import Candidate
+from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
 

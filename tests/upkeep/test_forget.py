@@ -10,13 +10,13 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
+from verfedgnn.evaluation.seeds import lift_over_seeds
 
 import verfedgnn as vf
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import lock_folder
 from verfedgnn.data import TRAIN
 from verfedgnn.data.synthetic import synthetic_tables, write_tables
-from verfedgnn.evaluation.seeds import lift_over_seeds
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
 from verfedgnn.runs.forget_record import note_forgotten
 from verfedgnn.runs.run import write_json

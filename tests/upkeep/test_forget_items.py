@@ -14,7 +14,7 @@ import torch
 
 import verfedgnn as vf
 from verfedgnn.core.errors import RunError
-from verfedgnn.data.item_table import ItemTable
+from verfedgnn.data.table_sources import ItemTable
 from verfedgnn.runs.added_items import AddedItem
 from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep import forget_items as cutting

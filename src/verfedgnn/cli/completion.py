@@ -9,8 +9,6 @@ from pathlib import Path
 PRESETS = tuple(
     sorted(path.stem for path in (Path(__file__).parent.parent / "config" / "presets").glob("*.toml"))
 )
-SHAPES = ("yelp", "yelpzip")
-"""Names of data shapes. A test compares them with the module that defines them."""
 
 
 def among(names: Sequence[str]) -> Callable[[str], list[str]]:

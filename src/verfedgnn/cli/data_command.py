@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from verfedgnn.cli.completion import SHAPES, among
-from verfedgnn.cli.next_step import TrainingWords, add_columns, fresh_path, show_next
+from verfedgnn.cli.next_step import TrainingWords, add_columns, show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.cli.source_options import reads_ratings
@@ -48,8 +46,13 @@ def check(
 
     The exit code is 2 if the ratings cannot be used.
     """
-    from verfedgnn.data.data_check import check_source, measure_overlap
-    from verfedgnn.data.forecast import conclude, fitting_parties, foresee_training
+    from verfedgnn.data.data_check import (
+        check_source,
+        conclude,
+        fitting_parties,
+        foresee_training,
+        measure_overlap,
+    )
     from verfedgnn.data.parties import sources_of
     from verfedgnn.reports.check_view import build_json, show_checked, show_overlap, show_warnings
 
@@ -84,85 +87,46 @@ def check(
     if conclusion.doubtful:
         return
     words = TrainingWords.of(data, reading, parties=fitting_parties(found))
-    lift = len(found) > 1 or fitting_parties(found) != 1
-    show_next(output, [conclusion.text], words.train(out="runs/first", lift=lift))
+    show_next(output, [conclusion.text], words.train(out="runs/first"))
 
 
 @app.command()
 def synth(
-    out: Annotated[Path, typer.Option(help="The Parquet file to write; with --overlap, a folder of them.")],
-    like: Annotated[
-        str | None,
-        typer.Option(
-            help=f"The data set whose shape to copy: {', '.join(SHAPES)}. Default: yelp.",
-            autocompletion=among(SHAPES),
-        ),
-    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder to write, with one Parquet file per party.")],
     overlap: Annotated[
-        float | None,
-        typer.Option(
-            help="Write one table per party; this share of each party's users is at every party.",
-            min=0,
-            max=1,
-        ),
-    ] = None,
-    parties: Annotated[int, typer.Option(help="Number of parties, with --overlap.", min=1)] = 3,
-    users: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of users, with --overlap of each party. Default: as in the shape, or 1000."
-        ),
-    ] = None,
-    items: Annotated[
-        int | None, typer.Option(help="Number of items, likewise. Default: as in the shape, or 200.")
-    ] = None,
+        float, typer.Option(help="Share of each party's users who are at every party.", min=0, max=1)
+    ] = 0.3,
+    parties: Annotated[int, typer.Option(help="Number of parties.", min=1)] = 3,
+    users: Annotated[int, typer.Option(help="Number of users of each party.")] = 1000,
+    items: Annotated[int, typer.Option(help="Number of items of each party.")] = 200,
     ratings: Annotated[
-        int | None,
-        typer.Option(help="Number of ratings, likewise. Default: as in the shape, or 20 per user."),
+        int | None, typer.Option(help="Number of ratings of each party. Default: 20 per user.")
     ] = None,
-    scale_down: Annotated[float, typer.Option(help="Divide the counts of the shape by this.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0)] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Generate ratings, either in the shape of a large data set or for parties whose users overlap in part."""
-    output = Output(quiet=quiet, as_json=as_json)
-    if overlap is None:
-        _write_shape(out, like or "yelp", (users, items, ratings), scale_down, seed, overwrite, output)
-        return
-    if like is not None or scale_down != 1:
-        raise DataError("--overlap does not copy a shape: leave out --like and --scale-down, or --overlap")
-    given = {"users": users, "items": items, "ratings": ratings}
-    counts = {name: count for name, count in given.items() if count is not None}
-    counts.setdefault("ratings", 20 * counts.get("users", 1000))
-    _write_parties(out, parties, overlap, counts, seed, overwrite, output)
-
-
-def _write_parties(
-    out: Path,
-    parties: int,
-    overlap: float,
-    counts: dict[str, int],
-    seed: int,
-    overwrite: bool,
-    output: Output,
-) -> None:
+    """Generate tables of ratings for parties whose users overlap in part."""
     from verfedgnn.data.synthetic import synthetic_tables, write_tables
 
+    output = Output(quiet=quiet, as_json=as_json)
     with output.busy(f"generating {parties} tables"):
-        tables = synthetic_tables(parties, overlap, seed=seed, **counts)
-        known = [out / f"{table.name}.parquet" for table in tables]
-        others = sorted(set(out.iterdir()) - set(known)) if out.is_dir() else []
-        if out.exists() and (not out.is_dir() or others or (any(out.iterdir()) and not overwrite)):
-            raise DataError(
-                f"{out} exists already: choose another --out, or replace its tables with --overwrite"
-            )
+        amount = 20 * users if ratings is None else ratings
+        tables = synthetic_tables(parties, overlap, users=users, items=items, ratings=amount, seed=seed)
         try:
+            known = [out / f"{table.name}.parquet" for table in tables]
+            others = sorted(set(out.iterdir()) - set(known)) if out.is_dir() else []
+            if out.exists() and (not out.is_dir() or others or (any(out.iterdir()) and not overwrite)):
+                raise DataError(
+                    f"{out} exists already: choose another --out, or replace its tables with --overwrite"
+                )
             out.mkdir(parents=True, exist_ok=True)
             files = write_tables(tables, out)
         except OSError as error:
-            raise _cannot_write(out, error) from None
+            raise DataError(
+                f"cannot write {out}: {error.strerror or error}; choose another --out, or free some disk space"
+            ) from None
     made = {
         "folder": out,
         "files": files,
@@ -175,53 +139,3 @@ def _write_parties(
     output.result(made, f"{out}: {parties} parties with {made['ratings']:,} ratings; {share}")
     sentence = "The tables are synthetic; check them as you would check your own."
     show_next(output, [sentence], ["data", "check", str(out)])
-
-
-def _write_shape(
-    out: Path,
-    like: str,
-    counts: tuple[int | None, int | None, int | None],
-    scale_down: float,
-    seed: int,
-    overwrite: bool,
-    output: Output,
-) -> None:
-    from verfedgnn.data.synthetic_shapes import LIKE, write_ratings
-
-    if like not in LIKE:
-        raise DataError(
-            f"there is no shape '{like}': use --like {' or '.join(LIKE)}, with --users, --items and --ratings"
-        )
-    if out.exists() and not overwrite:
-        raise DataError(f"{out} exists already: choose another --out, or replace it with --overwrite")
-    model = LIKE[like]
-    users, items, ratings = counts
-    shape = replace(
-        model,
-        users=round(model.users / scale_down) if users is None else users,
-        items=round(model.items / scale_down) if items is None else items,
-        ratings=round(model.ratings / scale_down) if ratings is None else ratings,
-    )
-    if not out.parent.is_dir():
-        raise DataError(
-            f"cannot write {out}: {out.parent} is not a folder; create it, or choose another --out"
-        )
-    part = out.with_name(f".{out.name}.part")
-    try:
-        with output.busy(f"generating {shape.ratings:,} ratings"):
-            write_ratings(shape, part, seed=seed)
-        part.replace(out)
-    except OSError as error:
-        raise _cannot_write(out, error) from None
-    finally:
-        part.unlink(missing_ok=True)
-    made = {"file": out, "users": shape.users, "items": shape.items, "ratings": shape.ratings}
-    output.result(made, f"{out}: {shape.ratings:,} ratings by {shape.users:,} users on {shape.items:,} items")
-    sentence = "The table is synthetic and has one source, so its items are divided among parties at random."
-    show_next(output, [sentence], ["train", "--data", str(out), "--out", str(fresh_path("runs/first"))])
-
-
-def _cannot_write(out: Path, error: OSError) -> DataError:
-    return DataError(
-        f"cannot write {out}: {error.strerror or error}; choose another --out, or free some disk space"
-    )

@@ -21,7 +21,7 @@ from verfedgnn.cli.package_commands import CommandGroup
 from verfedgnn.cli.recommend_command import recommend
 from verfedgnn.cli.report_commands import evaluate, export, lift, report
 from verfedgnn.cli.runs_commands import diff, promote, runs
-from verfedgnn.cli.serve_command import serve
+from verfedgnn.cli.serve_command import confirm, serve
 from verfedgnn.cli.service_commands import coordinator, party, status
 from verfedgnn.cli.settings_command import settings
 from verfedgnn.cli.signals import interrupt
@@ -74,7 +74,7 @@ _TRAIN = "Train"
 app.add_typer(data.app, rich_help_panel=_TRAIN)
 for command in (train, lift, evaluate, settings):
     app.command(rich_help_panel=_TRAIN)(command)
-for command in (recommend, serve, export, report, runs, diff, promote):
+for command in (recommend, serve, confirm, export, report, runs, diff, promote):
     app.command(rich_help_panel="Use a trained model")(command)
 app.add_typer(items.app, rich_help_panel="Use a trained model")
 app.command(rich_help_panel="Use a trained model")(forget)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,7 @@ from verfedgnn.cli.output import Output
 from verfedgnn.plugins import list_files
 
 if TYPE_CHECKING:
-    from verfedgnn.data import PartyData
     from verfedgnn.data.read_options import ReadOptions
-    from verfedgnn.reports.diagnosis import Finding, Step
     from verfedgnn.runs.run import Run
 
 MOST_SENTENCES = 3
@@ -49,78 +46,9 @@ class TrainingWords:
         """The sources of the data."""
         return [value for name, value in self.options if name == "--data"]
 
-    def train(self, options: Sequence[str] = (), *, out: Path | str, lift: bool = True) -> Words:
-        """Return the command that trains with these options, some of them replaced by `options`."""
-        changed = self
-        for name, value in zip(options[::2], options[1::2], strict=True):
-            changed = changed._with(name, value)
-        return [
-            "train",
-            *_flat(changed.options),
-            *(["--lift"] if lift else []),
-            "--out",
-            str(fresh_path(out)),
-        ]
-
-    def declared(self, parties: Sequence[PartyData]) -> TrainingWords:
-        """Return these options with scales and catalogues as preset private needs them; those that are given stay."""
-        given = {name for name, _ in self.options}
-        several = len(self.sources) > 1
-        more: list[tuple[str, str]] = []
-        for party in parties if several else parties[:1]:
-            head = f"{party.name}:" if several else ""
-            low, high = party.ratings.scale
-            more.append(("--scale", f"{head}{low:g},{high:g}"))
-            if several:
-                more.append(("--catalogue", f"{head}{party.ratings.n_items}"))
-        return TrainingWords((*self.options, *(pair for pair in more if pair[0] not in given)))
-
-    def tune(self, out: Path | str) -> Words:
-        """Return the command that tunes the settings for the same data."""
-        kept = [
-            pair for pair in self.options if pair[0] not in ("--users", "--epsilon", "--protect", "--config")
-        ]
-        kept += [("--set", f"users={value}") for name, value in self.options if name == "--users"]
-        return ["tune", *_flat(kept), "--out", str(fresh_path(out))]
-
-    def check(self) -> Words:
-        """Return the command that checks the sources."""
-        from verfedgnn.data.read_options import ReadOptions
-
-        reading = [f"--{field.name}" for field in fields(ReadOptions)]
-        return ["data", "check", *self.sources, *_flat(pair for pair in self.options if pair[0] in reading)]
-
-    def _with(self, name: str, value: str) -> TrainingWords:
-        """Return these options with one more, which replaces an earlier one of the same name or setting."""
-
-        def is_replaced(pair: tuple[str, str]) -> bool:
-            option, given = pair
-            if name == "--set":
-                return option == "--set" and _setting(given) == _setting(value)
-            if name == "--preset" and option == "--set":  # these settings may not exist in another preset
-                return _setting(given).partition(".")[0] in ("model", "exchange", "gradients")
-            return option == name or (name == "--preset" and option in ("--epsilon", "--protect", "--model"))
-
-        return TrainingWords((*(pair for pair in self.options if not is_replaced(pair)), (name, value)))
-
-    def save(self, folder: Path) -> None:
-        """Write the options to a run folder, so that later commands can name a training of the same data."""
-        from verfedgnn.core.files import writing
-        from verfedgnn.runs.run import write_json
-
-        with writing(folder):
-            write_json(folder / FILE, {"folder": str(Path.cwd()), "options": self.options})
-
-    @classmethod
-    def load(cls, folder: Path) -> TrainingWords | None:
-        """Return the options of the training of a run folder; None if it was not trained by a command."""
-        try:
-            saved = json.loads((folder / FILE).read_text("utf-8"))
-            place = Path(saved["folder"])
-            pairs = [(str(name), str(value)) for name, value in saved["options"]]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return cls(tuple((name, _seen_from_here(name, value, place)) for name, value in pairs))
+    def train(self, *, out: Path | str) -> Words:
+        """Return the command that trains with these options."""
+        return ["train", *_flat(self.options), "--out", str(fresh_path(out))]
 
 
 def _flat(pairs: Iterable[tuple[str, str]]) -> Words:
@@ -133,23 +61,6 @@ def _pairs(options: dict[str, Any]) -> list[tuple[str, str]]:
         values = given if isinstance(given, list) else [] if given is None else [given]
         found += [(f"--{name.strip('_')}", str(value)) for value in values]
     return found
-
-
-def _setting(text: str) -> str:
-    """Return the path of the setting in `NAME=VALUE`."""
-    from verfedgnn.config import setting_path
-
-    return setting_path(text.partition("=")[0])
-
-
-def _seen_from_here(option: str, value: str, place: Path) -> str:
-    """Return a file name that was relative to `place` relative to the current folder."""
-    if option not in ("--data", "--config", "--preset") or place == Path.cwd():
-        return value
-    name, equals, file = value.rpartition("=")
-    if not file or not (place / file).exists():
-        return value
-    return f"{name}{equals}{os.path.relpath(place / file)}"
 
 
 def fresh_path(wanted: Path | str) -> Path:
@@ -213,48 +124,13 @@ def show_next(output: Output, sentences: Sequence[str], command: Sequence[str], 
     output.remark(f"next{where and f', {where}'}: {command_text(command)}")
 
 
-def diagnose_run(run: Run, *, whole: bool = True) -> list[Finding]:
-    """Return what the figures of a run show; a party's run of a federation says nothing about overlap."""
+def show_run_findings(output: Output, run: Run, folder: Path | None) -> None:
+    """Print what the figures of a run show beside its verdict, and the next command."""
     from verfedgnn.reports.diagnosis import Customers, diagnose
 
-    customers = Customers.count(run.parties) if whole else None
-    return diagnose(run.metrics, run.config, history=run.history, customers=customers)
-
-
-def show_run_findings(output: Output, run: Run, folder: Path | None, words: TrainingWords | None) -> None:
-    """Print what the figures of a run show, and the next command for it."""
-    findings = diagnose_run(run)
-    command = next_command(findings, folder, words)
-    show_next(output, [finding.text for finding in findings], command)
-
-
-def next_command(findings: Sequence[Finding], folder: Path | None, words: TrainingWords | None) -> Words:
-    """Return the command for the first finding that has one and for which enough is known.
-
-    A run that is not saved is trained again into a folder. Without the options of its training, a run is reported.
-    """
-    steps = [finding.step for finding in findings if finding.step is not None]
+    customers = Customers.count(run.parties) if len(run.parties) > 1 else None
+    findings = diagnose(run.metrics, run.judged.config, history=run.history, customers=customers)
     if folder is None:
-        first = steps[0]
-        options = first.options if first.action == "train" else ()
-        return (words or TrainingWords()).train(options, out="runs/first", lift=first.action != "serve")
-    for step in steps:
-        command = _command(step, folder, words)
-        if command is not None:
-            return command
-    return ["report", str(folder)]
-
-
-def _command(step: Step, folder: Path, words: TrainingWords | None) -> Words | None:
-    """Return the command of one step; None if it needs the options of the training and they are not known."""
-    if step.action in ("report", "serve"):
-        return [step.action, str(folder)]
-    if step.action == "lift":
-        return ["lift", str(folder)]
-    if words is None:
-        return None
-    if step.action == "train":
-        return words.train(step.options, out=folder)
-    if step.action == "tune":
-        return words.tune("tuned.toml")
-    return words.check() if len(words.sources) > 1 else None
+        show_next(output, findings, ["train", "--help"])
+    else:
+        show_next(output, findings, ["report", str(folder)])

@@ -11,11 +11,13 @@ from rich.table import Table
 
 from verfedgnn.cli.next_step import command_text, show_next
 from verfedgnn.cli.output import Output
+from verfedgnn.cli.serve_command import SplitKey, SplitPercent, read_split
 from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
 from verfedgnn.core.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
     from verfedgnn.runs.run import Run
+    from verfedgnn.serving.split_test import SplitTest
 
 
 def recommend(
@@ -34,6 +36,8 @@ def recommend(
     ] = None,
     everybody: Annotated[bool, typer.Option("--all", help="Recommend to every user; needs --out.")] = False,
     out: Annotated[Path | None, typer.Option(help="Parquet file to write with --all.")] = None,
+    split_test: SplitPercent = None,
+    split_key: SplitKey = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -49,8 +53,10 @@ def recommend(
         raise ConfigError(
             "choose the users: --user ID for one, --rated ITEM=RATING for someone new, or --all --out FILE.parquet for all"
         )
+    if out is None and split_test is not None:
+        raise ConfigError("--split-test writes the lists of all users; add --all --out FILE.parquet")
     if out is not None:
-        _write_all(run, out, top, party, output)
+        _write_all(run, out, top, party, read_split(run, split_test, split_key), output)
         return
     loaded = Run.load(run)
     if user is None:
@@ -161,7 +167,9 @@ def _show_next(run: Run, folder: Path, party: str | None, output: Output) -> Non
     show_next(output, sentences, ["serve", str(folder), *([] if party is None else ["--party", party])])
 
 
-def _write_all(run: Path, out: Path, top: int, party: str | None, output: Output) -> None:
+def _write_all(
+    run: Path, out: Path, top: int, party: str | None, split: SplitTest | None, output: Output
+) -> None:
     from verfedgnn.runs.run import Run
     from verfedgnn.serving.catalogue import Catalogue
     from verfedgnn.serving.run_answers import write_table
@@ -177,7 +185,7 @@ def _write_all(run: Path, out: Path, top: int, party: str | None, output: Output
             f"cannot write {out.name}: the folder {out.parent} does not exist; create it or choose another --out"
         )
     loaded = Run.load(run)
-    catalogue = Catalogue(loaded, run.resolve().name, party)
+    catalogue = Catalogue(loaded, run.resolve().name, party, split)
     with output.busy("scoring"):
         rows = write_table(catalogue, out, top)
     output.result({"file": out, "rows": rows}, f"written: {out}, {rows:,} rows")

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from verfedgnn.cli.completion import among
-from verfedgnn.cli.next_step import TrainingWords, diagnose_run, next_command, show_next, show_run_findings
+from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder, Threads, WholeRun, use_threads
-from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.tables import gate_table, lift_texts, party_table, run_table
-from verfedgnn.core.errors import Interrupted
-from verfedgnn.reports.round_progress import RoundProgress
-
-if TYPE_CHECKING:
-    from verfedgnn.runs.run import Run
+from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
+from verfedgnn.cli.tables import gate_table, party_table, run_table, verdict_texts
 
 
 def evaluate(
@@ -33,61 +27,20 @@ def evaluate(
     loaded = Run.load(run, added=False)
     with output.busy("evaluating"):
         figures = loaded.metrics | loaded.evaluate(top)
-    lift = lift_texts(figures["lift"], run) if "lift" in figures else []
+    lift = verdict_texts(figures, loaded.config.base) if "lift" in figures else []
     output.result(figures, *lift, run_table(figures), party_table(figures), gate_table(figures))
-    show_run_findings(output, loaded, run, TrainingWords.load(run))
+    show_run_findings(output, loaded, run)
 
 
-def lift(
-    run: WholeRun,
-    seeds: Annotated[
-        int, typer.Option(help="Number of seeds: that of the run and the following ones.", min=1)
-    ] = 1,
-    threads: Threads = 1,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Judge what joining gains each party of a run, in ratings and lists, for known customers and newcomers.
-
-    With `--seeds 3` the run is trained twice more, with other seeds, and joining pays only where it pays over all of them. Lifts of
-    finished seeds are kept: after Ctrl-C, the same command resumes.
-    """
-    from verfedgnn.reports.lift_plan import describe_plan, plan_lift
+def lift(run: RunFolder, quiet: Quiet = False, as_json: AsJson = False) -> None:
+    """Show what joining gains each party of a run, in lists and ratings, for known and for new customers."""
+    from verfedgnn.estimator.lift_result import lift as read_lift
     from verfedgnn.runs.run import Run
 
-    use_threads(threads)
-    output = Output(quiet=quiet, as_json=as_json)
     loaded = Run.load(run, added=False)
-    with RoundProgress(hidden=quiet) as progress, Halt(quiet=quiet) as halt:
-        progress.clock = plan_lift(loaded, seeds, run)
-        expected = describe_plan(loaded, progress.clock)
-        if expected is not None:
-            output.remark(expected)
-        try:
-            compute_lift(loaded, run, seeds, watch=progress.round, stop=halt.asked)
-        except Interrupted as stop:
-            raise Interrupted(stop.what) from None
-    output.result(loaded.metrics["lift"], *lift_texts(loaded.metrics["lift"], run))
-    output.remark(f"written: {run / 'lift' / 'lift.html'}; a server of this run shows it within seconds")
-    show_run_findings(output, loaded, run, TrainingWords.load(run))
-
-
-def compute_lift(run: Run, folder: Path | None, seeds: int = 1, **options: Any) -> None:
-    """Add the lift to the metrics of a run and, if it has a folder, write both and the page of the lift."""
-    from verfedgnn.core.files import writing
-    from verfedgnn.evaluation.seeds import lift_over_seeds
-    from verfedgnn.reports.drift_section import add_drift
-    from verfedgnn.reports.lift_report import lift_document
-    from verfedgnn.runs.run import write_json
-
-    run.metrics["lift"] = lift_over_seeds(run, seeds, folder=folder, **options)
-    run.metrics.pop("old_lift", None)
-    if folder is not None:
-        with writing(folder):
-            write_json(folder / "metrics.json", run.metrics)
-        document = lift_document(run.metrics["lift"], folder.resolve().name)
-        add_drift(document, run)
-        document.write(folder / "lift", "lift")
+    output = Output(quiet=quiet, as_json=as_json)
+    output.result(read_lift(loaded).to_dict(), *verdict_texts(loaded.metrics, loaded.config.base))
+    show_run_findings(output, loaded, run)
 
 
 def report(
@@ -125,13 +78,9 @@ def report(
         add_drift(document, loaded)
         page, text = document.write(folder, "report")
     output.result({"page": page, "markdown": text}, f"written: {page} and {text.name}")
-    findings = diagnose_run(loaded)
-    command = next_command(findings, run, TrainingWords.load(run))
-    if command[0] == "report":
-        command = ["serve", str(run)]
     if len(loaded.parties) > 1 and not (run / "audit").exists():
         show_next(output, [], ["audit", str(run)], "to see who could learn what")
-    show_next(output, [finding.text for finding in findings], command)
+    show_next(output, [], ["serve", str(run)])
 
 
 def export(

@@ -1,18 +1,42 @@
-"""`verfedgnn serve`: serve a run's recommendations over HTTP and on a web page."""
+"""`verfedgnn serve` and `confirm`: recommendations over HTTP and on a web page, and what customers click."""
 
 from __future__ import annotations
 
 import socket
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from verfedgnn.cli.completion import complete_run_folders
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import RUN, AsJson, Quiet
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.hosts import is_loopback
+
+if TYPE_CHECKING:
+    from verfedgnn.serving.split_test import SplitTest
+
+SplitPercent = Annotated[
+    int | None,
+    typer.Option(
+        "--split-test",
+        metavar="PERCENT",
+        help="Give this percentage of the customers federated lists, and the others those of the party alone.",
+        min=1,
+        max=99,
+        rich_help_panel=RUN,
+    ),
+]
+SplitKey = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the secret that puts customers into buckets, created if missing; in the run folder by default.",
+        rich_help_panel=RUN,
+    ),
+]
 
 
 def serve(
@@ -64,6 +88,8 @@ def serve(
         bool,
         typer.Option("--shadow-users", help="Also write user ids to the shadow log.", rich_help_panel=RUN),
     ] = False,
+    split_test: SplitPercent = None,
+    split_key: SplitKey = None,
     threads: Annotated[
         int,
         typer.Option(help="Threads that compute scores; 0 uses all cores.", min=0, rich_help_panel=RUN),
@@ -80,9 +106,9 @@ def serve(
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
 
-        from verfedgnn.serving.http.api_keys import read_keys
-        from verfedgnn.serving.http.server_process import ServeOptions
-        from verfedgnn.serving.http.server_process import serve as serve_run
+        from verfedgnn.serving.request_guard import read_keys
+        from verfedgnn.serving.server import ServeOptions
+        from verfedgnn.serving.server import serve as serve_run
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"serving needs {error.name}, which is not installed. Run: pip install 'verfedgnn[serve]'"
@@ -95,6 +121,7 @@ def serve(
         )
     if (shadow is None) != (shadow_log is None):
         raise ConfigError("--shadow RUN and --shadow-log FILE belong together; give both or none")
+    split = read_split(run, split_test, split_key)
     run = find_run(run)
     options = ServeOptions(
         run,
@@ -105,6 +132,7 @@ def serve(
         shadow=shadow,
         shadow_log=shadow_log,
         shadow_users=shadow_users,
+        split=split,
     )
     try:
         with _listen(host, port) as listener:
@@ -117,11 +145,63 @@ def serve(
                 result = {"address": address, "key": bool(keys)}
                 output = Output(quiet=quiet, as_json=as_json)
                 output.result(result, message)
+                if split is not None:
+                    share = f"{split.percent:g} % of the customers get federated lists"
+                    output.remark(
+                        f"split test: {share}; log the field bucket, then run `verfedgnn confirm clicks.csv`"
+                    )
                 output.remark(f"next: open {address} in a browser")
 
             serve_run(options, listener, ready)
     except KeyboardInterrupt:
         pass  # Ctrl-C and SIGTERM are the normal ways to stop a server
+
+
+def confirm(
+    clicks: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV file with the columns bucket and clicked (1, 0 or a count), and as a rule user and shown; a user may "
+            "have several rows."
+        ),
+    ],
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the two buckets of a split test (`serve --split-test`) by what customers clicked, with a 95 % interval."""
+    from verfedgnn.serving.split_test import confirm as compare_buckets
+
+    found = compare_buckets(clicks)
+    output = Output(quiet=quiet, as_json=as_json)
+    table = Table("", "federated", "alone", "difference (95 % interval)")
+    table.add_row("customers", *(f"{count:,}" for count in found.counts.values()), "")
+    measures = {"customers who clicked, of 100": found.customers, "clicks, of 100 lists": found.lists}
+    for name, rates in measures.items():
+        cells = (f"{rate:.{rates.digits}f}" for rate in (rates.federated, rates.alone))
+        table.add_row(name, *cells, rates.interval())
+    output.result(asdict(found) | {"sentence": found.sentence}, table, found.sentence)
+    if found.unmarked:
+        output.remark(f"left out {found.unmarked:,} rows without bucket")
+    if found.one_row_each:
+        output.warn(
+            "without a column user, each row counts as a customer; several rows of one make the interval too narrow"
+        )
+
+
+def read_split(run: Path, percent: int | None, key: Path | None) -> SplitTest | None:
+    """Return the split test of these options; None without one."""
+    from verfedgnn.serving.split_test import SECRET_FILE, open_split_test
+
+    if percent is None:
+        if key is not None:
+            raise ConfigError("--split-key belongs to --split-test PERCENT; give both or none")
+        return None
+    if key is None and (run.is_symlink() or not (run / "config.toml").is_file()):
+        raise ConfigError(
+            f"{run} may lead to another run tomorrow, which would put customers into other buckets; name a file for the "
+            "secret outside of the runs: --split-key FILE"
+        )
+    return open_split_test(percent, key or run / SECRET_FILE)
 
 
 def find_run(given: Path) -> Path:

@@ -20,7 +20,7 @@ from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import DATA, RUN, AsJson, Device, Quiet, Track, use_threads
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.source_options import reads_ratings
-from verfedgnn.cli.tables import run_table
+from verfedgnn.cli.tables import run_table, verdict_texts
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.hosts import is_loopback
 from verfedgnn.federation import PARTY_KEY
@@ -177,8 +177,11 @@ def party(
             )
             with report_to_track(run, store.folder, track) as files:
                 at.track.result(store.folder, run.metrics, files)
-    output.result(run.metrics, run_table(run.metrics))
-    show_run_findings(output, run, store.folder, None)
+    lifted = "lift" in run.metrics
+    output.result(
+        run.metrics, *(verdict_texts(run.metrics, run.config.base) if lifted else [run_table(run.metrics)])
+    )
+    show_run_findings(output, run, store.folder)
 
 
 def read_own_ratings(ratings: str | None, reading: ReadOptions, config: Config) -> Ratings:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from verfedgnn.reports.phrases import format_metric, format_size, total_bytes
-
-if TYPE_CHECKING:
-    from verfedgnn.reports.lift_view import LiftTable
+from verfedgnn.reports.phrases import (
+    describe_cost,
+    describe_learnt,
+    describe_served,
+    format_metric,
+    format_size,
+    total_bytes,
+    trainings_of,
+)
 
 
 def run_table(metrics: dict[str, Any]) -> Table:
@@ -34,6 +38,13 @@ def run_table(metrics: dict[str, Any]) -> Table:
     table.add_row("rounds", _rounds(metrics))
     if lists is not None:
         table.add_row("rounds of lists", _rounds(lists))
+    if "final" in metrics:
+        rounds = [
+            str(metrics["final"][part]["rounds"]) if part else str(metrics["final"]["rounds"])
+            for part in ("", "lists")
+            if not part or part in metrics["final"]
+        ]
+        table.add_row("rounds on all ratings", " + ".join(rounds))
     table.add_row("bytes", _traffic(metrics))
     table.add_row("gradients", _guarantee(privacy["gradients"]))
     if "persons" in privacy:
@@ -65,14 +76,14 @@ def _rounds(part: dict[str, Any]) -> str:
 
 
 def _traffic(metrics: dict[str, Any]) -> str:
-    """Return the bytes of all trainings, and those of each if there are two."""
+    """Return the bytes of all trainings, and those of each if there are several."""
     cost = total_bytes(metrics)
+    parts = trainings_of(metrics)
+    sizes = [
+        f"{name} {format_size(part['bytes']['up'] + part['bytes']['down'])}" for name, part in parts.items()
+    ]
     text = f"{format_size(cost['up'])} up, {format_size(cost['down'])} down; "
-    if "lists" in metrics:
-        own, lists = (
-            sum(part["bytes"][way] for way in ("up", "down")) for part in (metrics, metrics["lists"])
-        )
-        text += f"ratings {format_size(own)}, lists {format_size(lists)}; "
+    text += f"{', '.join(sizes)}; " if len(sizes) > 1 else ""
     return f"{text}{format_size(cost['per_party_per_round'])} per party and round"
 
 
@@ -94,7 +105,7 @@ def party_table(metrics: dict[str, Any]) -> Table:
 
 def gate_table(metrics: dict[str, Any]) -> Table | None:
     """Return a table of the weights that each party chose for its mixture; None without gates."""
-    from verfedgnn.reports.lift_view import GATE_HEADER, GATE_NOTE, gate_rows
+    from verfedgnn.reports.lift_report import GATE_HEADER, GATE_NOTE, gate_rows
 
     rows = gate_rows(metrics)
     if not rows:
@@ -108,46 +119,25 @@ def gate_table(metrics: dict[str, Any]) -> Table | None:
     return table
 
 
-def lift_texts(lift: dict[str, Any], folder: Path | None) -> list[RenderableType]:
-    """Return the answer to "does joining pay?": all parties together, a line for each party, points, then the tables."""
-    from verfedgnn.evaluation.lift_points import list_points
-    from verfedgnn.evaluation.verdict import (
-        deciding_figures,
-        headline,
-        party_verdicts,
-        verdict,
-        warn_of_one_split,
-    )
-    from verfedgnn.reports.lift_view import SEED_NOTE, readable_tables, seed_table
+def verdict_texts(metrics: dict[str, Any], preset: str) -> list[RenderableType]:
+    """Return the answer to "does joining pay?" on one screen: a line for each party, cost, what others learn, what is served."""
+    from verfedgnn.evaluation.verdict import headline, list_points, party_word, verdict_table
 
-    lines = Table.grid(padding=(0, 2), pad_edge=False)
-    for party in party_verdicts(lift):
-        for_whom = f".\nFor whom: {party.for_whom}" if party.for_whom else ""
-        lines.add_row(Text(party.name, "bold"), _paint(party.pays), Text(party.text + for_whom))
-    texts: list[RenderableType] = [Text(headline(lift), _style(verdict(lift))), Text(deciding_figures(lift))]
-    provisional = warn_of_one_split(lift, folder)
-    texts += [Text(provisional, "bold")] if provisional else []
-    texts += ["", lines, ""]
-    points = Table.grid(padding=(0, 1), pad_edge=False)
-    for point in list_points(lift):
-        points.add_row("-", Text(point))
-    texts += [points, ""]
-    seeds = seed_table(lift)
-    if seeds is not None:
-        header, rows = seeds
-        by_seed = Table(*header, title="Gains by seed", title_justify="left", caption_justify="left")
-        by_seed.caption = SEED_NOTE
-        for row in rows:
-            by_seed.add_row(*(escape(cell) for cell in row[:-1]), _paint(row[-1]))
-        texts += [by_seed, ""]
-    for table in readable_tables(lift):
-        texts += [_lift_table(table), ""]
-    return texts
-
-
-def _paint(pays: str) -> Text:
-    """Return a verdict in its colour."""
-    return Text(pays, _style(pays))
+    lift = metrics["lift"]
+    header, rows, notes = verdict_table(lift)
+    table = Table(*header, box=None, pad_edge=False, show_edge=False)
+    for row in rows:
+        table.add_row(escape(row[0]), Text(row[1], _style(row[1])), *row[2:])
+    about = Table.grid(padding=(0, 2), pad_edge=False)
+    for name, text in {
+        "cost": describe_cost(metrics),
+        "others": describe_learnt(preset),
+        "served": describe_served(metrics),
+    }.items():
+        about.add_row(Text(name, "bold"), Text(text))
+    points = [Text(f"- {point}") for point in list_points(lift)]
+    verdict = Text(headline(lift), _style(party_word(lift)))
+    return [verdict, *points, "", table, *(Text(note, "dim") for note in notes), "", about]
 
 
 def _style(pays: str) -> str:
@@ -159,16 +149,3 @@ def _style(pays: str) -> str:
         "mixed": "yellow",
     }
     return styles.get(pays, "")
-
-
-def _lift_table(found: LiftTable) -> Table:
-    table = Table(*found.header, title=found.title, title_justify="left", caption_justify="left")
-    table.caption = found.note or None
-    for name, row in found.rows:
-        *cells, pays = found.cells(escape(name), row)
-        table.add_row(*cells, _paint(pays))
-    if found.overall is not None:
-        table.add_section()
-        *cells, pays = found.cells("overall", found.overall)
-        table.add_row(*cells, _paint(pays), style="bold")
-    return table

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from verfedgnn.cli.completion import among, complete_run_folders
-from verfedgnn.cli.next_step import TrainingWords, show_next, show_run_findings
+from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.report_commands import compute_lift
 from verfedgnn.cli.shared_options import (
     DATA,
     RUN,
@@ -35,7 +34,7 @@ from verfedgnn.cli.shared_options import (
 )
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.source_options import reads_ratings_hiding
-from verfedgnn.cli.tables import gate_table, lift_texts, run_table
+from verfedgnn.cli.tables import gate_table, run_table, verdict_texts
 from verfedgnn.cli.upkeep_commands import read_feature_options
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.plugins import check_gnn
@@ -89,14 +88,18 @@ class TrainRequest:
             "Features of a party's items, as NAME=FILE, for items without ratings. Repeatable. They stay at the party.",
         ),
     ] = None
-    lift: Annotated[
+    judge: Annotated[
         bool,
         _option(
             TRAINING,
-            "Also judge what joining gains, in ratings and lists, for known and new customers.",
-            "--lift",
+            "Only judge: train no model on all ratings. What is served has not seen the test part.",
+            "--judge",
         ),
     ] = False
+    lift: Annotated[
+        bool, _option(TRAINING, "Accepted, and always on where the preset has a gate.", "--lift")
+    ] = False
+    details: Annotated[bool, _option(RUN, "Print all tables, not only the verdict.", "--details")] = False
     resume: Annotated[
         Path | None,
         _option(
@@ -144,13 +147,6 @@ class TrainRequest:
         if self.resume is not None and (given or self.reading):
             raise ConfigError("--resume takes data and settings from the run; leave out all options for them")
 
-    def words(self) -> TrainingWords | None:
-        """Return the options that choose data and settings; None if they are not known."""
-        if self.resume is not None:
-            return TrainingWords.load(self.resume)
-        names = ("parties", "by", "users", "preset", "model", "seed", "set_", "epsilon", "protect", "config")
-        return TrainingWords.of(self.data, self.reading, **{name: getattr(self, name) for name in names})
-
     def resume_command(self) -> str:
         """Return the command that resumes this training, with the options that it takes again."""
         words = ["verfedgnn", "train", "--resume", str(self.folder)]
@@ -168,12 +164,17 @@ class TrainRequest:
         from verfedgnn.config import build_config, parse_settings
         from verfedgnn.privacy.rating_dp import fit_budget
 
-        given = {"seed": self.seed, "users": self.users, "gradients.protects": self.protect}
+        final = False if self.judge else None
+        given = {"seed": self.seed, "users": self.users, "gradients.protects": self.protect, "final": final}
         overrides = parse_settings(self.set_ or []) | {k: v for k, v in given.items() if v is not None}
         chosen = build_config(preset=self.preset or "best", model=parse_gnn(self.model), file=self.config)
         chosen = chosen.with_values(overrides)
         if self.epsilon is not None:
             chosen = fit_budget(chosen, wanted=self.epsilon, delta=chosen.gradients.delta)
+        if self.lift and not chosen.training.gate:
+            raise ConfigError(
+                f"--lift compares with what a party has alone, and preset {chosen.base} has no gate; add --set gate=true"
+            )
         return chosen
 
     def read(self, config: Config) -> list[PartyData]:
@@ -194,8 +195,6 @@ class TrainRequest:
                 users=config.users,
                 reading=self.reading,
             )
-        if self.lift and len(read) == 1:
-            raise ConfigError("--lift compares parties with a federation; give two parties or more")
         self.read_features(read)  # finds mistakes before the training
         _introduce(read, self.output)
         if len(read) == 2:
@@ -235,10 +234,6 @@ class TrainRequest:
                     values["bytes"] = event.bytes
                     log_to.metrics({f"{event.label}/{name}": v for name, v in values.items()}, event.round)
 
-            def plan(names: Sequence[PartyData], expected: Any = None) -> StepClock:
-                steps = list_steps([party.name for party in names], config, lift=self.lift)
-                return StepClock(steps, len(names), expected)
-
             options: dict[str, Any] = {"watch": watch, "stop": halt.asked, "device": self.device}
             if self.resume is not None:
                 run = resume(self.resume, **options)
@@ -247,7 +242,8 @@ class TrainRequest:
                 if not self.quiet:
                     with self.output.busy("estimating time and bytes"):
                         expected = forecast(parties, config, device=self.device)
-                progress.clock = plan(parties, expected)
+                names = [party.name for party in parties]
+                progress.clock = StepClock(list_steps(names, config), len(names), expected)
                 if expected is not None:
                     self.output.remark(describe_cost(progress.clock.steps, config, expected, len(parties)))
                 run = train(
@@ -256,12 +252,6 @@ class TrainRequest:
             for name, table in self.read_features(run.parties).items():
                 assert folder is not None
                 NewItems(folder, run, name).set_features(table)
-            if self.lift and "lift" not in run.metrics:
-                progress.clock = progress.clock or plan(run.parties)
-                try:
-                    compute_lift(run, folder, watch=progress.round, stop=halt.asked)
-                except Interrupted:
-                    raise Interrupted("the federation is trained, but its lift is not computed") from None
             if folder is not None:
                 with report_to_track(run, folder, self.track) as files:
                     log_to.result(folder, run.metrics, files)
@@ -270,19 +260,18 @@ class TrainRequest:
     def report(self, run: Run) -> None:
         """Print the result and the next command: for a run after another one, whether it may replace that one."""
         metrics, folder, output = run.metrics, self.folder, self.output
-        lift = lift_texts(metrics["lift"], folder) if "lift" in metrics else []
-        output.result(metrics, *lift, run_table(metrics), gate_table(metrics))
-        if lift and folder is not None:
-            output.remark(f"tables by group of customers for each party: {folder / 'lift' / 'lift.html'}")
+        texts = verdict_texts(metrics, run.config.base) if "lift" in metrics else [run_table(metrics)]
+        details = [run_table(metrics), gate_table(metrics)] if self.details and "lift" in metrics else []
+        output.result(metrics, *texts, *details)
         if folder is None:
             output.remark("not saved; pass --out RUN to keep the run")
         if self.after is not None and folder is not None:
             show_next(output, [], ["promote", str(folder), "--over", str(self.after)])
         else:
-            show_run_findings(output, run, folder, self.words())
+            show_run_findings(output, run, folder)
 
 
-AGAIN = ("features", "lift", "track", "device", "threads", "quiet", "as_json")
+AGAIN = ("features", "lift", "details", "track", "device", "threads", "quiet", "as_json")
 """Options that a resumed training takes again."""
 
 
@@ -308,7 +297,6 @@ def train(request: TrainRequest) -> None:
 def _resumable(request: TrainRequest) -> Iterator[None]:
     """Name the command that resumes the training when it is interrupted, and keep the options of the training."""
     folder = request.folder
-    words = request.words()
     begun = folder is not None and (folder / "config.toml").is_file()
     remedy = "nothing is kept; pass --out RUN to be able to resume"
     if folder is not None:
@@ -323,9 +311,6 @@ def _resumable(request: TrainRequest) -> Iterator[None]:
         raise Interrupted(
             "stopped at once; the run resumes from its last checkpoint" if folder else "stopped", remedy
         ) from None
-    finally:
-        if folder is not None and words is not None and (folder / "config.toml").is_file():
-            words.save(folder)
 
 
 def _listed(value: Any) -> list[Any]:

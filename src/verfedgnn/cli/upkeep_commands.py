@@ -17,8 +17,8 @@ from verfedgnn.cli.source_options import reads_ratings_hiding
 from verfedgnn.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from verfedgnn.data.item_table import ItemTable
     from verfedgnn.data.read_options import ReadOptions
+    from verfedgnn.data.table_sources import ItemTable
     from verfedgnn.upkeep.new_items import AddedReport, NewItems
 
 SHOWN = 20
@@ -53,8 +53,8 @@ def add(
     It takes milliseconds an item and sends nothing to anybody. Repeat the command with further ratings of the same items. A server
     that serves the run notices the items within seconds.
     """
-    from verfedgnn.data.item_table import read_item_table
-    from verfedgnn.data.table_sources import read_table
+    from verfedgnn.data.rating_reader import read_table
+    from verfedgnn.data.table_sources import read_item_table
     from verfedgnn.upkeep.new_items import make_items
 
     if ratings is None and items is None:
@@ -81,7 +81,7 @@ def features(
     A column is a category (several values separated by |), a number, text, or a list of numbers. Items without ratings get the
     vector that follows from their features, and ratings that come later refine it. Features stay in the party's run folder.
     """
-    from verfedgnn.data.item_table import read_item_table
+    from verfedgnn.data.table_sources import read_item_table
 
     new = open_items(run, party)
     report = new.set_features(read_item_table(table))
@@ -109,7 +109,7 @@ def open_items(run: Path, party: str | None) -> NewItems:
 
 def read_feature_options(given: Sequence[str], names: Sequence[str]) -> dict[str, ItemTable]:
     """Return the tables that `--features NAME=FILE` gives to the named parties."""
-    from verfedgnn.data.item_table import read_item_table
+    from verfedgnn.data.table_sources import read_item_table
 
     found = {}
     for text in given:

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from verfedgnn import plugins
 from verfedgnn.config.sections import Section
-from verfedgnn.plugins import origin
 
 Gnn = Annotated[str, AfterValidator(plugins.check_gnn)]
 """The name of an installed GNN."""
@@ -23,7 +22,7 @@ class _AnyForm(Section):
     form: str
     gnn: Gnn = "gcn"
     """GNN that aggregates neighbours and updates embeddings: gcn, gat, ggnn, or the name of a plug-in (docs/python.md)."""
-    code: str | None = Field(None, pattern=origin.PATTERN)
+    code: str | None = Field(None, pattern=plugins.PATTERN)
     """File or package and SHA-256 of a plug-in's code. Training and `federation init` fill it in."""
     dim: int = Field(6, ge=1, le=4096)
     """D, the size of an embedding (paper: 6). 0, for form solved: by the number of ratings a user (docs/model.md)."""
@@ -35,7 +34,7 @@ class _AnyForm(Section):
         if isinstance(values, dict) and isinstance(values.get("gnn"), str):
             code = values.get("code")
             plugins.check_gnn(
-                values["gnn"], code if isinstance(code, str) and re.match(origin.PATTERN, code) else None
+                values["gnn"], code if isinstance(code, str) and re.match(plugins.PATTERN, code) else None
             )
         return values
 

@@ -23,7 +23,7 @@ def fewest_parties_in_sum(config: Config, parties: int) -> int:
     Rounded gradients are nearly exact, and sums of them over changing sets of parties could be solved for single parties. So every
     sum includes all parties.
     """
-    return parties if config.gradients.mechanism == "rounded" else 1
+    return parties if config.gradients.needs_everybody else 1
 
 
 def too_few(config: Config, least: int, parties: int) -> str | None:

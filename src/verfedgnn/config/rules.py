@@ -23,7 +23,7 @@ def _missing_protection(config: Config) -> str | None:
     gradients = config.gradients
     exchange = config.exchange
     allowed = config.unprotected
-    if gradients.mechanism == "skellam":
+    if gradients.protects_ratings:
         missing = _missing_for_skellam(config)
         if missing:
             return f"gradients.mechanism = skellam needs {missing}; start from {option('preset', 'private')}"
@@ -32,20 +32,14 @@ def _missing_protection(config: Config) -> str | None:
             f"gradients.clip = {gradients.clip} lets two gradients differ by more than 1 per coordinate, which the "
             f"guarantee does not cover; use 0.5 or accept it with {setting('unprotected', 'clip')}"
         )
-    if exchange.mode == "projected" and "projection" not in allowed:
-        if exchange.block == 1:
-            return (
-                "exchange.block = 1 sends every user's value times a known number; "
-                f"use 2 or more, or accept it with {setting('unprotected', 'projection')}"
-            )
-        if exchange.ratio < 2:
-            return (
-                f"exchange.ratio = {exchange.ratio} means 2q > N + 1, so Theorem 1 does not hide single values; "
-                f"use 2 or more, or accept it with {setting('unprotected', 'projection')}"
-            )
+    if exchange.mode == "projected" and exchange.ratio < 2 and "projection" not in allowed:
+        return (
+            f"exchange.ratio = {exchange.ratio} means 2q > N + 1, so Theorem 1 does not hide single values; "
+            f"use 2 or more, or accept it with {setting('unprotected', 'projection')}"
+        )
     model = config.model
     exact = model.form == "propagation" and not model.estimators
-    if exact and exchange.mode != "off" and "degrees" not in allowed:
+    if exact and exchange.sends and "degrees" not in allowed:
         return (
             "model.estimators = false exchanges how many items each user has at each party; "
             f"set it to true, or accept it with {setting('unprotected', 'degrees')}"
@@ -62,9 +56,9 @@ def _mismatch(config: Config) -> str | None:
             f"model.form = {model.form} has no graph neural network, so {option('model', model.gnn)} would change nothing; "
             f"leave it out or choose {option('preset', 'paper')}"
         )
-    if model.form != "propagation" and exchange.mode != "off":
+    if model.form != "propagation" and exchange.sends:
         return f"model.form = {model.form} has no neighbourhoods to exchange; set exchange.mode = off"
-    if model.form == "propagation" and model.generator and exchange.mode == "off":
+    if model.form == "propagation" and model.generator and not exchange.sends:
         return "model.generator learns from exchanged neighbourhoods; choose an exchange.mode other than off"
     if config.lists and model.form != "solved":
         return "lists = true needs model.form = solved; leave it out or start from " + option(
@@ -73,7 +67,7 @@ def _mismatch(config: Config) -> str | None:
     problem = _mismatch_of_solved(config)
     if problem:
         return problem
-    if config.masking and config.gradients.mechanism not in ("ternary", "skellam", "rounded"):
+    if config.masking and not config.gradients.integers:
         return (
             f"masking needs integers, and {config.gradients.mechanism} gradients are not; "
             "use ternary, skellam or rounded, or set masking = false"
@@ -94,7 +88,7 @@ def _mismatch_of_solved(config: Config) -> str | None:
             "model.form = solved needs every rating and every party in every round: training.batch = 0 and "
             "participation = 1"
         )
-    if config.ranks and config.model.raters:
+    if config.ranks and config.model.raters > 0:
         return "a model of lists (model.biases = false) has no raters; set model.raters = 0"
     return None
 
@@ -111,7 +105,5 @@ def _missing_for_skellam(config: Config) -> str | None:
         "training.batch = 0 and participation = 1 (every rating in every round)": not training.batch
         and training.participation == 1,
         "lists = false (a second training would release more)": not config.lists,
-        "split.kind = rating or newcomers (by time, one rating more moves others to another part)": config.split.kind
-        != "time",
     }
     return next((condition for condition, met in conditions.items() if not met), None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from datetime import date
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -60,14 +61,171 @@ class TrainingConfig(Section):
 class SplitConfig(Section):
     """The split of ratings into training, validation and test parts."""
 
-    kind: Literal["rating", "time", "newcomers"] = "rating"
-    """rating: at random by `fractions`; time: each user's last rating at a party tests, the one before validates; newcomers:
-    at each party, everything of a tenth of the users tests, and of another tenth validates."""
-    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
-    """Shares of training, validation and test (paper: 60/20/20). With newcomers, 0.8, 0.1 and 0.1 of the users are used."""
+    kind: Literal["auto", "date", "random", "rating", "all"] = "auto"
+    """date: by the two `dates`; random: by `fractions`. Both withhold some users at each party, on whom newcomers are judged. auto: by
+    date if all parties have times and enough customers after the second date, else random. rating: by `fractions`, and nobody is
+    withheld. all: every rating trains."""
+    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    """Shares of training, validation and test (paper: 60/20/20)."""
+    dates: tuple[date, date] | None = None
+    """First days of validation and of test, such as ["2025-01-01", "2025-03-01"]. unset: where `kind` is auto, chosen by `fractions`."""
 
     @model_validator(mode="after")
     def _check_sum(self) -> SplitConfig:
         if abs(sum(self.fractions) - 1) > 1e-6 or min(self.fractions) < 0:
             raise ValueError(f"split.fractions = {list(self.fractions)} must be shares that add up to 1")
+        if self.kind == "date" and self.dates is None:
+            raise ValueError("split.kind = date needs split.dates, the first days of validation and of test")
+        if self.dates is not None and self.dates[0] >= self.dates[1]:
+            raise ValueError("split.dates must be in order: the first day of validation, then that of test")
         return self
+
+
+# -- The mechanisms that protect the gradients of public parameters (Sec. 4.5), each with its own settings
+
+
+class _AnyMechanism(Section):
+    """The setting that every mechanism has."""
+
+    mechanism: str
+    delta: float = Field(1e-6, gt=0, lt=1)
+    """Delta at which a composed epsilon is reported."""
+    integers: ClassVar[bool] = False
+    """Whether releases are integers, which masks can hide."""
+    protects_ratings: ClassVar[bool] = False
+    """Whether noise gives single ratings differential privacy, so that everything that leaves a party must be noised."""
+    needs_everybody: ClassVar[bool] = False
+    """Whether every sum must include all parties, because sums over changing sets would show single parties."""
+
+
+class _RescaledGradients(_AnyMechanism):
+    """The setting of every mechanism that works on rescaled gradients."""
+
+    rescale: float = Field(1.0, gt=0)
+    """Public factor that multiplies a gradient before it is clipped and divides it afterwards. It costs no privacy."""
+
+
+class TernaryGradients(_RescaledGradients):
+    """Gradients quantized to -1, 0 and 1 (Def. 4.2)."""
+
+    mechanism: Literal["ternary"] = "ternary"
+    """ternary: quantize each coordinate to -1, 0 or 1 at random (Def. 4.2)."""
+    integers: ClassVar[bool] = True
+    r: float = Field(3.0, gt=0)
+    """Parameter r of the ternary scheme. One release changes by at most 1/r in total variation for gradients 1 apart in l1."""
+    clip: float = Field(0.5, gt=0)
+    """Largest absolute value of a coordinate before it is protected (paper: 0.5). Mechanism none also takes unset: no limit."""
+
+    @model_validator(mode="after")
+    def _check_probabilities(self) -> TernaryGradients:
+        if self.clip > self.r:
+            raise ValueError(
+                f"gradients.clip = {self.clip} exceeds gradients.r = {self.r}, so |x|/r is not a probability; raise r"
+            )
+        return self
+
+
+class LaplaceGradients(_RescaledGradients):
+    """Gradients with Laplace noise (Table 6)."""
+
+    mechanism: Literal["laplace"] = "laplace"
+    """laplace: add Laplace noise to each coordinate (Table 6)."""
+    epsilon: float = Field(1.0, gt=0)
+    """Epsilon of the Laplace mechanism, per release."""
+    clip: float = Field(0.5, gt=0)
+    """Largest absolute value of a coordinate before it is protected (paper: 0.5). Mechanism none also takes unset: no limit."""
+
+
+class SkellamGradients(_AnyMechanism):
+    """Masked sums of gradients with Skellam noise: differential privacy of single ratings (docs/privacy.md)."""
+
+    mechanism: Literal["skellam"] = "skellam"
+    """skellam: add Skellam noise under masked sums, for differential privacy of single ratings over the whole training
+    (docs/privacy.md)."""
+    integers: ClassVar[bool] = True
+    protects_ratings: ClassVar[bool] = True
+    noise_multiplier: float = Field(gt=0)
+    """Standard deviation of the noise on a sum, as a multiple of the most that one rating can change it. `train --epsilon`
+    chooses it."""
+    protects: Literal["rating", "user"] = "rating"
+    """Unit of the guarantee. rating: one rating of one user at one party; user: all ratings of one user at one party, by limiting
+    what each user contributes."""
+    user_ratings: int = Field(16, ge=1)
+    """Training ratings of a user that a party uses with gradients.protects = user. It limits a user's contribution to the root of
+    this number times that of one rating."""
+    clip: ClassVar[None] = None
+    rescale: ClassVar[float] = 1.0
+
+
+class OpenGradients(_RescaledGradients):
+    """Unprotected gradients."""
+
+    mechanism: Literal["none"] = "none"
+    """none: send gradients unprotected."""
+    clip: float | None = Field(0.5, gt=0)
+    """Largest absolute value of a coordinate before it is protected (paper: 0.5). Mechanism none also takes unset: no limit."""
+
+
+class RoundedGradients(_AnyMechanism):
+    """Gradients of solved models, rounded at random to 8 bits."""
+
+    mechanism: Literal["rounded"] = "rounded"
+    """rounded: round each coordinate at random to 8 bits, in a unit from the last public sum. Masks hide it; it has no guarantee of
+    its own."""
+    integers: ClassVar[bool] = True
+    needs_everybody: ClassVar[bool] = True
+    noise: float | None = Field(None, ge=0, le=10)
+    """Standard deviation of the noise that a party adds to a column, as a multiple of the column's root mean square. unset: 0.25 for
+    two parties, who see each other's gradients, and none for more."""
+    clip: ClassVar[None] = None
+    rescale: ClassVar[float] = 1.0
+
+
+GradientConfig = Annotated[
+    TernaryGradients | LaplaceGradients | SkellamGradients | OpenGradients | RoundedGradients,
+    Field(discriminator="mechanism"),
+]
+"""The protection of the gradients of public parameters (Sec. 4.5), by one of its mechanisms."""
+
+
+# -- The modes of the exchange of neighbourhoods (Sec. 4.4), each with its own settings --------------------
+
+
+class ProjectedExchange(Section):
+    """Parties send random projections Phi X of their neighbourhoods (the paper's protection)."""
+
+    mode: Literal["projected"] = "projected"
+    """projected: parties send Phi X, a random projection to fewer rows."""
+    sends: ClassVar[bool] = True
+    shown: ClassVar[str] = "projected to fewer rows"
+    ratio: float = Field(5.0, gt=0)
+    """N/q, the number of users per row of the projection (paper: 5)."""
+    bits: ClassVar[Literal[32]] = 32
+
+
+class ExactExchange(Section):
+    """Parties send neighbourhoods unprotected."""
+
+    mode: Literal["exact"] = "exact"
+    """exact: parties send X itself (unprotected)."""
+    sends: ClassVar[bool] = True
+    shown: ClassVar[str] = "exact"
+    bits: Literal[32, 64] = 32
+    """Bits of a number on the wire: 32 (20 of them fractional), or 64 (32) for large degrees and sums of attention."""
+
+
+class NoExchange(Section):
+    """No neighbourhood leaves a party."""
+
+    mode: Literal["off"] = "off"
+    """off: no neighbourhood leaves a party."""
+    sends: ClassVar[bool] = False
+    shown: ClassVar[str] = "not sent"
+    bits: ClassVar[Literal[32]] = 32
+
+
+ExchangeConfig = Annotated[
+    ProjectedExchange | ExactExchange | NoExchange,
+    Field(discriminator="mode"),
+]
+"""The exchange of neighbourhoods (Sec. 4.4), in one of its modes."""

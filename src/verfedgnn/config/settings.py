@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -135,4 +136,4 @@ def _name(annotation: Any) -> str:
     if origin is tuple:
         one = _name(arguments[0])
         return f"list of {one}" if arguments[-1] is Ellipsis else f"{len(arguments)} x {one}"
-    return {int: "integer", float: "number", str: "text", NoneType: "unset"}[annotation]
+    return {int: "integer", float: "number", str: "text", date: "date", NoneType: "unset"}[annotation]

@@ -16,11 +16,17 @@ import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from verfedgnn import plugins
-from verfedgnn.config.exchange_modes import ExchangeConfig, ProjectedExchange
-from verfedgnn.config.gradient_mechanisms import GradientConfig, TernaryGradients
 from verfedgnn.config.model_forms import SIZES, Gnn, ModelConfig, PropagationModel, choose_sizes
 from verfedgnn.config.rules import find_conflict
-from verfedgnn.config.sections import Section, SplitConfig, TrainingConfig
+from verfedgnn.config.sections import (
+    ExchangeConfig,
+    GradientConfig,
+    ProjectedExchange,
+    Section,
+    SplitConfig,
+    TernaryGradients,
+    TrainingConfig,
+)
 from verfedgnn.config.settings import Setting, list_settings, resolve_setting
 from verfedgnn.config.variants import CHOICES, check_variants, merge_trees
 from verfedgnn.core.errors import ConfigError
@@ -28,6 +34,9 @@ from verfedgnn.core.user_rule import UserRule
 
 TWO_PARTIES_NOISE = 0.25
 """Noise on the gradients of two parties (`gradients.noise`)."""
+
+FINAL_ROUNDS = {"ratings": 15, "lists": 6}
+"""Rounds of the trainings on all ratings, which start from the judged ones."""
 
 
 class Config(Section):
@@ -54,6 +63,8 @@ class Config(Section):
     gradients."""
     lists: bool = False
     """Also train a second model that orders lists. It needs model.form = solved and training.gate."""
+    final: bool = True
+    """After the training that is judged, train the model that is served on all ratings. It needs training.gate."""
     unprotected: tuple[Literal["projection", "clip", "degrees", "noise"], ...] = ()
     """Protections that this run may do without. projection: 2q <= N + 1 does not hold; clip: gradients.clip exceeds 0.5;
     degrees: model.estimators is false; noise: parties of a federation draw noise from the shared seed, to repeat a run of one
@@ -130,8 +141,21 @@ class Config(Section):
         """Return the configuration of the model that orders lists. It needs three quarters of the rounds."""
         sizes = next((sizes for _, sizes in SIZES if self.model.dim <= sizes.dim), SIZES[-1][1])
         lists = {"model.biases": False, "model.raters": 0, "model.dim": sizes.lists if self.model.dim else 0}
-        rounds = max(1, 3 * self.training.epochs // 4)
+        final = self.split.kind == "all"
+        rounds = FINAL_ROUNDS["lists"] if final else max(1, 3 * self.training.epochs // 4)
+        lists |= {"training.evaluate_every": rounds} if final else {}
         return self.with_values(lists | {"lists": False, "training.epochs": rounds})
+
+    @property
+    def trains_final(self) -> bool:
+        """Return whether what is served is trained on all ratings, after the judged training."""
+        return self.final and self.training.gate and self.split.kind != "all"
+
+    def for_final(self) -> Config:
+        """Return the configuration of the training on all ratings, which starts from the judged one and needs few rounds."""
+        rounds = FINAL_ROUNDS["ratings"] if self.model.form == "solved" else self.training.epochs
+        every = {"training.epochs": rounds, "training.evaluate_every": rounds, "training.patience": 0}
+        return self.with_values({"split.kind": "all"} | every)
 
     def for_parties(self, count: int) -> Config:
         """Return the configuration that `count` parties use: two parties see each other's gradients, so they add noise."""

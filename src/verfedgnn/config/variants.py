@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from verfedgnn.config.exchange_modes import ExchangeConfig
-from verfedgnn.config.gradient_mechanisms import GradientConfig
 from verfedgnn.config.model_forms import ModelConfig
-from verfedgnn.config.sections import Section
+from verfedgnn.config.sections import ExchangeConfig, GradientConfig, Section
 from verfedgnn.core.option_names import setting
 
 

@@ -26,7 +26,11 @@ class DataError(VerFedGNNError, ValueError):
 class MissingColumns(DataError):
     """A table without the columns that are needed, or without those that were named."""
 
-    def __init__(self, what: str, columns: Mapping[str, str], advice: str = "") -> None:
+    def __init__(
+        self, what: str, columns: Mapping[str, str], advice: str = "", *, only_ratings: bool = False
+    ) -> None:
+        self.only_ratings = only_ratings
+        """Whether the table has everything but ratings, and no column that could hold them."""
         naming = option("columns", columns)
         guessed = UNKNOWN_COLUMN not in columns.values()
         many = list(columns.values()).count(UNKNOWN_COLUMN) > 1

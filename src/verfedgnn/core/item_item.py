@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from verfedgnn.core.choices import Choices
 from verfedgnn.core.pairs import Pairs
 
 Scores = TypeVar("Scores")
@@ -76,7 +77,12 @@ class ItemScores:
 
 
 def fit_item_scores(
-    train: Pairs, users: int, items: int, dampings: Sequence[float], error: Callable[[ItemScores], float]
+    train: Pairs,
+    users: int,
+    items: int,
+    dampings: Sequence[float],
+    error: Callable[[ItemScores], float],
+    choices: Choices,
 ) -> ItemScores:
     """Fit EASE for lists on a party's training pairs, with the lambda among `dampings` that has the least `error`."""
 
@@ -92,7 +98,7 @@ def fit_item_scores(
             items,
         )
 
-    return _choose(fit, dampings, error)
+    return _choose(fit, dampings, error, choices)
 
 
 def fit_residuals(
@@ -101,6 +107,7 @@ def fit_residuals(
     items: int,
     dampings: Sequence[float],
     error: Callable[[tuple[Tensor, Tensor]], float],
+    choices: Choices,
 ) -> tuple[Tensor, Tensor]:
     """Fit EASE for ratings, and return vectors of users (N, R) and items (M_p, R) whose product is X B.
 
@@ -121,16 +128,18 @@ def fit_residuals(
         vectors, scores = (torch.from_numpy(part.astype(np.float32)).to(device) for part in (basis, whole))
         return vectors, scores
 
-    return _choose(fit, dampings, error)
+    return _choose(fit, dampings, error, choices)
 
 
 def _choose(
-    fit: Callable[[float, int], Scores], dampings: Sequence[float], error: Callable[[Scores], float]
+    fit: Callable[[float, int], Scores],
+    dampings: Sequence[float],
+    error: Callable[[Scores], float],
+    choices: Choices,
 ) -> Scores:
     """Choose lambda in trials on the items with the most ratings, and return the fit on all that are included."""
-    trials = [fit(damping, TRIAL_ITEMS) for damping in dampings]
-    chosen = min(range(len(trials)), key=lambda trial: error(trials[trial]))
-    return fit(dampings[chosen], MOST_ITEMS)
+    damping = choices.choose("EASE", dampings, lambda option: error(fit(option, TRIAL_ITEMS)))
+    return fit(damping, MOST_ITEMS)
 
 
 def _matrix(

@@ -17,11 +17,13 @@ the parties share how many ratings each user has and the sum of their residuals.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
+from verfedgnn.core.choices import Choices
 from verfedgnn.core.pairs import Pairs
 
 Floats = NDArray[np.float64]
@@ -54,19 +56,25 @@ class Means:
         return self.residual_sum / (self.count + self.user_damping)
 
     def federated_offset(
-        self, others: Floats, unit: float, valid: Pairs, scale: tuple[float, float]
+        self, others: Floats, unit: float, valid: Pairs, scale: tuple[float, float], choices: Choices
     ) -> Floats:
         """Return b_u (N,), shrunk towards the others' mean; lambda_u and c are chosen on the validation part.
 
         `others` are the other parties' number of ratings of each user and the sum of their residuals, in units of the scale (N, 2).
         """
         number = np.maximum(others[:, 0], 0.0)  # noise can make a number negative
-        candidates = []
-        for damping, prior in product(USER_DAMPINGS, PRIOR_WEIGHTS):
+
+        def offset(option: tuple[float, float]) -> Floats:
+            damping, prior = option
             elsewhere = unit * others[:, 1] / (number + prior)
-            offset = (self.residual_sum + damping * elsewhere) / (self.count + damping)
-            candidates.append((self.squared_error(offset, valid, scale), offset))
-        return min(candidates, key=lambda found: found[0])[1]
+            return (self.residual_sum + damping * elsewhere) / (self.count + damping)
+
+        options = list(product(USER_DAMPINGS, PRIOR_WEIGHTS))
+        return offset(
+            choices.choose(
+                "federated means", options, lambda option: self.squared_error(offset(option), valid, scale)
+            )
+        )
 
     def squared_error(self, user_offset: Floats, pairs: Pairs, scale: tuple[float, float]) -> float:
         """Return the squared error of these means on `pairs`, clipped to the rating scale."""
@@ -75,24 +83,37 @@ class Means:
         return float(np.square(predicted.clip(*scale) - rating).sum())
 
 
-def fit_means(train: Pairs, valid: Pairs, users: int, items: int, scale: tuple[float, float]) -> Means:
+def fit_means(
+    train: Pairs,
+    valid: Pairs,
+    users: int,
+    items: int,
+    scale: tuple[float, float],
+    choices: Choices | None = None,
+) -> Means:
     """Fit a party's means on its training pairs; choose both dampings on its validation pairs."""
     user, item, rating = arrays(train)
     mean = float(rating.mean()) if len(rating) else sum(scale) / 2
     item_count = np.bincount(item, minlength=items)
     item_sum = np.bincount(item, rating - mean, items)
     count = np.bincount(user, minlength=users).astype(np.float64)
-    best: tuple[float, Means] | None = None
-    for item_damping in ITEM_DAMPINGS:
+
+    @lru_cache(1)
+    def residuals(item_damping: float) -> tuple[Floats, Floats]:
         item_offset = item_sum / (item_damping + item_count)
-        residual_sum = np.asarray(np.bincount(user, rating - mean - item_offset[item], users), np.float64)
-        for user_damping in USER_DAMPINGS:
-            means = Means(mean, item_offset, residual_sum, count, user_damping)
-            error = means.squared_error(means.user_offset, valid, scale)
-            if best is None or error < best[0]:
-                best = (error, means)
-    assert best is not None
-    return best[1]
+        return item_offset, np.asarray(
+            np.bincount(user, rating - mean - item_offset[item], users), np.float64
+        )
+
+    def fit(option: tuple[float, float]) -> Means:
+        item_damping, user_damping = option
+        return Means(mean, *residuals(item_damping), count, user_damping)
+
+    def error(option: tuple[float, float]) -> float:
+        means = fit(option)
+        return means.squared_error(means.user_offset, valid, scale)
+
+    return fit((choices or Choices()).choose("means", list(product(ITEM_DAMPINGS, USER_DAMPINGS)), error))
 
 
 def arrays(pairs: Pairs) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:

@@ -14,34 +14,48 @@ from verfedgnn.data.rating_checks import make_ratings
 from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn.data.ratings import Ratings
 from verfedgnn.data.splits import (
+    NEWCOMER,
     TEST,
     TRAIN,
+    UNUSED,
     VALID,
     cap_ratings,
+    choose_dates,
+    draw_withheld,
+    split_by_date,
     split_by_rating,
-    split_by_time,
-    split_newcomers,
+    suits,
+    withhold,
 )
 from verfedgnn.data.synthetic import synthetic_ratings
+from verfedgnn.data.twins import Twins, find_twins, twin_cases
 
 __all__ = [
+    "NEWCOMER",
     "TEST",
     "TRAIN",
+    "UNUSED",
     "VALID",
     "PartyData",
     "Ratings",
+    "Twins",
     "align_users",
     "cap_ratings",
     "check_parties",
+    "choose_dates",
+    "draw_withheld",
     "find_pooled_items",
+    "find_twins",
     "make_ratings",
     "pool_parties",
     "read_parties",
     "read_ratings",
     "select_densest",
+    "split_by_date",
     "split_by_rating",
-    "split_by_time",
     "split_items",
-    "split_newcomers",
+    "suits",
     "synthetic_ratings",
+    "twin_cases",
+    "withhold",
 ]

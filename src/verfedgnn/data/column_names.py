@@ -1,11 +1,15 @@
-"""Matching of a table's columns to roles such as user, item and rating, by common names or by the option `columns`."""
+"""A table with its columns by role, such as user, item and rating; roles are matched by common names or the option `columns`."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+
+import pyarrow as pa
 
 from verfedgnn.core.errors import UNKNOWN_COLUMN, DataError, MissingColumns
 from verfedgnn.core.option_names import option
+from verfedgnn.data.text_files import TextTable
 
 RATING_ROLES = ("user", "item", "rating")
 
@@ -32,6 +36,26 @@ SYNONYMS = {
     " recipe course podcast app title name",
     "rating": "grade mark vote points note value feedback",
 }
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of any source: a file, a query of a database, or columns in memory. Rows are read on demand."""
+
+    names: dict[str, str]
+    """The table's column of each role."""
+    read: Callable[[dict[str, str]], Iterator[pa.RecordBatch]]
+    """Function that yields such columns in batches, by role."""
+    at: Callable[[int], str]
+    """Function that describes the place of a row for messages."""
+    unit: str = "row"
+    """Unit of places: "line" for text files, "position" for tables in memory, which are counted from 0, else "row"."""
+    text: TextTable | None = None
+    """The text file, if the table is one."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in batches, with one column per role."""
+        return self.read(self.names)
 
 
 def if_events() -> str:
@@ -88,7 +112,12 @@ def match_columns(
         )
         shown = ", ".join(column[:30] for column in found[:12]) + (", ..." if len(found) > 12 else "")
         events = f"; {if_events()}" if missing == ["rating"] else ""
-        raise MissingColumns(f"{source}: {lack}; its columns are: {shown}", named, f"{advice}{events}")
+        raise MissingColumns(
+            f"{source}: {lack}; its columns are: {shown}",
+            named,
+            f"{advice}{events}",
+            only_ratings=missing == ["rating"] and not absent and "rating" not in guesses,
+        )
     return names
 
 

@@ -1,11 +1,12 @@
-"""Checks of a source of ratings: every kind of problem in one pass, with its count and its first places.
+"""Checks of sources of ratings: every kind of problem with its first places, the overlap of users, and what a training will meet.
 
 A source is usable exactly when `read_ratings` with the same options reads it. Everything else is a warning.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +16,30 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, MissingColumns
-from verfedgnn.core.option_names import option
-from verfedgnn.data.column_names import RATING_ROLES
+from verfedgnn.core.option_names import option, worded
+from verfedgnn.data.column_names import RATING_ROLES, Table
 from verfedgnn.data.ids import TEXT
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_checks import SHOWN, CheckedRows, DataProblem, check_rows, used_ids
 from verfedgnn.data.rating_distribution import Distribution, describe_ratings
-from verfedgnn.data.rating_reader import as_ratings, list_tables, locate, read_ratings
+from verfedgnn.data.rating_reader import as_ratings, is_synthetic, list_tables, locate
 from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
 from verfedgnn.data.read_options import is_address, redact
-from verfedgnn.data.table_sources import (
-    MemorySource,
-    PlainTable,
-    TextSource,
-    is_inter,
-    open_memory,
-    open_table,
-    read_rows,
-)
-from verfedgnn.data.text_files import EncodingError
+from verfedgnn.data.table_sources import is_inter, open_memory, open_table, read_rows, read_text
 from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time, shorten
 
 FEW = 5
 """Number of ratings below which little can be learnt about a user."""
+MOST_RATIO = 1.5
+"""Largest ratio of two rating scales' widths without a warning."""
+FEWEST_SHARED = 0.5
+"""Share of users at two or more parties below which the overlap is called small."""
+FEWEST_RATINGS = 30
+"""Ratings of a party below which its validation or test part may be empty, so that `train` refuses it."""
+FEWEST_USERS = 20
+"""Users below which a result says nothing about others."""
+PARTIES = 10
+"""Parties among which `train` divides the items of one source by default."""
 _SHOWN_OF = {
     "not-a-number": "rating",
     "infinite": "rating",
@@ -123,142 +125,37 @@ def check_source(name: str, source: Any, *, now: int | None = None, **options: A
 
     A source is a path or a name, or a table in memory as `as_ratings` takes it.
     """
-    stored = isinstance(source, str | Path)
-    shown = redact(source) if stored else "in memory"
+    shown = redact(source) if isinstance(source, str | Path) else "in memory"
     try:
-        if not stored:
-            if isinstance(source, Ratings) or options.get("events") is not None:
-                return _check_ratings(name, shown, as_ratings(source, name=name, **options), now)
-            opened = open_memory(source, name, options.get("columns") or {}, RATING_ROLES)
-            return _check_rows(name, shown, _read_table(opened), now, "error", options)
         plain = _find_plain(source, options)
         if plain is None:
-            return _check_ratings(name, shown, read_ratings(source, **options), now)
+            return _check_ratings(name, shown, as_ratings(source, name=name, **options), now)
+        if not isinstance(plain, str | Path):
+            table = open_memory(plain, name, options.get("columns") or {}, RATING_ROLES)
+            return _check_table(name, shown, table, now, options)
+        repeated = options.get("duplicates") or ("first" if is_inter(plain) else "error")
         opening: dict[str, Any] = {
             key: options.get(key) for key in ("columns", "encoding", "delimiter", "query")
         }
-        try:
-            table = _read_table(open_table(plain, **opening))
-        except EncodingError:
-            # latin-1 decodes any file.
-            latin = open_table(plain, **opening | {"encoding": "latin-1"})
-            table = _read_table(latin, _find_undecodable(open_table(plain, **opening)))
-        repeated = "first" if is_inter(plain) else "error"
-        return _check_rows(name, redact(plain), table, now, repeated, options)
+        return _check_table(
+            name, redact(plain), open_table(plain, **opening), now, {**options, "duplicates": repeated}
+        )
     except MissingColumns as error:
+        if error.only_ratings:
+            return _check_ratings(name, shown, as_ratings(source, name=name, **options), now)
         return replace(_unreadable(name, shown, error), columns=error.flags)
     except DataError as error:
         return _unreadable(name, shown, error)
 
 
-@dataclass(frozen=True, eq=False)
-class _ReadTable:
-    """The readable rows of a table, valid or not, with one column per role."""
-
-    rows: pa.Table
-    unread: tuple[DataProblem, ...]
-    """Problems of the rows that could not be read, with their lines."""
-    unit: str
-    """Unit of places in messages."""
-    number: Callable[[list[int]], dict[int, int]]
-    """Function that returns the lines, or the numbers, of some rows."""
-
-
-def _read_table(opened: PlainTable, *unread: DataProblem) -> _ReadTable:
-    """Read users, items, ratings and times; other columns need no check."""
-    roles = {role: name for role, name in opened.names.items() if role in (*RATING_ROLES, "time")}
-    opened = replace(opened, names=roles)
-    if not isinstance(opened, TextSource):
-        first = 0 if isinstance(opened, MemorySource) else 1
-        rows = read_rows(opened.batches(), list(roles))
-        return _ReadTable(
-            rows, (), "row" if first else "position", lambda wanted: {r: r + first for r in wanted}
-        )
-    text = opened.text
-    broken: list[int] = []
-    rows = read_rows(opened.batches(broken), list(roles))
-    gaps = np.array(broken, np.int64)
-
-    def number(wanted: list[int]) -> dict[int, int]:
-        records = np.array(wanted, np.int64) + text.header
-        # Removing the j broken records before broken record j shifts it by j; compare the shifted positions.
-        records += np.searchsorted(gaps - np.arange(len(gaps)), records, "right")
-        lines = text.lines(records.tolist())
-        return {row: lines[record] for row, record in zip(wanted, records.tolist(), strict=True)}
-
-    if broken:
-        where = text.lines(broken[:SHOWN])
-        remedy = f"correct them, or name the delimiter with {option('delimiter')} (now {text.delimiter!r})"
-        said = f"{format_count(len(broken), 'line')} {'has' if len(broken) == 1 else 'have'} too few or too many fields"
-        places = tuple(where[record] for record in broken[:SHOWN])
-        unread = (*unread, DataProblem("broken", said, remedy, len(broken), places, fatal=True))
-    return _ReadTable(rows, unread, "line", number)
-
-
-def _find_undecodable(opened: PlainTable) -> DataProblem:
-    """Return the problem of lines that are not in the encoding of a text table."""
-    assert isinstance(opened, TextSource)
-    lines = opened.text.undecodable()
-    first = tuple(islice(lines, SHOWN))
-    count = len(first) + sum(1 for _ in lines)
-    verb = "is" if count == 1 else "are"
-    said = f"{format_count(count, 'line')} {verb} not {opened.text.encoding or 'utf-8'} text"
-    remedy = f"give the encoding of the file, for example {option('encoding', 'latin-1')}"
-    return DataProblem("encoding", said, remedy, count, first, fatal=True)
-
-
-def measure_overlap(found: Sequence[CheckedSource]) -> UserOverlap:
-    """Compare the ids of several sources, in the clear."""
-    pairs = [(a, b) for k, a in enumerate(found) for b in found[k + 1 :]]
-    shared_items = [
-        (a.name, b.name, int(pc.sum(pc.is_in(a.items, value_set=b.items)).as_py() or 0)) for a, b in pairs
-    ]
-    without_case = _membership([pc.utf8_lower(each.users).unique() for each in found])
-    return UserOverlap(
-        len(found),
-        _regions(found),
-        int((without_case.sum(1) > 1).sum()),
-        tuple(pair for pair in shared_items if pair[2]),
-    )
-
-
-def _regions(found: Sequence[CheckedSource]) -> tuple[OverlapRegion, ...]:
-    member = _membership([each.users for each in found])
-    ratings = np.zeros(len(member), np.int64)
-    for each, codes in zip(found, _codes([each.users for each in found]), strict=True):
-        ratings[codes] += each.counts
-    packed, region_of = np.unique(np.packbits(member, axis=1), axis=0, return_inverse=True)
-    users = np.bincount(region_of.reshape(-1), minlength=len(packed))
-    rated = np.bincount(region_of.reshape(-1), ratings, minlength=len(packed)).astype(np.int64)
-    at = np.unpackbits(packed, axis=1, count=len(found)).astype(bool)
-    regions = [
-        OverlapRegion(tuple(found[p].name for p in np.flatnonzero(row).tolist()), int(count), int(amount))
-        for row, count, amount in zip(at, users, rated, strict=True)
-    ]
-    return tuple(sorted(regions, key=lambda region: (-region.users, len(region.parties))))
-
-
-def _membership(ids: Sequence[pa.Array]) -> NDArray[np.bool_]:
-    """Return which user of the union is in which of the lists of distinct ids (users, lists)."""
-    codes = _codes(ids)
-    member = np.zeros((1 + max((int(one.max()) for one in codes if len(one)), default=-1), len(ids)), bool)
-    for column, one in enumerate(codes):
-        member[one, column] = True
-    return member
-
-
-def _codes(ids: Sequence[pa.Array]) -> list[NDArray[np.int64]]:
-    """Return, for each list, the number of each id in the union of all lists."""
-    every = pa.concat_arrays([one.cast(TEXT) for one in ids]).dictionary_encode().indices.to_numpy()
-    return np.split(every.astype(np.int64), np.cumsum([len(one) for one in ids])[:-1])
-
-
-def _find_plain(source: str | Path, options: Mapping[str, Any]) -> str | Path | None:
-    """Return the table to check row by row, or None for synthetic data, events and publishers' layouts, which have readers."""
-    if options.get("events") is not None or (str(source) == "synthetic" and not Path(source).exists()):
+def _find_plain(source: Any, options: Mapping[str, Any]) -> Any:
+    """Return the table to check row by row, or None for ratings, synthetic data, events and publishers' layouts."""
+    if options.get("events") is not None or isinstance(source, Ratings):
         return None
-    if is_address(source):
+    if not isinstance(source, str | Path) or is_address(source):
         return source
+    if is_synthetic(source):
+        return None
     path = locate(source)
     if not options.get("columns") and find_layout(path) is not None:
         return None
@@ -268,6 +165,102 @@ def _find_plain(source: str | Path, options: Mapping[str, Any]) -> str | Path | 
     return path
 
 
+def _check_table(
+    name: str, source: str, table: Table, now: int | None, options: Mapping[str, Any]
+) -> CheckedSource:
+    """Check rows one by one."""
+    # Columns of items need no check.
+    roles = {role: column for role, column in table.names.items() if role in (*RATING_ROLES, "time")}
+    text = table.text
+    broken: list[int] = []
+    told: list[DataProblem] = []
+    read = table.read if text is None else partial(read_text, text, broken=broken)
+    rows = read_rows(replace(table, names=roles, read=read))
+    if text is not None and broken:
+        where = text.lines(broken[:SHOWN])
+        remedy = f"correct them, or name the delimiter with {option('delimiter')} (now {text.delimiter!r})"
+        said = f"{format_count(len(broken), 'line')} {'has' if len(broken) == 1 else 'have'} too few or too many fields"
+        places = tuple(where[record] for record in broken[:SHOWN])
+        told.append(DataProblem("broken", said, remedy, len(broken), places, fatal=True))
+    checked = check_rows(
+        rows["user"],
+        rows["item"],
+        rows["rating"],
+        rows["time"] if "time" in roles else None,
+        scale=options.get("scale"),
+        duplicates=options.get("duplicates") or "error",
+        missing=options.get("missing") or "error",
+    )
+    good = np.flatnonzero(~checked.bad)
+    user, users = used_ids(checked.user[good], checked.users)
+    item, items = used_ids(checked.item[good], checked.items)
+    columns = (user, item, checked.rating[good], None if checked.time is None else checked.time[good])
+    problems = [*checked.problems, *_find_warnings(*columns, now, good)]
+    catalogue = options.get("catalogue")
+    if catalogue is not None and len(items) > catalogue:
+        said = f"{len(items):,} items have ratings, more than the declared catalogue of {catalogue:,}"
+        remedy = f"declare a larger {option('catalogue')}"
+        problems.append(DataProblem("catalogue", said, remedy, 1, fatal=True))
+    number = _number_rows(table, broken, sorted({row for problem in problems for row in problem.places}))
+    for problem in problems:
+        places = tuple(number[row] for row in problem.places)
+        told.append(replace(problem, places=places, values=_show_values(problem, rows, checked)))
+    shape = describe_ratings(*columns, now)
+    counts = np.bincount(user, minlength=len(users))
+    return CheckedSource(name, source, table.unit, tuple(told), checked.notes, shape, users, counts, items)
+
+
+def _number_rows(table: Table, broken: list[int], rows: list[int]) -> dict[int, int]:
+    """Return the line or the number of some rows, for messages; `broken` records of a text file are no rows."""
+    if table.text is None:
+        return {row: row + (table.unit == "row") for row in rows}
+    gaps = np.array(broken, np.int64)
+    records = np.array(rows, np.int64) + 1
+    # Removing the j broken records before broken record j shifts it by j; compare the shifted positions.
+    records += np.searchsorted(gaps - np.arange(len(gaps)), records, "right")
+    lines = table.text.lines(records.tolist())
+    return {row: lines[record] for row, record in zip(rows, records.tolist(), strict=True)}
+
+
+def measure_overlap(sources: Sequence[CheckedSource]) -> UserOverlap:
+    """Compare the ids of several sources, in the clear."""
+    shared_items = [
+        (one.name, other.name, int(pc.sum(pc.is_in(one.items, value_set=other.items)).as_py() or 0))
+        for one, other in combinations(sources, 2)
+    ]
+    without_case = _number_users([pc.utf8_lower(source.users).unique() for source in sources])
+    at_parties = np.bincount(np.concatenate(without_case))
+    return UserOverlap(
+        len(sources),
+        _regions(sources),
+        int((at_parties > 1).sum()),
+        tuple(pair for pair in shared_items if pair[2]),
+    )
+
+
+def _regions(sources: Sequence[CheckedSource]) -> tuple[OverlapRegion, ...]:
+    codes = _number_users([source.users for source in sources])
+    size = 1 + max((int(numbers.max()) for numbers in codes if len(numbers)), default=-1)
+    member, ratings = np.zeros((size, len(sources)), bool), np.zeros(size, np.int64)
+    for party, (source, numbers) in enumerate(zip(sources, codes, strict=True)):
+        member[numbers, party] = True
+        ratings[numbers] += source.counts
+    at, region_of = np.unique(member, axis=0, return_inverse=True)
+    users = np.bincount(region_of.reshape(-1), minlength=len(at))
+    rated = np.bincount(region_of.reshape(-1), ratings, minlength=len(at)).astype(np.int64)
+    regions = [
+        OverlapRegion(tuple(sources[p].name for p in np.flatnonzero(row).tolist()), int(count), int(amount))
+        for row, count, amount in zip(at, users, rated, strict=True)
+    ]
+    return tuple(sorted(regions, key=lambda region: (-region.users, len(region.parties))))
+
+
+def _number_users(ids: Sequence[pa.Array]) -> list[NDArray[np.int64]]:
+    """Return, for each list, the number of each id in the union of all lists."""
+    union = pa.concat_arrays([users.cast(TEXT) for users in ids]).dictionary_encode().indices.to_numpy()
+    return np.split(union.astype(np.int64), np.cumsum([len(users) for users in ids])[:-1])
+
+
 def _check_ratings(name: str, source: str, ratings: Ratings, now: int | None) -> CheckedSource:
     shape = describe_ratings(ratings.user, ratings.item, ratings.rating, ratings.time, now)
     problems = _find_warnings(ratings.user, ratings.item, ratings.rating, ratings.time, now)
@@ -275,46 +268,6 @@ def _check_ratings(name: str, source: str, ratings: Ratings, now: int | None) ->
     users = pa.array(ratings.user_ids, TEXT)
     items = pa.array(ratings.item_ids, TEXT)
     return CheckedSource(name, source, "row", tuple(problems), ratings.notes, shape, users, counts, items)
-
-
-def _check_rows(
-    name: str, source: str, table: _ReadTable, now: int | None, duplicates: str, options: Mapping[str, Any]
-) -> CheckedSource:
-    """Check rows one by one; `duplicates` says how to treat repeated pairs if the options do not."""
-    rows = table.rows
-    found = check_rows(
-        rows["user"],
-        rows["item"],
-        rows["rating"],
-        rows["time"] if "time" in rows.column_names else None,
-        scale=options.get("scale"),
-        duplicates=options.get("duplicates") or duplicates,
-        missing=options.get("missing") or "error",
-    )
-    good = np.flatnonzero(~found.bad)
-    user, users = used_ids(found.user[good], found.users)
-    item, items = used_ids(found.item[good], found.items)
-    rating = found.rating[good]
-    time = None if found.time is None else found.time[good]
-    problems = [*found.problems, *_find_warnings(user, item, rating, time, now, good)]
-    catalogue = options.get("catalogue")
-    if catalogue is not None and len(items) > catalogue:
-        text = f"{len(items):,} items have ratings, more than the declared catalogue of {catalogue:,}"
-        problems.append(
-            DataProblem("catalogue", text, f"declare a larger {option('catalogue')}", 1, fatal=True)
-        )
-    number = table.number(sorted({row for problem in problems for row in problem.places}))
-    placed = [
-        replace(
-            each, places=tuple(number[row] for row in each.places), values=_show_values(each, rows, found)
-        )
-        for each in problems
-    ]
-    shape = describe_ratings(user, item, rating, time, now)
-    return CheckedSource(
-        *(name, source, table.unit, (*table.unread, *placed), found.notes, shape, users),
-        *(np.bincount(user, minlength=len(users)), items),
-    )
 
 
 def _show_values(problem: DataProblem, rows: pa.Table, found: CheckedRows) -> tuple[str, ...]:
@@ -383,3 +336,153 @@ def _unreadable(name: str, source: str, error: DataError) -> CheckedSource:
     nobody = pa.array([], TEXT)
     problem = DataProblem("unreadable", str(error), "", 1, fatal=True)
     return CheckedSource(name, source, "row", (problem,), (), None, nobody, np.zeros(0, np.int64), nobody)
+
+
+# -- what a training will meet -------------------------------------------------------------------------------------------------
+
+
+def foresee_training(found: Sequence[CheckedSource], overlap: UserOverlap | None) -> list[str]:
+    """Return warnings about a training with these sources, each with its remedy; `overlap` is that of several sources."""
+    if not all(each.usable for each in found):
+        return []
+    warnings = _foresee_sizes(found)
+    return warnings if overlap is None else warnings + _foresee_federation(found, overlap)
+
+
+def fitting_parties(found: Sequence[CheckedSource]) -> int | None:
+    """Return how many parties the items of one source can be divided among; None if the default fits."""
+    shape = found[0].shape
+    if len(found) > 1 or shape is None:
+        return None
+    most = min(shape.items, shape.ratings // FEWEST_RATINGS)
+    return None if most >= PARTIES else max(1, most)
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What follows from a check."""
+
+    usable: bool
+    """Whether a training takes the sources."""
+    text: str
+    """What a training will do with them, or why it refuses them and what to do."""
+    doubtful: bool = False
+    """Whether a training may refuse the sources, because one of them is very small."""
+
+
+def conclude(
+    found: Sequence[CheckedSource], overlap: UserOverlap | None, *, named: bool = False
+) -> Conclusion:
+    """Say what a training will do with these sources, or why it refuses them and what to do.
+
+    `named` says that one table was given as one party by name, which `fit` does not divide.
+    """
+    refusal = _find_refusal(found, overlap, named)
+    if refusal is not None:
+        return Conclusion(False, f"This cannot be trained, because {refusal}")
+    small = [each for each in found if each.shape is not None and each.shape.ratings < FEWEST_RATINGS]
+    if small:
+        reason = f"{small[0].name} has fewer than {FEWEST_RATINGS} ratings"
+        return Conclusion(
+            True, f"A training may refuse this, because {reason}. Add ratings, then check again.", True
+        )
+    return Conclusion(True, _describe_outlook(found, overlap))
+
+
+def _find_refusal(found: Sequence[CheckedSource], overlap: UserOverlap | None, named: bool) -> str | None:
+    """Return why a training refuses these sources, and the remedy; None if it takes them."""
+    broken = [each for each in found if not each.usable]
+    if broken:
+        names = " and ".join(each.name for each in broken)
+        first = next(problem.text for problem in broken[0].problems if problem.fatal)
+        reason = first.removeprefix(f"{broken[0].name}: ").partition("; ")[0]
+        return f"{names} cannot be used ({reason}). Correct it as the errors say, then check again."
+    if overlap is not None and not overlap.usable:
+        return "no user is at two parties. Spell user ids in the same way in all tables, then check again."
+    if named and len(found) == 1:
+        parties = fitting_parties(found) or PARTIES
+        return (
+            f"'{found[0].name}' is the only party and joining needs two or more. Pass one table per party, or try it on "
+            f"one catalogue with `fit(table, parties={parties})`."
+        )
+    return None
+
+
+def _describe_outlook(found: Sequence[CheckedSource], overlap: UserOverlap | None) -> str:
+    """Say in a sentence what a training will do with these usable sources."""
+    if lists_only(found):
+        return "A source has equal ratings only, so there are no ratings to predict; training learns lists from them."
+    if overlap is None:
+        parties = fitting_parties(found) or PARTIES
+        return worded(
+            f"One source: `train` divides its items at random among parties ({parties} here), which simulates a federation. "
+            "Use `--by COLUMN`, or one source per party, for parties that exist.",
+            f"One table: `fit(table, parties={parties})` divides its items at random among parties, which simulates a federation. "
+            "Pass one table per party for parties that exist.",
+        )
+    users, _ = overlap.count_from(1)
+    return (
+        f"{len(found)} sources can be trained together: {overlap.shared:,} of {users:,} users "
+        f"({100 * overlap.shared / users:.0f} %) are at two or more parties, and the others take part as well."
+    )
+
+
+def lists_only(found: Sequence[CheckedSource]) -> bool:
+    """Return whether all ratings of a source are equal, so that only lists can be learnt from it."""
+    return any(each.shape is not None and each.shape.lowest == each.shape.highest for each in found)
+
+
+def _foresee_sizes(found: Sequence[CheckedSource]) -> list[str]:
+    """Return warnings about sources that are too small to train or to judge."""
+    warnings = []
+    for each in found:
+        shape = each.shape
+        if shape is None:
+            continue
+        if shape.ratings < FEWEST_RATINGS:
+            warnings.append(
+                f"{each.name} has {format_count(shape.ratings, 'rating')}: its validation or test part may be empty, and "
+                "training refuses that; add ratings"
+            )
+        elif shape.users < FEWEST_USERS:
+            warnings.append(
+                f"{each.name} has {format_count(shape.users, 'user')}: training runs, but its figures say nothing about other "
+                "users; add users"
+            )
+    parties = fitting_parties(found)
+    shape = found[0].shape
+    if parties is not None and shape is not None:
+        warnings.append(
+            f"{format_count(shape.items, 'item')} with {format_count(shape.ratings, 'rating')} are too few for {PARTIES} "
+            f"parties: pass {option('parties', parties)} to {worded('`train`', '`fit`')}"
+        )
+    return warnings
+
+
+def _foresee_federation(found: Sequence[CheckedSource], overlap: UserOverlap) -> list[str]:
+    """Return warnings about several sources together."""
+    warnings = []
+    if len(found) == 2:
+        warnings.append(
+            "there are two parties: either can subtract its own part from a sum, so both add noise; with a third "
+            "party, masks hide more than noise does"
+        )
+    scales = [(each.name, each.shape.lowest, each.shape.highest) for each in found if each.shape is not None]
+    widths = [(high - low, name, low, high) for name, low, high in scales if high > low]
+    if widths and max(widths)[0] > MOST_RATIO * min(widths)[0]:
+        one, other = (
+            f"{name} rates from {low:g} to {high:g}" for _, name, low, high in (min(widths), max(widths))
+        )
+        scale = option("own", {"...": {"scale": (1, 5)}})
+        warnings.append(
+            f"{one}, {other}: errors are in each party's own unit, so compare parties, not the overall RMSE; declare both "
+            f"scales with {worded('--scale NAME:LOW,HIGH', scale)}"
+        )
+    users, _ = overlap.count_from(1)
+    alone = users - overlap.shared
+    if overlap.shared and overlap.shared < FEWEST_SHARED * users:
+        warnings.append(
+            f"{alone:,} of {users:,} users are at one party only: they take part and are served, but only shared users "
+            f"connect the parties; look at the lift by other parties ({worded('`train --lift`', '`lift()`')})"
+        )
+    return warnings

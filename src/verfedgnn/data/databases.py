@@ -6,9 +6,8 @@ by Python's sqlite3 module. Ratings are the rows of a query, or of the only tabl
 
 import re
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
-from verfedgnn.data.column_names import if_events, match_columns
+from verfedgnn.data.column_names import Table, if_events
 from verfedgnn.data.read_options import address_name, check_address, redact, remove_secrets
 
 ROWS = 1 << 16
@@ -148,41 +147,25 @@ def connect(source: str | Path, head: bytes | None) -> Iterator[Engine]:
             yield DuckDB(database)
 
 
-@dataclass(frozen=True)
-class DatabaseTable:
-    """A query with its columns by role. Rows are read on demand."""
-
-    source: str | Path
-    head: bytes | None
-    """First bytes of the file; None for a server."""
-    query: str
-    names: dict[str, str]
-    """Column of the query for each role."""
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in batches, one column per role."""
-        with connect(self.source, self.head) as engine:
-            yield from engine.batches(self.query, self.names)
-
-    def at(self, row: int) -> str:
-        """Describe the place of a row for messages."""
-        label = address_name(str(self.source)) if self.head is None else Path(self.source).name
-        return f"row {row + 1} of {label}"
-
-
 def open_database(
     source: str | Path,
     head: bytes | None,
-    *,
     query: str | None,
-    columns: Mapping[str, str],
+    match: Callable[..., dict[str, str]],
     required: Sequence[str],
-    keep: Sequence[str],
-) -> DatabaseTable:
-    """Return the table of a query; without one, the only table or view with the required columns."""
+) -> Table:
+    """Return the table of a query; without one, the only table or view with the required columns.
 
-    def match(there: Sequence[str], source: str) -> dict[str, str]:
-        return match_columns(there, columns, required=required, keep=keep, source=source)
+    `match` is `match_columns` with the user's wishes.
+    """
+
+    def table_of(query: str, names: dict[str, str]) -> Table:
+        def read(columns: dict[str, str]) -> Iterator[pa.RecordBatch]:
+            with connect(source, head) as engine:
+                yield from engine.batches(query, columns)
+
+        place = address_name(str(source)) if head is None else Path(source).name
+        return Table(names, read, lambda row: f"row {row + 1} of {place}")
 
     label = redact(source)
     with connect(source, head) as engine:
@@ -192,19 +175,18 @@ def open_database(
                 raise DataError(
                     '--query is empty; give a select statement, for example --query "select * from ratings"'
                 )
-            there = engine.names(asked)
-            return DatabaseTable(source, head, asked, match(there, "the query"))
+            return table_of(asked, match(engine.names(asked), source="the query"))
         tables = engine.tables()
     suitable = {}
     for table, there in tables.items():
         try:
-            suitable[table] = match(there, f"{label}, table {table}")
+            suitable[table] = match(there, source=f"{label}, table {table}")
         except DataError:
             if len(tables) == 1:
                 raise
     if len(suitable) == 1:
         ((table, names),) = suitable.items()
-        return DatabaseTable(source, head, f"select * from {table}", names)
+        return table_of(f"select * from {table}", names)
     if suitable:
         raise DataError(
             f"{label} has {len(suitable)} tables with {', '.join(required)}: {', '.join(suitable)}; choose one with"

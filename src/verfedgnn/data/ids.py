@@ -20,13 +20,10 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
 
-TEXT = pa.string()
-LARGE_TEXT = pa.large_string()
-"""Text whose offsets have 64 bits, for columns of ids with more than 2 GiB."""
-CODED_TEXT = pa.dictionary(pa.int32(), TEXT)
+TEXT = pa.large_string()
+"""Text whose offsets have 64 bits, since a column of ids may have more than 2 GiB."""
+CODED_TEXT = pa.dictionary(pa.int32(), pa.string())
 """Text that is held once per distinct value, with four bytes a row."""
-MOST_TEXT_BYTES = 1 << 30
-"""Number of bytes from which ids are converted to `LARGE_TEXT`."""
 StrArray = NDArray[np.str_]
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 
@@ -48,8 +45,6 @@ def as_text(values: Any, what: str) -> Column:
         codes, distinct = encode_unordered(array)
         return as_text(distinct, what).take(pa.array(codes, mask=codes < 0))
     try:
-        if kind == LARGE_TEXT and array.nbytes > MOST_TEXT_BYTES:
-            return array
         if _casts_to_text(kind):
             return pc.cast(array, TEXT)
         if pa.types.is_floating(kind):
@@ -116,7 +111,7 @@ def _casts_to_text(kind: pa.DataType) -> bool:
     numbers = types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
     times = types.is_timestamp(kind) or types.is_date(kind)
     # Some writers of Parquet store text as binary.
-    return bool(numbers or times or is_text(kind) or kind == pa.string_view() or types.is_binary(kind))
+    return bool(numbers or times or is_text(kind) or types.is_binary(kind))
 
 
 def as_item_text(values: Any, what: str) -> Column:
@@ -139,7 +134,7 @@ def as_item_text(values: Any, what: str) -> Column:
             except pa.ArrowInvalid:
                 return pc.cast(array, TEXT)
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            return pc.binary_join(pc.cast(array, pa.list_(TEXT)), "|")
+            return pc.binary_join(pc.cast(array, pa.list_(pa.string())), "|")
         return pc.cast(array, TEXT)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return pa.array([None if value is None else str(value) for value in array.to_pylist()], TEXT)
@@ -152,7 +147,7 @@ def trim(column: Column) -> Column:
 
 def is_text(kind: pa.DataType) -> bool:
     """Return whether a column of this type holds text."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def to_numpy(array: Column, longest: int | None = None) -> StrArray:
@@ -182,13 +177,7 @@ def order_ids(ids: pa.Array, text: StrArray) -> NDArray[np.int64]:
 
 def sort_ids(ids: StrArray) -> StrArray:
     """Sort ids by `order_ids`, so that all holders of the same ids have them in the same order."""
-    return ids[order_ids(_as_arrow_ids(ids)[0], ids)]
-
-
-def _as_arrow_ids(*arrays: StrArray) -> list[Column]:
-    """Convert arrays of ids to one type of text that holds all of them; NumPy takes four bytes a character, Arrow at most as many."""
-    large = max(ids.nbytes for ids in arrays) > MOST_TEXT_BYTES
-    return [pa.array(ids, type=LARGE_TEXT if large else TEXT) for ids in arrays]
+    return ids[order_ids(pa.array(ids, TEXT), ids)]
 
 
 def encode_unordered(values: Column) -> tuple[NDArray[np.int32], pa.Array]:
@@ -196,21 +185,22 @@ def encode_unordered(values: Column) -> tuple[NDArray[np.int32], pa.Array]:
 
     Nulls have the code -1.
     """
-    if is_text(values.type) and values.nbytes > MOST_TEXT_BYTES:
-        values = pc.cast(values, LARGE_TEXT)
-    found = values if pa.types.is_dictionary(values.type) else pc.dictionary_encode(values)
-    chunks = found.chunks if isinstance(found, pa.ChunkedArray) else [found]
-    if len(chunks) > 1:
-        words = [each.dictionary for each in chunks]
-        if is_text(words[0].type) and sum(each.nbytes for each in words) > MOST_TEXT_BYTES:
-            words = [pc.cast(each, LARGE_TEXT) for each in words]
-        pairs = zip(chunks, words, strict=True)
-        coded = [pa.DictionaryArray.from_arrays(chunk.indices, word) for chunk, word in pairs]
-        chunks = pa.chunked_array(coded).unify_dictionaries().chunks
+    if not pa.types.is_dictionary(values.type):
+        values = pc.dictionary_encode(pc.cast(values, TEXT) if is_text(values.type) else values)
+    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
     if not chunks:
-        return np.empty(0, np.int32), pa.array([], found.type.value_type)
-    codes = [pc.fill_null(pc.cast(chunk.indices, pa.int32()), -1).to_numpy() for chunk in chunks]
-    return np.concatenate(codes), chunks[-1].dictionary
+        return np.empty(0, np.int32), pa.array([], values.type.value_type)
+    words = [
+        pc.cast(each.dictionary, TEXT) if is_text(each.dictionary.type) else each.dictionary
+        for each in chunks
+    ]
+    coded = [
+        pa.DictionaryArray.from_arrays(each.indices, word) for each, word in zip(chunks, words, strict=True)
+    ]
+    if len(coded) > 1:
+        coded = pa.chunked_array(coded).unify_dictionaries().chunks
+    codes = [pc.fill_null(pc.cast(each.indices, pa.int32()), -1).to_numpy() for each in coded]
+    return np.concatenate(codes), coded[-1].dictionary
 
 
 def number_ids(column: Any, what: str) -> tuple[NDArray[np.int32], pa.Array]:
@@ -219,8 +209,6 @@ def number_ids(column: Any, what: str) -> tuple[NDArray[np.int32], pa.Array]:
     Only distinct values are converted to text, not every row.
     """
     values = column if isinstance(column, Column) else _from_python(column, what)
-    if values.type == pa.string_view():
-        values = pc.cast(values, TEXT)
     try:
         codes, distinct = encode_unordered(values)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -245,8 +233,7 @@ def sort_numbered(codes: NDArray[np.int32], distinct: pa.Array) -> tuple[NDArray
 
 def find_positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:
     """Return the position of each id in `among`, or -1 if it is absent."""
-    wanted, known = _as_arrow_ids(ids, among)
-    found = pc.index_in(wanted, value_set=known)
+    found = pc.index_in(pa.array(ids, TEXT), value_set=pa.array(among, TEXT))
     return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
 

@@ -58,39 +58,38 @@ def split_items(
             f"party-{k:0{width}}": np.sort(part) for k, part in enumerate(np.array_split(order, parties))
         }
     else:
-        if by not in ratings.columns:
-            there = ", ".join(ratings.columns) or "none"
-            raise DataError(f"{ratings.name} has no item column {by!r} to split by: there is {there}")
-        values = ratings.columns[by]
-        names, code = np.unique(np.where(values == "", "unknown", values), return_inverse=True)
-        rated = np.bincount(code[ratings.item], minlength=len(names))
-        small = _too_small(rated)
-        if parties is not None and parties < len(names) - len(small) + bool(small):
-            small = set(np.argsort(-rated, kind="stable")[max(1, parties) - 1 :].tolist())
-        groups = {str(name): np.flatnonzero(code == k) for k, name in enumerate(names) if k not in small}
-        if small:
-            groups["other"] = np.flatnonzero(np.isin(code, sorted(small)))
-            merged = ", ".join(str(names[k]) for k in sorted(small))
-            why = "too few ratings for a party each, " if parties is None else ""
-            ratings = ratings.with_notes(f"{merged}: {why}put together as 'other'")
+        groups, note = _group_items(ratings, by, parties)
+        ratings = ratings.with_notes(*note)
     return [
         PartyData(name, replace(ratings.select_items(index), name=name, catalogue=len(index)))
         for name, index in groups.items()
     ]
 
 
-def _too_small(rated: NDArray[np.int64]) -> set[int]:
-    """Return the groups to merge: those with fewer than `FEWEST_RATINGS`, and the next larger one if that is still too few.
-
-    If all groups are that small, none is merged.
-    """
-    order = np.argsort(rated, kind="stable").tolist()
-    small = {k for k in order if rated[k] < FEWEST_RATINGS}
-    if not small or len(small) == len(order):
-        return set()
-    if len(small) == 1 or sum(rated[k] for k in small) < FEWEST_RATINGS:
-        small.add(next(k for k in order if k not in small))
-    return small
+def _group_items(
+    ratings: Ratings, by: str, parties: int | None
+) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
+    """Return the items of each value of a column, and a note about the values that are put together."""
+    if by not in ratings.columns:
+        there = ", ".join(ratings.columns) or "none"
+        raise DataError(f"{ratings.name} has no item column {by!r} to split by: there is {there}")
+    values = ratings.columns[by]
+    names, code = np.unique(np.where(values == "", "unknown", values), return_inverse=True)
+    rated = np.bincount(code[ratings.item], minlength=len(names))
+    order = np.argsort(rated, kind="stable")
+    few = int((rated < FEWEST_RATINGS).sum())
+    if 0 < few < len(names) and (few == 1 or rated[order[:few]].sum() < FEWEST_RATINGS):
+        # The next larger one joins them.
+        few += 1
+    merged = set() if few == len(names) and rated.max() < FEWEST_RATINGS else set(order[:few].tolist())
+    if parties is not None and parties < len(names) - len(merged) + bool(merged):
+        merged = set(np.argsort(-rated, kind="stable")[max(1, parties) - 1 :].tolist())
+    groups = {str(name): np.flatnonzero(code == k) for k, name in enumerate(names) if k not in merged}
+    if not merged:
+        return groups, ()
+    groups["other"] = np.flatnonzero(np.isin(code, sorted(merged)))
+    why = "too few ratings for a party each, " if parties is None else ""
+    return groups, (f"{', '.join(str(names[k]) for k in sorted(merged))}: {why}put together as 'other'",)
 
 
 def parties_from_tables(tables: Sequence[Ratings], users: UserRule = "any") -> list[PartyData]:
@@ -105,11 +104,10 @@ def parties_from_tables(tables: Sequence[Ratings], users: UserRule = "any") -> l
     # If no rating is above 0, half of the highest is not lower than it, and scales cannot be told apart.
     alike = [highest <= 0 or table.scale[1] > highest / 2 for table in tables]
     shared = (min(table.scale[0] for table, same in zip(tables, alike, strict=True) if same), highest)
-    scales = [shared if same else table.scale for table, same in zip(tables, alike, strict=True)]
     declared = all(table.scale_declared for table in tables)
     parties = [
-        PartyData(t.name, replace(t, scale=s, scale_declared=declared))
-        for t, s in zip(tables, scales, strict=True)
+        PartyData(table.name, replace(table, scale=shared if same else table.scale, scale_declared=declared))
+        for table, same in zip(tables, alike, strict=True)
     ]
     return align_users(parties, users)
 
@@ -180,12 +178,11 @@ def declare_sizes(parties: Sequence[PartyData]) -> list[PartyData]:
 
     They reveal something about single ratings, so this is for experiments on one machine only.
     """
-    declared = []
-    for party in parties:
-        table = party.ratings
-        size = table.n_items if table.catalogue is None else table.catalogue
-        declared.append(PartyData(party.name, replace(table, scale_declared=True, catalogue=size)))
-    return declared
+    tables = [replace(party.ratings, scale_declared=True) for party in parties]
+    return [
+        PartyData(party.name, table if table.catalogue is not None else table.with_catalogue(table.n_items))
+        for party, table in zip(parties, tables, strict=True)
+    ]
 
 
 def check_parties(parties: Sequence[PartyData]) -> None:
@@ -274,23 +271,11 @@ def read_parties(
         reading: The same options as texts of the command line.
         **options: Options of `read_ratings` for all tables: columns, missing, duplicates, events, scale, ...
     """
-    if isinstance(data, Mapping):
-        if parties is not None or by is not None:
-            raise ConfigError("parties and by split one table; leave them out if every party has its own")
-        sources, single = {str(name): table for name, table in data.items()}, False
-        if not sources:
-            raise _no_parties()
-    elif isinstance(data, str | Path | list):
-        sources, single = sources_of(data, by=by)
-    elif parties is not None or by is not None:
-        sources, single = {"ratings": data}, True
-    else:
-        named = dict(options.get("columns") or {})
-        found_tables = tables_by_party(data, named.pop("party", None))
-        if found_tables is None:
-            raise one_table()
-        sources, single = found_tables, False
-        options = options | {"columns": named}
+    if isinstance(data, Mapping) and (parties, by) != (None, None):
+        raise ConfigError("parties and by split one table; leave them out if every party has its own")
+    sources, single, options = name_sources(data, options, by=by, whole=(parties, by) != (None, None))
+    if single and (parties, by) == (None, None) and not isinstance(data, str | Path | list):
+        raise one_table()
     unknown = sorted((own or {}).keys() - sources.keys())
     if unknown:
         raise DataError(f"own names {unknown[0]!r}, which is no party; use {', '.join(sources)}")
@@ -315,6 +300,26 @@ def read_parties(
     )
     check_parties(found)
     return found
+
+
+def name_sources(
+    data: Any, options: Mapping[str, Any], *, by: str | None = None, whole: bool = False
+) -> tuple[dict[str, Any], bool, dict[str, Any]]:
+    """Return the sources by name, whether there is a single one to cut, and the options without the column of parties.
+
+    `data` are as in `read_parties`; `whole` says that a data frame is one table whatever its columns are.
+    """
+    if isinstance(data, Mapping):
+        if not data:
+            raise _no_parties()
+        return {str(name): table for name, table in data.items()}, False, dict(options)
+    if isinstance(data, str | Path | list):
+        return *sources_of(data, by=by), dict(options)
+    if whole:
+        return {"ratings": data}, True, dict(options)
+    columns = dict(options.get("columns") or {})
+    tables = tables_by_party(data, columns.pop("party", None))
+    return tables or {"ratings": data}, tables is None, {**options, "columns": columns}
 
 
 def one_table() -> DataError:

@@ -12,38 +12,21 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.column_names import normalise_name
+from verfedgnn.data.column_names import Table, normalise_name
 from verfedgnn.data.ids import CODED_TEXT, TEXT, look_up
-from verfedgnn.data.rating_checks import make_ratings
+from verfedgnn.data.rating_checks import rate_rows
 from verfedgnn.data.ratings import Ratings, format_count
-from verfedgnn.data.table_sources import read_table
+from verfedgnn.data.table_sources import open_table, read_rows, text_source
 from verfedgnn.data.text_files import TextTable, open_stream, read_first_bytes, reading
 from verfedgnn.data.value_parsing import parse_numbers
 
 PAPER_SUBSET = (6000, 3000)
 """Number of users and items in the paper's dense subset of BookCrossing."""
-# The content of u.genre, for copies that lack it.
-_GENRES_100K = [
-    "unknown",
-    "Action",
-    "Adventure",
-    "Animation",
-    "Children's",
-    "Comedy",
-    "Crime",
-    "Documentary",
-    "Drama",
-    "Fantasy",
-    "Film-Noir",
-    "Horror",
-    "Musical",
-    "Mystery",
-    "Romance",
-    "Sci-Fi",
-    "Thriller",
-    "War",
-    "Western",
-]
+_GENRES_100K = (
+    "unknown|Action|Adventure|Animation|Children's|Comedy|Crime|Documentary|Drama|Fantasy|Film-Noir|Horror|Musical|Mystery"
+    "|Romance|Sci-Fi|Thriller|War|Western"
+)
+"""The content of u.genre, for copies that lack it."""
 _BLOCK = 16 << 20
 
 
@@ -51,16 +34,15 @@ def read_movielens_100k(
     path: Path, items: Path | None = None, *, name: str = "ml-100k", **options: Any
 ) -> Ratings:
     """Read MovieLens-100K: u.data, tab separated without a header, and u.item for titles and genres."""
-    text = TextTable(path, delimiter="\t", header=False, quoted=False)
-    ratings = _read_stars(text, ["user", "item", "rating", "time"], name, options)
+    text = TextTable(path, delimiter="\t", columns=("user", "item", "rating", "time"), quoted=False)
+    ratings = _read_stars(_headless(text), name, options)
     if items is None:
         return ratings
     genres = _genre_names(items.with_name("u.genre"))
     flags = [f"genre-{n}" for n in range(len(genres))]
-    table = TextTable(items, delimiter="|", header=False, quoted=False, encoding="latin-1").read(
-        dict.fromkeys(["item", "title", *flags], TEXT),
-        names=["item", "title", "released", "video", "link", *flags],
-    )
+    columns = ("item", "title", "released", "video", "link", *flags)
+    about = TextTable(items, delimiter="|", columns=columns, quoted=False, encoding="latin-1")
+    table = about.read(dict.fromkeys(["item", "title", *flags], TEXT))
     first = pc.case_when(
         pc.make_struct(*(pc.equal(table[flag], "1") for flag in flags)), *map(pa.scalar, genres)
     )
@@ -72,8 +54,9 @@ def read_movielens_dat(
 ) -> Ratings:
     """Read MovieLens-1M or -10M: ratings.dat with '::' between fields, and movies.dat for titles and genres."""
     # The delimiter ':' splits '::' into two, so every other column is empty.
-    names = ["user", "a", "item", "b", "rating", "c", "time"]
-    ratings = _read_stars(TextTable(path, delimiter=":", header=False, quoted=False), names, name, options)
+    columns = ("user", "a", "item", "b", "rating", "c", "time")
+    text = TextTable(path, delimiter=":", columns=columns, quoted=False)
+    ratings = _read_stars(_headless(text), name, options)
     if items is None:
         return ratings
     with reading(items), open_stream(items) as stream:
@@ -95,36 +78,36 @@ def read_movielens_csv(
     path: Path, items: Path | None = None, *, name: str = "movielens", **options: Any
 ) -> Ratings:
     """Read MovieLens-20M and later, or an older edition as CSV: ratings.csv and movies.csv with headers."""
-    ratings = read_table(path, name=name, **options)
-    ratings = replace(ratings, scale=_stars(ratings.rating), scale_declared=True)
+    ratings = _read_stars(open_table(path), name, options)
     if items is None:
         return ratings
-    found = TextTable(items).header_names()
-    if len(found) < 3:
+    columns = TextTable(items).header_names()
+    if len(columns) < 3:
         raise DataError(
-            f"{items} has columns {', '.join(found)} instead of movieId, title, genres; download it again"
+            f"{items} has columns {', '.join(columns)} instead of movieId, title, genres; download it again"
         )
-    movies = TextTable(items).read(dict.fromkeys(found[:3], TEXT))
-    ids, titles, genres = (movies[column] for column in found[:3])
+    movies = TextTable(items).read(dict.fromkeys(columns[:3], TEXT))
+    ids, titles, genres = (movies[column] for column in columns[:3])
     return _described(ratings, ids, titles, genre=_first_genre(genres))
 
 
-def _stars(rating: NDArray[Any]) -> tuple[float, float]:
-    """Return the scale: 1 to 5, or 0.5 to 5 in editions with half stars."""
-    return (0.5 if (rating % 1 > 0).any() else 1.0), 5.0
+def _headless(text: TextTable) -> Table:
+    """Return a file without a header as a table whose times must be numbers."""
+    names = {role: role for role in ("user", "item", "rating", "time")}
+    return text_source(text, names, time=pa.int64())
 
 
-def _read_stars(text: TextTable, names: list[str], name: str, options: dict[str, Any]) -> Ratings:
-    types = {"user": CODED_TEXT, "item": CODED_TEXT, "rating": CODED_TEXT, "time": pa.int64()}
-    table = text.read(types, names=names)
-    scale = _stars(parse_numbers(table["rating"]).values)
-    columns = (table["user"], table["item"], table["rating"])
-    return make_ratings(*columns, time=table["time"], scale=scale, name=name, where=text.at, **options)
+def _read_stars(table: Table, name: str, options: dict[str, Any]) -> Ratings:
+    """Read ratings from 1 to 5, or from 0.5 to 5 in editions with half stars."""
+    rows = read_rows(table)
+    stars = parse_numbers(rows["rating"]).values
+    scale = (0.5 if (stars % 1 > 0).any() else 1.0), 5.0
+    return rate_rows(rows, scale=scale, name=name, where=table.at, **options)
 
 
 def _genre_names(path: Path) -> list[str]:
     if not path.exists():
-        return _GENRES_100K
+        return _GENRES_100K.split("|")
     with reading(path):
         lines = path.read_text("latin-1").splitlines()
     return [line.split("|")[0] for line in lines if "|" in line]
@@ -137,8 +120,8 @@ def _first_genre(genres: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 def _described(ratings: Ratings, ids: Any, titles: Any, **columns: Any) -> Ratings:
     """Return ratings with titles and further columns of items, given by item id."""
-    found = {key: look_up(ratings.item_ids, ids, values) for key, values in columns.items()}
-    return replace(ratings, titles=look_up(ratings.item_ids, ids, titles), columns=found)
+    by_item = {key: look_up(ratings.item_ids, ids, values) for key, values in columns.items()}
+    return replace(ratings, titles=look_up(ratings.item_ids, ids, titles), columns=by_item)
 
 
 def read_bookcrossing(
@@ -155,12 +138,13 @@ def read_bookcrossing(
     Ties are broken by the order of ids, and users left without a rating are dropped. None keeps all explicit ratings.
     """
     text = _bookcrossing_text(path)
-    table = text.read({"User-ID": CODED_TEXT, "ISBN": CODED_TEXT, "Book-Rating": CODED_TEXT})
-    rows = np.flatnonzero(parse_numbers(table["Book-Rating"]).values != 0)
+    # As they are written, since published counts tell ISBNs with blanks apart.
+    table = text.read(dict.fromkeys(("User-ID", "ISBN", "Book-Rating"), CODED_TEXT))
+    table = table.rename_columns(["user", "item", "rating"])
+    rows = np.flatnonzero(parse_numbers(table["rating"]).values != 0)
     implicit = table.num_rows - len(rows)
-    table = table.take(pa.array(rows))
-    ratings = make_ratings(
-        *(table[column] for column in ("User-ID", "ISBN", "Book-Rating")),
+    ratings = rate_rows(
+        table.take(pa.array(rows)),
         scale=(1, 10),
         name=name,
         notes=(f"{format_count(implicit, 'implicit row')} (rating 0) left out",) if implicit else (),
@@ -215,21 +199,17 @@ def read_yelp(
     """
     read_first_bytes(path)
     table = _read_json(path, {"user_id": TEXT, "business_id": TEXT, "stars": pa.float64(), "date": TEXT})
-    order = np.arange(table.num_rows)
-    dates = None
-    if table["date"].null_count < table.num_rows:
-        try:
-            dates = pc.cast(table["date"], pa.timestamp("s"))
-        except pa.ArrowInvalid as error:
-            reason = str(error).splitlines()[0][:120]
-            raise DataError(
-                f"{path} has an invalid date ({reason}); write dates as 2018-07-07 22:09:11"
-            ) from error
-        order = pc.sort_indices(dates).to_numpy()
-        table, dates = table.take(order), dates.take(order)
-    ratings = make_ratings(
-        *(table[column] for column in ("user_id", "business_id", "stars")),
-        time=dates,
+    try:
+        dates = pc.cast(table["date"], pa.timestamp("s"))
+    except pa.ArrowInvalid as error:
+        reason = str(error).splitlines()[0][:120]
+        raise DataError(
+            f"{path} has an invalid date ({reason}); write dates as 2018-07-07 22:09:11"
+        ) from error
+    order = pc.sort_indices(dates).to_numpy()
+    columns = [table["user_id"], table["business_id"], table["stars"], dates]
+    ratings = rate_rows(
+        pa.table(columns, ["user", "item", "rating", "time"]).take(order),
         scale=(1, 5),
         name=name,
         duplicates=duplicates,

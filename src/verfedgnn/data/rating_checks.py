@@ -220,15 +220,18 @@ def make_ratings(
     """
     at = where or (lambda row: f"row {row} of {name} (counted from 0)")
     rating = as_number_column(rating)
-    if len({len(user), len(item), len(rating)}) > 1:
-        raise DataError(
-            f"{name} has {len(user):,} users, {len(item):,} items and {len(rating):,} ratings; give one of each per row"
-        )
-    for what, column in {"time": time, "titles": titles, **(columns or {})}.items():
-        if column is not None and len(column) != len(rating):
-            raise DataError(
-                f"{name} has {len(column):,} entries of {what} for {len(rating):,} ratings; give one of each per row"
-            )
+    given = {
+        "users": user,
+        "items": item,
+        "ratings": rating,
+        "times": time,
+        "titles": titles,
+        **(columns or {}),
+    }
+    sizes = {what: len(column) for what, column in given.items() if column is not None}
+    if len(set(sizes.values())) > 1:
+        entries = ", ".join(f"{size:,} {what}" for what, size in sizes.items())
+        raise DataError(f"{name} has {entries}; give one of each per row")
     rows = check_rows(user, item, rating, time, scale=scale, duplicates=duplicates, missing=missing)
     _refuse(rows, rating, name, at)
     kept: Any = np.flatnonzero(~rows.gone) if rows.gone.any() else slice(None)
@@ -260,6 +263,16 @@ def make_ratings(
     )
     repeated = next((problem for problem in rows.problems if problem.kind == "repeated"), None)
     return table if repeated is None else _without_repeated(table, duplicates, rows.bad[kept])
+
+
+def rate_rows(rows: pa.Table, **options: Any) -> Ratings:
+    """Return the rows of a source, with one column per role, as `Ratings`; `options` are those of `make_ratings`."""
+    columns = {role: rows[role] for role in rows.column_names}
+    roles = {option: columns.pop(role) for option, role in _ROLES.items() if role in columns}
+    return make_ratings(**roles, columns=columns, **options)
+
+
+_ROLES = {"user": "user", "item": "item", "rating": "rating", "time": "time", "titles": "title"}
 
 
 def _refuse(rows: CheckedRows, rating: Any, name: str, at: Callable[[int], str]) -> None:
@@ -310,17 +323,13 @@ def first_per_item(
 def _without_repeated(table: Ratings, duplicates: str, repeated: Mask) -> Ratings:
     """Keep one row of each pair; `repeated` masks all rows of a pair but the first."""
     kept = np.flatnonzero(~repeated)
-    if duplicates != "first":
-        key = table.user.astype(np.int64) * table.n_items + table.item
-        order = np.argsort(key, kind="stable")
-        new = np.append(True, key[order[1:]] != key[order[:-1]])
-        if duplicates == "last":
-            kept = np.sort(order[np.append(new[1:], True)])
-        else:
-            group = np.cumsum(new) - 1
-            rating = table.rating.copy()
-            rating[order[new]] = np.bincount(group, weights=table.rating[order]) / np.bincount(group)
-            table = replace(table, rating=rating)
+    key = table.user.astype(np.int64) * table.n_items + table.item
+    if duplicates == "last":
+        kept = np.sort(len(key) - 1 - np.unique(key[::-1], return_index=True)[1])
+    elif duplicates == "mean":
+        _, pair = np.unique(key, return_inverse=True)
+        means = np.bincount(pair, weights=table.rating) / np.bincount(pair)
+        table = replace(table, rating=means[pair].astype(np.float32))
     outcome = "took the mean rating" if duplicates == "mean" else f"kept the {duplicates}"
     repeats = count_rows(int(repeated.sum()), "repeat a (user, item) pair")
     return table.take(kept).with_notes(f"{repeats}: {outcome}")
@@ -342,8 +351,8 @@ def _find_repeated(user: NDArray[np.int32], item: NDArray[np.int32], items: int,
     in_order = np.sort(key)
     repeated = np.zeros(len(key), bool)
     if (in_order[1:] == in_order[:-1]).any():
-        order = np.argsort(key, kind="stable")
-        repeated[order[1:]] = in_order[1:] == in_order[:-1]
+        repeated[:] = True
+        repeated[np.unique(key, return_index=True)[1]] = False
     return repeated
 
 

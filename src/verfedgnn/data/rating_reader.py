@@ -1,22 +1,52 @@
-"""Reading of ratings from a path or the name of a data set, in any supported layout."""
+"""Reading of ratings from any source: a file, a folder, a database, a table in memory, or a data set by name.
+
+All plain sources take one path: `open_table` or `open_memory`, `read_rows`, then `rate_rows`, which checks the rows. Events become
+ratings on the way, by a rule that uses only the events of a pair. With n_k events of kind k and weight w_k, a user's interest in
+an item is s = sum_k w_k n_k, and its rating is
+
+    r = low + (high - low) (1 - 4^(-s / 5)),    on the scale 1 to 5:  r = 5 - 4^(1 - s / 5).
+
+No event gives 1. A total weight of 5 (one purchase at 5, five views at 1) gives 4, from which items count as liked
+(`model.threshold`); each further 5 covers three quarters of the distance to 5. The rating grows with every event and every
+weight, and saturates. It depends neither on the order of rows nor on other users, so each organisation can apply the rule alone.
+"""
 
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from verfedgnn.core.errors import DataError
-from verfedgnn.data.event_ratings import required_columns
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from verfedgnn.core.errors import DataError, MissingColumns
+from verfedgnn.core.option_names import option
+from verfedgnn.data.column_names import RATING_ROLES, Table
+from verfedgnn.data.ids import number_ids
 from verfedgnn.data.publishers import PAPER_SUBSET, find_layout, read_bookcrossing
-from verfedgnn.data.ratings import Ratings, pool_tables
-from verfedgnn.data.read_options import EventWeights, is_address, redact
+from verfedgnn.data.rating_checks import check_options, fill_in, find_absent, note_left_out, rate_rows
+from verfedgnn.data.ratings import Mask, Ratings, format_count, pool_tables
+from verfedgnn.data.read_options import EventWeights, check_events, is_address, redact
 from verfedgnn.data.synthetic import synthetic_ratings
-from verfedgnn.data.table_sources import TABLE_SUFFIXES, is_table, open_memory, rate_table, read_table
+from verfedgnn.data.table_sources import (
+    TABLE_SUFFIXES,
+    is_inter,
+    is_table,
+    open_memory,
+    open_table,
+    read_rows,
+    table_stem,
+)
 from verfedgnn.data.text_files import missing_file, reading
+from verfedgnn.data.value_parsing import NO_TIME, note_missing_times, parse_times
 
 DATA_FOLDER = "VERFEDGNN_DATA"
+FULL = 5.0
+"""Total weight of events from which an item counts as liked, at three quarters of the scale."""
 
 _GROUPLENS = "https://files.grouplens.org/datasets/movielens/{}.zip"
 FETCH: dict[str, str] = {
@@ -69,45 +99,55 @@ def read_ratings(
         catalogue: Declared number of items, with or without ratings.
         **options: Further options of synthetic data (users, items, ratings, ...).
     """
-    if str(path) == "synthetic" and not Path(path).exists():
+    if is_synthetic(path):
         unknown = options.keys() - SYNTHETIC_OPTIONS
         if unknown:
             raise DataError(
                 f"synthetic data has no option {min(unknown)}; use {', '.join(SYNTHETIC_OPTIONS)}"
             )
-        made = synthetic_ratings(seed=seed, scale=scale or (1, 5), **options)
-        return made if catalogue is None else made.with_catalogue(catalogue)
+        ratings = synthetic_ratings(seed=seed, scale=scale or (1, 5), **options)
+        return ratings.with_catalogue(catalogue)
     if options:
         raise DataError(
             f"{', '.join(options)}: these options are for synthetic data; leave them out for {redact(path)}"
         )
-    given: dict[str, Any] = {"duplicates": duplicates, "missing": missing}
-    table: Callable[[str | Path], Ratings] = partial(
-        read_table,
-        **given,
-        columns=columns,
-        encoding=encoding,
-        delimiter=delimiter,
-        scale=scale,
-        keep=keep,
-        query=query,
-        events=events,
-    )
+
+    def table(source: str | Path) -> Ratings:
+        return read_table(
+            source,
+            **rows,
+            columns=columns,
+            encoding=encoding,
+            delimiter=delimiter,
+            scale=scale,
+            keep=keep,
+            query=query,
+            events=events,
+        )
+
+    rows = {"duplicates": duplicates, "missing": missing}
     where = path if is_address(path) else locate(path)
     layout = None if columns or events is not None or isinstance(where, str) else find_layout(where)
-    if layout is not None and isinstance(where, Path):
-        extra = {option: value for option, value in given.items() if value is not None}
+    if isinstance(where, str):
+        ratings = table(where)
+    elif layout is not None:
+        extra: dict[str, Any] = {name: value for name, value in rows.items() if value is not None}
         main, companion, read = layout
         if read is read_bookcrossing:
             extra["subset"] = subset
         if where.is_dir():
             extra["name"] = where.resolve().name
-        ratings: Ratings = read(main, companion, **extra)
-    elif isinstance(where, Path) and where.is_dir():
+        ratings = read(main, companion, **extra)
+    elif where.is_dir():
         ratings = pool_tables([table(file) for file in list_tables(where)], "file", where.resolve().name)
     else:
         ratings = table(where)
-    return ratings if catalogue is None else ratings.with_catalogue(catalogue)
+    return ratings.with_catalogue(catalogue)
+
+
+def is_synthetic(source: str | Path) -> bool:
+    """Return whether a source is generated."""
+    return str(source) == "synthetic" and not Path(source).exists()
 
 
 def as_ratings(source: Any, *, name: str = "ratings", keep: Sequence[str] = (), **options: Any) -> Ratings:
@@ -131,9 +171,67 @@ def as_ratings(source: Any, *, name: str = "ratings", keep: Sequence[str] = (), 
         raise DataError(
             f"{', '.join(sorted(unknown))}: an option for files; leave it out for the table {name}"
         )
-    required = required_columns(given.get("events"))
-    found = rate_table(open_memory(source, name, given.pop("columns", {}), required, keep), name, **given)
-    return found if catalogue is None else found.with_catalogue(catalogue)
+    columns = given.pop("columns", {})
+    opened = partial(open_memory, source, name, columns, keep=keep)
+    table, given["likes"] = _open_rated(opened, given.get("events"))
+    return rate_table(table, name, **given).with_catalogue(catalogue)
+
+
+def read_table(
+    source: str | Path,
+    *,
+    events: EventWeights | None = None,
+    duplicates: str | None = None,
+    missing: str | None = None,
+    scale: tuple[float, float] | None = None,
+    **opening: Any,
+) -> Ratings:
+    """Read ratings from one table; `opening` holds the options of `open_table`.
+
+    With `events`, each row is an event. By default a repeated (user, item) pair is an error, except in .inter files, where the
+    first row is kept. Rows without a user, an item or a rating are an error unless `missing` is "drop".
+    """
+    duplicates = duplicates or ("first" if is_inter(source) else "error")
+    missing = missing or "error"
+    check_options(duplicates, missing)
+    table, likes = _open_rated(partial(open_table, source, **opening), events)
+    options: dict[str, Any] = {"events": events, "likes": likes, "missing": missing, "scale": scale}
+    return rate_table(table, table_stem(source), duplicates=duplicates, **options)
+
+
+def _open_rated(open_columns: Callable[..., Table], events: EventWeights | None) -> tuple[Table, bool]:
+    """Open a table with the columns that it needs. Return it, and whether it has nothing like a rating, so that every row is a like."""
+    try:
+        return open_columns(required=required_columns(events)), False
+    except MissingColumns as error:
+        if events is not None or not error.only_ratings:
+            raise
+        return open_columns(required=required_columns(FULL)), True
+
+
+def rate_table(
+    table: Table,
+    name: str,
+    *,
+    events: EventWeights | None = None,
+    duplicates: str = "error",
+    missing: str = "error",
+    scale: tuple[float, float] | None = None,
+    likes: bool = False,
+) -> Ratings:
+    """Read all rows of a table and return them as ratings; with `likes`, every row is an event that counts as a like."""
+    rows = read_rows(table)
+    if events is not None or likes:
+        weights = FULL if events is None else events
+        about = "no column of ratings, so every row is a like" if likes else option("events", weights)
+        return rate_events(
+            rows, weights, scale=scale or (1, 5), name=name, missing=missing, where=table.at, about=about
+        )
+    if not rows.num_rows and table.text is not None:
+        raise DataError(
+            f"{redact(table.text.path)} has a header but no ratings; give a table with at least one row"
+        )
+    return rate_rows(rows, scale=scale, name=name, duplicates=duplicates, missing=missing, where=table.at)
 
 
 def locate(path: str | Path) -> Path:
@@ -180,7 +278,117 @@ def list_tables(folder: Path) -> list[Path]:
 
 
 def is_folder_of_tables(path: Path) -> bool:
-    """Return whether a path is a folder of several tables without a publisher's layout, one organisation per
-    table.
-    """
+    """Return whether a path is a folder of several tables without a publisher's layout, one organisation per table."""
     return path.is_dir() and find_layout(path) is None and len(list_tables(path)) > 1
+
+
+def required_columns(events: EventWeights | None) -> tuple[str, ...]:
+    """Return the columns that a table of ratings or of events must have."""
+    if events is None:
+        return RATING_ROLES
+    return ("user", "item", "event") if isinstance(events, Mapping) else ("user", "item")
+
+
+def rate_strength(strength: NDArray[np.float64], scale: tuple[float, float] = (1, 5)) -> NDArray[np.float64]:
+    """Return the rating for the total weight of a pair's events."""
+    low, high = scale
+    return low + (high - low) * (1 - 4.0 ** (-strength / FULL))
+
+
+def rate_events(
+    rows: pa.Table,
+    events: EventWeights,
+    *,
+    scale: tuple[float, float],
+    name: str,
+    missing: str,
+    where: Callable[[int], str],
+    about: str = "",
+) -> Ratings:
+    """Return one rating for each pair of a user and an item with events, in the order of ids. `about` says how, in a note.
+
+    Its time is that of the newest event. Rows without a user, an item or a kind of event are an error, or left out if `missing` is
+    "drop". Each event gets the rating of its pair, and `rate_rows` keeps the first of each pair.
+    """
+    check_events(events)
+    coded = {role: number_ids(rows[role], role) for role in required_columns(events)}
+    kept = np.ones(rows.num_rows, bool)
+    for role, (codes, ids) in coded.items():
+        absent = find_absent(codes, ids)
+        if missing != "drop" and absent.any():
+            raise DataError(f"an event has no {role} in {where(int(absent.argmax()))}: {fill_in()}")
+        kept &= ~absent
+    dropped = int((~kept).sum())
+    if not kept.any():
+        raise DataError(f"{name} has no events; give a table with at least one row")
+    weights = [("", float(events))] if not isinstance(events, Mapping) else []
+    ignored = 0
+    if isinstance(events, Mapping):
+        kinds, words = coded["event"]
+        weights = _find_weights(np.bincount(kinds[kept], minlength=len(words)), words.to_pylist(), events)
+        # The appended entry is for rows without a kind.
+        used = np.append([weight > 0 for _, weight in weights], False)[kinds] & kept
+        ignored = int(kept.sum() - used.sum())
+        kept = used
+        if not kept.any():
+            raise DataError(
+                f"{name} has only events with weight 0; give one of their kinds a weight above 0 with {option('events')}"
+            )
+    user, item = (coded[role][0][kept].astype(np.int64) for role in ("user", "item"))
+    key = user * len(coded["item"][1]) + item
+    _, first, pair = np.unique(key, return_index=True, return_inverse=True)
+    kind = coded["event"][0][kept] if "event" in coded else np.zeros(len(pair), np.int32)
+    strength = np.zeros(len(first))
+    # Kinds are added by name, so that the order of rows changes no bit.
+    for code in sorted(range(len(weights)), key=weights.__getitem__):
+        strength += weights[code][1] * np.bincount(pair[kind == code], minlength=len(first))
+    newest, notes = _find_newest(rows, kept, pair, len(first))
+    rated = rows.filter(pa.array(kept)).select([role for role in rows.column_names if role not in _GIVEN])
+    rating = pa.array(rate_strength(strength, scale)[pair])
+    table = rate_rows(rated.append_column("rating", rating), scale=scale, name=name, duplicates="first")
+    order = np.lexsort((table.item, table.user))
+    left = f", {format_count(ignored, 'event')} left out" if ignored else ""
+    became = f"{format_count(len(pair), 'event')} became {format_count(len(first), 'rating')}"
+    return replace(
+        table.take(order),
+        time=None if newest is None else newest[pair[np.sort(first)]][order],
+        notes=(
+            f"{became} ({about or option('events', events)}){left}",
+            *([note_left_out(dropped, "no user, item or event")] if dropped else []),
+            *notes,
+        ),
+    )
+
+
+_GIVEN = ("event", "rating", "time")
+"""Columns of events that no longer hold for the ratings."""
+
+
+def _find_weights(
+    counts: NDArray[np.int64], words: list[str], events: Mapping[str, float]
+) -> list[tuple[str, float]]:
+    """Return each kind with its weight; raise `DataError` if one that occurs has none."""
+    unknown = {word: int(n) for word, n in zip(words, counts, strict=True) if n and word not in events}
+    if unknown:
+        kinds = sorted(unknown, key=lambda kind: (-unknown[kind], kind))
+        shown = [f"{kind[:30]} ({unknown[kind]:,})" for kind in kinds[:8]] + ["..."] * (len(kinds) > 8)
+        raise DataError(
+            f"{option('events')} has no weight for these kinds: {', '.join(shown)}; add them, with 0 to leave them out, for"
+            f" example {option('events', {**events, kinds[0][:30]: 0})}"
+        )
+    return [(word, float(events.get(word, 0))) for word in words]
+
+
+def _find_newest(
+    rows: pa.Table, kept: Mask, pair: NDArray[np.int64], pairs: int
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Return the newest time of each pair's events; None if times cannot be read or a pair has none."""
+    if "time" not in rows.column_names:
+        return None, ()
+    time, notes = parse_times(rows["time"], ~kept, gaps=True)
+    if time is None:
+        return None, notes
+    newest = np.full(pairs, NO_TIME)
+    np.maximum.at(newest, pair, time[kept])
+    without = int((newest == NO_TIME).sum())
+    return (None, (note_missing_times(without),)) if without else (newest, notes)

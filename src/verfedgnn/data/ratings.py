@@ -121,8 +121,10 @@ class Ratings:
         """Return the same table with more notes."""
         return replace(self, notes=(*self.notes, *notes))
 
-    def with_catalogue(self, size: int) -> "Ratings":
-        """Return the same table with a declared number of items; raise `DataError` if more items have ratings."""
+    def with_catalogue(self, size: int | None) -> "Ratings":
+        """Return the same table with a declared number of items, if one is given; raise `DataError` if more items have ratings."""
+        if size is None:
+            return self
         if size < self.n_items:
             raise DataError(
                 f"{self.name} has ratings of {format_count(self.n_items, 'item')}, more than the declared catalogue of "

@@ -1,11 +1,15 @@
 """Splits of ratings into training, validation and test parts.
 
-The part of a rating in a random split is a hash of (seed, user id, item id). Every organisation can compute
-the parts of its own ratings, the pooled table and the parties' tables agree, and new ratings do not change
-the parts of others.
+The part of a rating depends on no other rating, so every organisation splits its own ratings, and new ratings do not move old ones.
+At random, it is a hash of (seed, user id, item id). By date, two dates that all parties agree on divide the ratings.
+
+Newcomers are judged on customers whom a party *withholds*: nothing of them is in its training part. A party draws them by a hash of
+the user id under its own secret, so that nobody else can tell who they are.
 """
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, timedelta
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +22,14 @@ from verfedgnn.data.ratings import Ratings
 TRAIN = 0
 VALID = 1
 TEST = 2
+UNUSED = 3
+"""Part of ratings that a split by date leaves out: those of withheld users before the dates on which they are judged."""
+NEWCOMER = 4
+"""Part of the test ratings of withheld users."""
+WITHHELD = (0.05, 0.1)
+"""Shares of a party's users who are withheld to choose the mixture for newcomers, and to judge it."""
+FEWEST_TEST_USERS = 300
+"""Fewest known customers of a party with a rating after the second date for a split by date."""
 
 _BLOCK = 1 << 20
 """Number of ratings that are hashed at once."""
@@ -80,59 +92,70 @@ def cap_ratings(
     return kept
 
 
-def split_by_time(ratings: Ratings) -> NDArray[np.int8]:
-    """Assign each rating to a part by time: a user's last is `TEST`, the one before `VALID`, the others
-    `TRAIN`.
-
-    All ratings of users with fewer than three are `TRAIN`. Ties in time are broken by the order of item ids.
-    "Last" refers to this table: to split over all parties, split before items are divided among them.
-    """
+def split_by_date(ratings: Ratings, dates: tuple[date, date]) -> NDArray[np.int8]:
+    """Assign each rating to a part: `TRAIN` before the first date, `VALID` before the second, else `TEST`."""
     if ratings.time is None:
         raise DataError(
-            f"{ratings.name} has no times to split by; split by rating, or name the column with "
+            f"{ratings.name} has no times to split by date; set split.kind = random, or name the column with "
             f"{option('columns', {'time': '...'})}"
         )
-    order = np.lexsort((ratings.item, ratings.time, ratings.user))
-    user = ratings.user[order]
-    count = np.bincount(ratings.user, minlength=ratings.n_users)
-    from_end = np.cumsum(count)[user] - 1 - np.arange(len(user))
-    enough = count[user] >= 3
-    part = np.full(len(user), TRAIN, np.int8)
-    part[order[enough & (from_end == 0)]] = TEST
-    part[order[enough & (from_end == 1)]] = VALID
+    first, second = (_seconds(day) for day in dates)
+    return ((ratings.time >= first).astype(np.int8) + (ratings.time >= second)).astype(np.int8)
+
+
+def choose_dates(
+    tables: Sequence[Ratings], fractions: tuple[float, float, float]
+) -> tuple[date, date] | None:
+    """Return two dates that divide the ratings of all tables by `fractions`; None where a table does not suit such a split."""
+    times = [table.time for table in tables if table.time is not None]
+    if len(times) < len(tables) or not all(map(len, times)):
+        return None
+    ends = np.quantile(np.concatenate(times), [fractions[0], fractions[0] + fractions[1]])
+    try:
+        first, second = (datetime.fromtimestamp(float(end), UTC).date() for end in ends)
+    except (OverflowError, OSError, ValueError):  # times that are no seconds since 1970
+        return None
+    dates = (first, max(second, first + timedelta(days=1)))
+    return dates if all(suits(table, dates) for table in tables) else None
+
+
+def suits(ratings: Ratings, dates: tuple[date, date] | None) -> bool:
+    """Return whether a split by `dates` judges at least `FEWEST_TEST_USERS` users who rated before the first one, too."""
+    if dates is None or ratings.time is None:
+        return False
+    parts = split_by_date(ratings, dates)
+    known, tested = (np.unique(ratings.user[parts == wanted]) for wanted in (TRAIN, TEST))
+    return len(np.intersect1d(known, tested)) >= FEWEST_TEST_USERS and bool((parts == VALID).any())
+
+
+def _seconds(day: date) -> int:
+    return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
+
+
+def draw_withheld(ratings: Ratings, secret: bytes) -> NDArray[np.int8]:
+    """Return for each user `VALID` or `NEWCOMER` if the party withholds everything of the user for that part, else `TRAIN` (N,)."""
+    part = np.full(ratings.n_users, TRAIN, np.int8)
+    for row in np.unique(ratings.user).tolist():
+        digest = hashlib.blake2b(str(ratings.user_ids[row]).encode(), key=secret, digest_size=8).digest()
+        uniform = int.from_bytes(digest) / 2**64
+        if uniform < WITHHELD[0]:
+            part[row] = VALID
+        elif uniform < sum(WITHHELD):
+            part[row] = NEWCOMER
     return part
 
 
-def split_newcomers(
-    ratings: Ratings,
-    party: str,
-    *,
-    share: float = 0.1,
-    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2),
-    seed: int = 0,
+def withhold(
+    ratings: Ratings, parts: NDArray[np.int8], withheld: NDArray[np.int8], *, dated: bool
 ) -> NDArray[np.int8]:
-    """Return the part of each rating so that some users are new to the party: all of their ratings there are `TEST`.
+    """Return `parts` with the ratings of withheld users in their users' part.
 
-    The ratings of all other users are `TRAIN` or `VALID`, in the proportion of `fractions`.
+    With a split by date (`dated`), they are judged on ratings of that part's dates only, and the others are `UNUSED`.
     """
-    kept = fractions[0] + fractions[1]
-    part = split_by_rating(ratings, fractions=(fractions[0] / kept, fractions[1] / kept, 0.0), seed=seed)
-    part[(draw_users(ratings, party, seed) < share)[ratings.user]] = TEST
-    return part
-
-
-def draw_users(ratings: Ratings, party: str, seed: int) -> NDArray[np.float64]:
-    """Draw a number from [0, 1) for each user with ratings, and -1 for all others.
-
-    The draw is a hash of seed, party and user id. A party computes it without the others, and each party draws other users.
-    """
-    salt = int(hash64(np.array([party]), seed)[0])
-    present = np.zeros(ratings.n_users, bool)
-    present[ratings.user] = True
-    uniform = np.full(ratings.n_users, -1.0)
-    drawn = mix(hash64(ratings.user_ids[present], salt) + _GOLDEN)
-    uniform[present] = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return uniform
+    wanted = withheld[ratings.user]
+    dates = np.where(wanted == NEWCOMER, TEST, wanted)
+    moved = np.where(parts == dates, wanted, UNUSED) if dated else wanted
+    return np.where(wanted == TRAIN, parts, moved).astype(np.int8)
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -3,12 +3,13 @@
     rating = centre + user bias + item bias + <taste of the user, traits of the item> + noise,   rounded to whole stars
 
 A user's taste is one vector for all categories, so ratings at one organisation say something about the others. The popularity
-of items is long-tailed (Zipf), the activity of users log-normal. `synthetic_shapes.py` writes larger tables to disk.
+of items is long-tailed (Zipf), the activity of users log-normal.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +28,8 @@ _ZIPF = 0.7
 _ACTIVITY = 0.7
 _USER_BIAS, _ITEM_BIAS, _SIGNAL = 0.35, 0.4, 0.85
 _START, _SPAN = 1_577_836_800, 3 * 365 * 86_400
-
-Index = NDArray[np.integer]
-"""Row of the user or of the item, for each rating."""
+Index: TypeAlias = NDArray[np.integer]
+Scale: TypeAlias = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,7 @@ class Tastes:
         )
 
     def stars(
-        self,
-        rng: np.random.Generator,
-        user: Index,
-        item: Index,
-        noise: float,
-        scale: tuple[float, float] = (1, 5),
+        self, rng: np.random.Generator, user: Index, item: Index, noise: float, scale: Scale = (1, 5)
     ) -> NDArray[np.float32]:
         """Return the ratings of these pairs, rounded; `noise` is the standard deviation of the unpredictable part."""
         dim = self.taste.shape[1]
@@ -70,8 +65,7 @@ class Tastes:
         unit = (scale[1] - scale[0]) / 4
         star = 3.6 + self.user_bias[user] + self.item_bias[item] + _SIGNAL / np.sqrt(dim) * match
         star += noise * rng.standard_normal(len(user), np.float32)
-        rating: NDArray[np.float32] = np.clip(scale[0] + unit * np.rint(star - 1), *scale).astype(np.float32)
-        return rating
+        return np.clip(scale[0] + unit * np.rint(star - 1), *scale).astype(np.float32)  # type: ignore[no-any-return]
 
 
 def synthetic_ratings(
@@ -82,7 +76,7 @@ def synthetic_ratings(
     dim: int = 4,
     seed: int = 0,
     noise: float = 0.6,
-    scale: tuple[float, float] = (1, 5),
+    scale: Scale = (1, 5),
     categories: int = 3,
 ) -> Ratings:
     """Generate about `ratings` ratings, the same for the same arguments.
@@ -100,23 +94,21 @@ def synthetic_ratings(
     user, item = _who_rates_what(rng, users, items, ratings)
     rating = Tastes.draw(rng, users, items, dim).stars(rng, user, item, noise, scale)
     ids, titles, category = _catalogue(rng, items, categories)
-    # The ids are distinct by construction. Encoding 10 million of them would take longer than everything else.
-    order = np.argsort(ids)
-    code = np.empty(items, np.int32)
-    code[order] = np.arange(items, dtype=np.int32)
-    return Ratings(
-        user=user.astype(np.int32),
-        item=code[item],
-        rating=rating,
-        user_ids=_numbered("u", np.arange(users)),
-        item_ids=ids[order],
-        time=draw_times(rng, len(user)),
-        titles=titles[order],
-        columns={"category": category[order]},
-        scale=(float(scale[0]), float(scale[1])),
-        scale_declared=True,
-        catalogue=items,
-        name="synthetic",
+    return _sorted_by_id(
+        Ratings(
+            user=user,
+            item=item,
+            rating=rating,
+            user_ids=_numbered("u", np.arange(users)),
+            item_ids=ids,
+            time=draw_times(rng, len(user)),
+            titles=titles,
+            columns={"category": category},
+            scale=(float(scale[0]), float(scale[1])),
+            scale_declared=True,
+            catalogue=items,
+            name="synthetic",
+        )
     )
 
 
@@ -153,21 +145,17 @@ def synthetic_tables(
     own = users - shared
     tastes = Tastes.draw(rng, shared + parties * own, parties * items, dim)
     user_ids = _numbered("u", rng.permutation(shared + parties * own))
-    names = [*CATEGORIES, *(f"category{n}" for n in range(len(CATEGORIES), parties))][:parties]
     tables = []
-    for party, name in enumerate(names):
+    for party, name in enumerate(_categories(parties)):
         rows = np.concatenate([np.arange(shared), shared + party * own + np.arange(own)])
         user, item = _who_rates_what(rng, users, items, ratings)
         stars = tastes.stars(rng, rows[user], party * items + item, noise)
         numbers = np.strings.zfill((1 + np.arange(items)).astype(np.str_), max(3, len(str(items))))
-        order = np.argsort(user_ids[rows])
-        code = np.empty(users, np.int32)
-        code[order] = np.arange(users, dtype=np.int32)
         table = Ratings(
-            user=code[user],
-            item=item.astype(np.int32),
+            user=user,
+            item=item,
             rating=stars,
-            user_ids=user_ids[rows][order],
+            user_ids=user_ids[rows],
             item_ids=np.strings.add(f"{name}-", numbers),
             time=draw_times(rng, len(user)),
             titles=np.strings.add(f"{name.capitalize()} ", numbers),
@@ -176,54 +164,42 @@ def synthetic_tables(
             catalogue=items,
             name=name,
         )
-        tables.append(table)
+        tables.append(_sorted_by_id(table))
     return tables
+
+
+def _sorted_by_id(table: Ratings) -> Ratings:
+    """Return the table with users and items in the order of their ids."""
+    return table.select_users(np.argsort(table.user_ids)).select_items(np.argsort(table.item_ids))
 
 
 def write_tables(tables: Sequence[Ratings], folder: Path) -> list[Path]:
     """Write each table to a Parquet file of its name in `folder`, and return the files."""
-    files = []
-    for table in tables:
+    files = [folder / f"{table.name}.parquet" for table in tables]
+    for file, table in zip(files, tables, strict=True):
         columns = {
             "user": table.user_ids[table.user].tolist(),
             "item": table.item_ids[table.item].tolist(),
             "rating": table.rating,
-            "time": table.time,
-            "title": None if table.titles is None else table.titles[table.item].tolist(),
         }
-        file = folder / f"{table.name}.parquet"
-        pq.write_table(
-            pa.table({name: values for name, values in columns.items() if values is not None}), file
-        )
-        files.append(file)
+        if table.time is not None:
+            columns["time"] = table.time
+        if table.titles is not None:
+            columns["title"] = table.titles[table.item].tolist()
+        pq.write_table(pa.table(columns), file)
     return files
 
 
 def _who_rates_what(
     rng: np.random.Generator, users: int, items: int, ratings: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Draw distinct (user, item) pairs, users by activity and items by popularity."""
     activity = rng.lognormal(0, _ACTIVITY, users)
     most = max(FEWEST, items // 2)
     count = np.clip(np.rint(activity * (ratings / activity.sum())), FEWEST, most).astype(np.int64)
     popularity = (1 + rng.permutation(items)) ** -_ZIPF
-    keys = fill(rng, np.empty(0, np.int64), count, popularity)
-    unseen = np.flatnonzero(np.bincount(keys % items, minlength=items) == 0)
-    keys = np.concatenate([keys, rng.integers(0, users, len(unseen)) * items + unseen])
-    keys = rng.permutation(keys)
-    return keys // items, keys % items
-
-
-def fill(
-    rng: np.random.Generator,
-    keys: NDArray[np.int64],
-    count: NDArray[np.int64],
-    popularity: NDArray[np.floating],
-) -> NDArray[np.int64]:
-    """Add keys (user x M + item) until every user has `count` different items, drawn by popularity; return them sorted."""
-    users, items = len(count), len(popularity)
     cumulative = np.cumsum(popularity) / popularity.sum()
-    lacking = count - np.bincount(keys // items, minlength=users)
+    keys, lacking = np.empty(0, np.int64), count
     tries = 0
     while lacking.any():
         who = np.repeat(np.arange(users), lacking)
@@ -233,10 +209,15 @@ def fill(
             if tries < 5
             else rng.integers(0, items, len(who))
         )
-        keys = _distinct(np.concatenate([keys, who * items + drawn]))
+        keys = np.sort(np.concatenate([keys, who * items + drawn]))
+        # np.unique takes many times as long for ten million.
+        keys = keys[np.append(True, keys[1:] != keys[:-1])]
         lacking = count - np.bincount(keys // items, minlength=users)
         tries += 1
-    return keys
+    unseen = np.flatnonzero(np.bincount(keys % items, minlength=items) == 0)
+    keys = np.concatenate([keys, rng.integers(0, users, len(unseen)) * items + unseen])
+    keys = rng.permutation(keys)
+    return (keys // items).astype(np.int32), (keys % items).astype(np.int32)
 
 
 def draw_times(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
@@ -244,30 +225,21 @@ def draw_times(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
     return _START + rng.integers(0, _SPAN, count)
 
 
-def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the distinct keys, sorted; np.unique takes many times as long for ten million."""
-    ordered: NDArray[np.int64] = np.sort(keys)
-    new: NDArray[np.bool_] = np.append(True, ordered[1:] != ordered[:-1])
-    return ordered[new]
+def _categories(count: int) -> list[str]:
+    return [*CATEGORIES, *(f"category{n}" for n in range(len(CATEGORIES), count))][:count]
 
 
 def _catalogue(rng: np.random.Generator, items: int, categories: int) -> tuple[StrArray, StrArray, StrArray]:
     """Return ids such as "film-017", titles such as "Film 017" and the category of each item."""
-    names = np.array(
-        [*CATEGORIES, *(f"category{n}" for n in range(len(CATEGORIES), categories))][:categories]
-    )
     kind = rng.permutation(np.arange(items) % categories)
-    order = np.argsort(kind, kind="stable")
     number = np.empty(items, np.int64)
-    starts = np.cumsum(np.bincount(kind, minlength=categories)) - np.bincount(kind, minlength=categories)
-    number[order] = 1 + np.arange(items) - starts[kind[order]]
+    for category in range(categories):
+        rows = kind == category
+        number[rows] = 1 + np.arange(rows.sum())
     digits = np.strings.zfill(number.astype(np.str_), max(3, len(str(number.max()))))
-    category: StrArray = names[kind]
-    return (
-        np.strings.add(np.strings.add(category, "-"), digits),
-        np.strings.add(np.strings.add(np.strings.capitalize(category), " "), digits),
-        category,
-    )
+    names: StrArray = np.array(_categories(categories))[kind]
+    ids = np.strings.add(np.strings.add(names, "-"), digits)
+    return ids, np.strings.add(np.strings.add(np.strings.capitalize(names), " "), digits), names
 
 
 def _numbered(prefix: str, numbers: NDArray[np.int64]) -> StrArray:

@@ -7,22 +7,34 @@ ratings and other text as codes, so that 100 million rows take 4 bytes a column 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
+from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
-from verfedgnn.data.column_names import RATING_ROLES, match_columns
-from verfedgnn.data.databases import DatabaseTable, is_database, open_database
-from verfedgnn.data.event_ratings import rate_events, required_columns
-from verfedgnn.data.ids import CODED_TEXT, TEXT, Column, as_text, is_text, trim
-from verfedgnn.data.rating_checks import check_options, make_ratings
+from verfedgnn.data.column_names import RATING_ROLES, Table, match_columns
+from verfedgnn.data.databases import is_database, open_database
+from verfedgnn.data.ids import (
+    CODED_TEXT,
+    LONGEST_TITLE,
+    TEXT,
+    Column,
+    StrArray,
+    as_text,
+    find_positions,
+    is_text,
+    to_numpy,
+    trim,
+)
 from verfedgnn.data.ratings import Ratings
-from verfedgnn.data.read_options import EventWeights, address_name, is_address, redact
+from verfedgnn.data.read_options import address_name, is_address
 from verfedgnn.data.text_files import TextTable, read_first_bytes, reading
 from verfedgnn.data.value_parsing import as_number_column
 
@@ -32,75 +44,33 @@ _ROWS = 1 << 20
 """Number of rows in a batch of a Parquet file."""
 
 
-@dataclass(frozen=True)
-class TextSource:
-    """A text table with its columns by role."""
-
-    text: TextTable
-    names: dict[str, str]
-
-    def batches(self, broken: list[int] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in batches; `broken` receives the numbers of the records that are left out."""
-        types = {column: TEXT if role == "time" else CODED_TEXT for role, column in self.names.items()}
-        yield from _by_role(self.text.read(types, broken=broken), self.names).to_batches()
-
-    def at(self, row: int) -> str:
-        """Describe the place of a row for messages."""
-        return self.text.at(row)
+def text_source(text: TextTable, names: dict[str, str], time: pa.DataType = TEXT) -> Table:
+    """Return a text file as a table; `time` is the type of the column of times."""
+    return Table(names, lambda columns: read_text(text, columns, time), text.at, "line", text)
 
 
-@dataclass(frozen=True)
-class ParquetSource:
-    """A Parquet file with its columns by role."""
-
-    path: Path
-    names: dict[str, str]
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in batches."""
-        with reading(self.path), _undamaged(self.path), pa.parquet.ParquetFile(self.path) as file:
-            for batch in file.iter_batches(_ROWS, columns=list(self.names.values())):
-                yield _by_role(batch, self.names)
-
-    def at(self, row: int) -> str:
-        """Describe the place of a row for messages."""
-        return f"row {row + 1} of {self.path.name}"
+def read_text(
+    text: TextTable, columns: dict[str, str], time: pa.DataType = TEXT, broken: list[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield columns of a text file by role; `broken` receives the numbers of the records that are left out."""
+    types = {column: time if role == "time" else CODED_TEXT for role, column in columns.items()}
+    yield from _by_role(text.read(types, broken), columns).to_batches()
 
 
-@dataclass(frozen=True)
-class MemorySource:
-    """A table in memory with its columns by role."""
-
-    name: str
-    column: Callable[[str], Any]
-    names: dict[str, str]
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in batches."""
-        columns = {role: _in_arrow(self.column(name), role) for role, name in self.names.items()}
-        if len({len(values) for values in columns.values()}) > 1:
-            sizes = ", ".join(f"{len(values):,} of {role}" for role, values in columns.items())
-            raise DataError(
-                f"{self.name} has columns of different lengths: {sizes}; give one of each per row"
-            )
-        yield from pa.table(columns).to_batches()
-
-    def at(self, row: int) -> str:
-        """Describe the place of a row for messages."""
-        return f"row {row} of {self.name} (counted from 0)"
+def _read_parquet(path: Path, columns: dict[str, str]) -> Iterator[pa.RecordBatch]:
+    with _parquet(path) as file:
+        for batch in file.iter_batches(_ROWS, columns=list(columns.values())):
+            yield _by_role(batch, columns)
 
 
-PlainTable = TextSource | ParquetSource | DatabaseTable | MemorySource
-
-
-def read_rows(batches: Iterator[pa.RecordBatch], roles: Sequence[str]) -> pa.Table:
-    """Collect the batches of a source in one table, with ids and text as codes."""
-    found: dict[str, list[pa.Array]] = {role: [] for role in roles}
-    for batch in batches:
-        for role in roles:
-            found[role].append(_coded(batch.column(role), role))
+def read_rows(table: Table) -> pa.Table:
+    """Read all rows of a table, with one column per role and ids and text as codes."""
+    parts: dict[str, list[pa.Array]] = {role: [] for role in table.names}
+    for batch in table.batches():
+        for role, arrays in parts.items():
+            arrays.append(_coded(batch.column(role), role))
     empty = pa.array([], TEXT)
-    return pa.table({role: pa.chunked_array(parts or [empty]) for role, parts in found.items()})
+    return pa.table({role: pa.chunked_array(arrays or [empty]) for role, arrays in parts.items()})
 
 
 def _coded(column: pa.Array, role: str) -> pa.Array:
@@ -115,11 +85,11 @@ def _coded(column: pa.Array, role: str) -> pa.Array:
             column = pc.dictionary_encode(column)
     except pa.ArrowNotImplementedError:
         return column
-    if pa.types.is_dictionary(column.type):
-        words = column.dictionary
-        words = trim(pc.cast(words, TEXT) if words.type == pa.string_view() else words)
-        return pa.DictionaryArray.from_arrays(column.indices, words)
-    return column
+    if not pa.types.is_dictionary(column.type):
+        return column
+    words = column.dictionary
+    words = trim(pc.cast(words, TEXT)) if is_text(words.type) else words
+    return pa.DictionaryArray.from_arrays(column.indices, words)
 
 
 def open_table(
@@ -131,94 +101,44 @@ def open_table(
     keep: Sequence[str] = (),
     query: str | None = None,
     required: Sequence[str] = RATING_ROLES,
-) -> TextSource | ParquetSource | DatabaseTable:
+) -> Table:
     """Open a table and match its columns, without reading its rows. The first bytes determine its format."""
     head = None if is_address(source) else read_first_bytes(Path(source))
-    wanted = columns or {}
+    match = partial(match_columns, wanted=columns or {}, required=required, keep=keep)
     if head is None or is_database(head):
-        return open_database(source, head, query=query, columns=wanted, required=required, keep=keep)
+        return open_database(source, head, query, match, required)
     path = Path(source)
     if query is not None:
         raise DataError(
             f"{option('query')} is for databases, and {path} is not one; with several sources, give it for the database only"
         )
-    advice = ""
     if head.startswith(b"PAR1"):
-        with reading(path), _undamaged(path), pa.parquet.ParquetFile(path) as file:
-            there = file.schema_arrow.names
-    else:
-        text = TextTable(
-            path, delimiter=delimiter or _delimiter(path, head), encoding=encoding, quoted=not is_inter(path)
-        )
-        advice = " (or add a header if it has none)"
-        there = text.header_names()
-    names = match_columns(there, wanted, required=required, keep=keep, source=str(path), advice=advice)
-    return TextSource(text, names) if advice else ParquetSource(path, names)
+        with _parquet(path) as file:
+            names = match(file.schema_arrow.names, source=str(path))
+        return Table(names, partial(_read_parquet, path), lambda row: f"row {row + 1} of {path.name}")
+    line = head.split(b"\n", 1)[0]
+    tabs = _plain_name(path).endswith((".tsv", ".inter"))
+    likely = "\t" if tabs else max(",\t;|", key=lambda character: line.count(character.encode()))
+    text = TextTable(path, delimiter=delimiter or likely, encoding=encoding, quoted=not is_inter(path))
+    advice = " (or add a header if it has none)"
+    return text_source(text, match(text.header_names(), source=str(path), advice=advice))
 
 
 def open_memory(
     source: Any, name: str, columns: Mapping[str, str], required: Sequence[str], keep: Sequence[str] = ()
-) -> MemorySource:
+) -> Table:
     """Open a table in memory and match its columns."""
     there, column = open_columns(source, name, required)
-    return MemorySource(
-        name, column, match_columns(there, columns, required=required, keep=keep, source=name)
-    )
 
+    def read(wanted: dict[str, str]) -> Iterator[pa.RecordBatch]:
+        values = {role: _in_arrow(column(label), role) for role, label in wanted.items()}
+        if len({len(array) for array in values.values()}) > 1:
+            sizes = ", ".join(f"{len(array):,} of {role}" for role, array in values.items())
+            raise DataError(f"{name} has columns of different lengths: {sizes}; give one of each per row")
+        yield from pa.table(values).to_batches()
 
-def read_table(
-    source: str | Path,
-    *,
-    events: EventWeights | None = None,
-    duplicates: str | None = None,
-    missing: str | None = None,
-    scale: tuple[float, float] | None = None,
-    name: str | None = None,
-    **opening: Any,
-) -> Ratings:
-    """Read ratings from one table; `opening` holds the options of `open_table`.
-
-    With `events`, each row is an event, and events are converted to ratings (`event_ratings`). By default a repeated (user, item)
-    pair is an error, except in .inter files, where the first row is kept. Rows without a user, an item or a rating are an
-    error unless `missing` is "drop".
-    """
-    repeated = duplicates or ("first" if is_inter(source) else "error")
-    check_options(repeated, missing or "error")
-    opened = open_table(source, required=required_columns(events), **opening)
-    return rate_table(
-        opened, name or table_stem(source), events=events, duplicates=repeated, missing=missing, scale=scale
-    )
-
-
-def rate_table(
-    opened: PlainTable,
-    name: str,
-    *,
-    events: EventWeights | None = None,
-    duplicates: str = "error",
-    missing: str | None = None,
-    scale: tuple[float, float] | None = None,
-) -> Ratings:
-    """Read all rows of a table and return them as ratings."""
-    rows = read_rows(opened.batches(), list(opened.names))
-    missing = missing or "error"
-    if events is not None:
-        return rate_events(rows, events, scale=scale or (1, 5), name=name, missing=missing, where=opened.at)
-    if not rows.num_rows and isinstance(opened, TextSource):
-        raise DataError(
-            f"{redact(opened.text.path)} has a header but no ratings; give a table with at least one row"
-        )
-    return make_ratings(
-        *(rows[role] for role in RATING_ROLES),
-        time=rows["time"] if "time" in opened.names else None,
-        titles=rows["title"] if "title" in opened.names else None,
-        columns={role: rows[role] for role in opened.names if role not in (*RATING_ROLES, "time", "title")},
-        scale=scale,
-        name=name,
-        duplicates=duplicates,
-        missing=missing,
-        where=opened.at,
-    )
+    names = match_columns(there, columns, required=required, keep=keep, source=name)
+    return Table(names, read, lambda row: f"row {row} of {name} (counted from 0)", "position")
 
 
 def table_stem(source: str | Path) -> str:
@@ -232,7 +152,7 @@ def table_stem(source: str | Path) -> str:
 
 def is_table(path: Path) -> bool:
     """Return whether a file is a table by its name; a database must also start like one."""
-    name = path.name.lower().removesuffix(".gz")
+    name = _plain_name(path)
     if name.endswith(DATABASE_SUFFIXES):
         with reading(path), path.open("rb") as file:
             return is_database(file.read(16))
@@ -241,7 +161,11 @@ def is_table(path: Path) -> bool:
 
 def is_inter(source: str | Path) -> bool:
     """Return whether a source is a RecBole table: tab separated, with the type after each column name."""
-    return not is_address(source) and Path(source).name.lower().removesuffix(".gz").endswith(".inter")
+    return not is_address(source) and _plain_name(source).endswith(".inter")
+
+
+def _plain_name(path: str | Path) -> str:
+    return Path(path).name.lower().removesuffix(".gz")
 
 
 def open_columns(source: Any, name: str, required: Sequence[str]) -> tuple[list[str], Callable[[str], Any]]:
@@ -326,18 +250,69 @@ def _by_role(rows: Any, names: dict[str, str]) -> Any:
     return type(rows).from_arrays(columns, names=list(names))
 
 
-def _delimiter(path: Path, head: bytes) -> str:
-    if path.name.lower().removesuffix(".gz").endswith((".tsv", ".inter")):
-        return "\t"
-    line = head.split(b"\n", 1)[0]
-    return max((",", "\t", ";", "|"), key=lambda character: line.count(character.encode()))
-
-
 @contextmanager
-def _undamaged(path: Path) -> Iterator[None]:
+def _parquet(path: Path) -> Iterator[pa.parquet.ParquetFile]:
+    """Open a Parquet file; a damaged one is a `DataError`."""
     try:
-        yield
+        with reading(path), pa.parquet.ParquetFile(path) as file:
+            yield file
     except pa.ArrowException as error:
         raise DataError(
             f"{path} is a truncated or damaged Parquet file; write or download it again"
         ) from error
+
+
+@dataclass(frozen=True)
+class ItemTable:
+    """Columns of items, by id."""
+
+    ids: StrArray
+    columns: pa.Table
+    """All columns but the id; text, numbers or lists of numbers."""
+
+    def find(self, ids: StrArray) -> NDArray[np.int64]:
+        """Return the row of each id, -1 if it has none."""
+        return find_positions(ids, self.ids)
+
+    def select(self, rows: NDArray[np.bool_]) -> "ItemTable":
+        """Return the rows that are marked."""
+        return ItemTable(self.ids[rows], self.columns.filter(rows))
+
+    def texts(self) -> dict[str, StrArray]:
+        """Return the columns of text, in which an empty entry is unknown; a column of titles is called `title`."""
+        names = match_columns(self.columns.column_names, {}, required=(), source="the table of items")
+        title = names.get("title")
+        return {
+            "title" if name == title else name: to_numpy(self.columns[name], LONGEST_TITLE)
+            for name in self.columns.column_names
+            if is_text(self.columns[name].type)
+        }
+
+
+def read_item_table(path: Path) -> ItemTable:
+    """Read a CSV, TSV or Parquet file with a column of item ids; a column of a text file that holds only numbers becomes numbers."""
+    opened = open_table(path, required=("item",))
+    column = opened.names["item"]
+    if opened.text is not None:
+        types = dict.fromkeys(opened.text.header_names(), pa.string())
+        rows = _infer_numbers(opened.text.read(types), column)
+    else:
+        with _parquet(path) as file:
+            rows = file.read()
+    ids = to_numpy(trim(as_text(rows[column], "item")))
+    if len(np.unique(ids)) < len(ids) or (ids == "").any():
+        raise DataError(f"{path} has rows without item id or with the same one; give one row per item")
+    return ItemTable(ids, rows.drop_columns([column]))
+
+
+def _infer_numbers(rows: pa.Table, column: str) -> pa.Table:
+    for place, name in enumerate(rows.column_names):
+        if name != column:
+            values = pc.if_else(pc.equal(rows[name], ""), None, rows[name])
+            try:
+                numbers = pc.cast(values, pa.float64())
+            except pa.ArrowInvalid:
+                continue
+            if numbers.null_count < len(numbers):
+                rows = rows.set_column(place, name, numbers)
+    return rows

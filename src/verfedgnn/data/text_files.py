@@ -5,7 +5,7 @@ import csv
 import gzip
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,17 +92,14 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-class EncodingError(DataError):
-    """A text file that is not in the given encoding."""
-
-
 @dataclass(frozen=True)
 class TextTable:
     """A delimited text file and its format."""
 
     path: Path
     delimiter: str = ","
-    header: bool = True
+    columns: tuple[str, ...] = ()
+    """Names of all columns of a file without a header."""
     quoted: bool = True
     escape: str | None = None
     encoding: str | None = None
@@ -117,77 +114,59 @@ class TextTable:
         if len(self.delimiter) != 1:
             raise DataError(f"delimiter {self.delimiter!r} is not one character; use for example ',' or ';'")
 
-    def read(
-        self,
-        types: Mapping[str, pa.DataType],
-        *,
-        names: list[str] | None = None,
-        broken: list[int] | None = None,
-    ) -> pa.Table:
-        """Read the columns in `types`; `names` are those of all columns in a file without a header.
+    def read(self, types: Mapping[str, pa.DataType], broken: list[int] | None = None) -> pa.Table:
+        """Read the columns in `types`.
 
         With a list `broken`, records with a wrong number of fields are left out, and the list receives their numbers, counted
         from 0 including the header. Without it, such a record is an error.
         """
-        skipped: list[int] = []
-
-        def skip(row: Any) -> str:
-            skipped.append(row.number)
-            return "skip"
-
-        def read(threads: bool) -> pa.Table:
-            handler = None if broken is None else skip
-            with reading(self.path), open_stream(self.path) as stream:
-                return pa.csv.read_csv(stream, **self._options(types, names, threads, handler))
-
         try:
-            table = read(threads=True)
-            if skipped and broken is not None:
-                # Only a single-threaded read reports numbers.
-                skipped.clear()
-                table = read(threads=False)
-                broken += sorted(number - 1 for number in skipped)
-        except pa.ArrowInvalid as error:
-            message = str(error)
-            read_first_bytes(self.path)
-            if _UTF8.search(message):
-                raise self._wrong_encoding() from error
             try:
-                read(threads=False)
-            except pa.ArrowInvalid as located:
-                message = str(located)
-            raise self._explained(message) from error
+                return self._read(types, broken, threads=broken is None)
+            except pa.ArrowInvalid as error:
+                if _UTF8.search(str(error)) or not read_first_bytes(self.path):
+                    raise
+                # Only a single-threaded read reports the number of the record.
+                return self._read(types, broken, threads=False)
+        except pa.ArrowInvalid as error:
+            raise self._explained(str(error)) from error
         except KeyError as error:
             raise DataError(
                 f"{self.path} lacks a column of {', '.join(types)} in its header; name others with {option('columns')}"
             ) from error
         except UnicodeError as error:
             raise self._wrong_encoding() from error
-        return table
 
-    def _options(
-        self,
-        types: Mapping[str, pa.DataType],
-        names: list[str] | None,
-        threads: bool,
-        handler: Callable[[Any], str] | None,
-    ) -> dict[str, Any]:
-        return {
-            "read_options": pa.csv.ReadOptions(
-                column_names=names, encoding=self.encoding or "utf8", block_size=_BLOCK, use_threads=threads
-            ),
-            "parse_options": pa.csv.ParseOptions(
-                delimiter=self.delimiter,
-                quote_char='"' if self.quoted else False,
-                double_quote=self.quoted and self.escape is None,
-                escape_char=self.escape or False,
-                newlines_in_values=self.quoted,
-                invalid_row_handler=handler,
-            ),
-            "convert_options": pa.csv.ConvertOptions(include_columns=list(types), column_types=dict(types)),
-        }
+    def _read(self, types: Mapping[str, pa.DataType], broken: list[int] | None, *, threads: bool) -> pa.Table:
+        def skip(row: Any) -> str:
+            if broken is None:
+                return "error"
+            broken.append(row.number - 1)
+            return "skip"
+
+        with reading(self.path), open_stream(self.path) as stream:
+            return pa.csv.read_csv(
+                stream,
+                pa.csv.ReadOptions(
+                    column_names=list(self.columns) or None,
+                    encoding=self.encoding or "utf8",
+                    block_size=_BLOCK,
+                    use_threads=threads,
+                ),
+                pa.csv.ParseOptions(
+                    delimiter=self.delimiter,
+                    quote_char='"' if self.quoted else False,
+                    double_quote=self.quoted and self.escape is None,
+                    escape_char=self.escape or False,
+                    newlines_in_values=self.quoted,
+                    invalid_row_handler=skip,
+                ),
+                pa.csv.ConvertOptions(include_columns=list(types), column_types=dict(types)),
+            )
 
     def _explained(self, message: str) -> DataError:
+        if _UTF8.search(message):
+            return self._wrong_encoding()
         row = re.search(r"Row #(\d+)", message)
         place = f"line {self.line(int(row[1]) - 1)} of {self.path}" if row else str(self.path)
         fields = re.search(r"Expected (\d+) columns, got (\d+)", message)
@@ -200,19 +179,16 @@ class TextTable:
             f"{place} cannot be read as a table ({message.splitlines()[0][:120]}); correct or convert the file"
         )
 
-    def undecodable(self) -> Iterator[int]:
-        """Yield the numbers of the lines that cannot be decoded with this encoding."""
+    def _wrong_encoding(self) -> DataError:
+        place = str(self.path)
         with reading(self.path), open_stream(self.path) as stream:
             for number, line in enumerate(io.BufferedReader(stream), 1):
                 try:
                     line.decode(self.encoding or "utf-8")
                 except UnicodeError:
-                    yield number
-
-    def _wrong_encoding(self) -> EncodingError:
-        line = next(self.undecodable(), None)
-        place = str(self.path) if line is None else f"line {line} of {self.path}"
-        return EncodingError(
+                    place = f"line {number} of {self.path}"
+                    break
+        return DataError(
             f"{place} is not {self.encoding or 'utf-8'} text; give the encoding of the file, for example"
             f" {option('encoding', 'latin-1')}"
         )
@@ -253,7 +229,7 @@ class TextTable:
 
     def at(self, row: int) -> str:
         """Describe the place of a row, counted from 0, for messages."""
-        return f"line {self.line(row + self.header)} of {self.path.name}"
+        return f"line {self.line(row + (not self.columns))} of {self.path.name}"
 
     def header_names(self) -> list[str]:
         """Return the column names in the first line."""

@@ -5,6 +5,7 @@ thousands separator (`3,5`, `0,125`, unlike `1,234`) or the given scale ends bel
 """
 
 import time as clock
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ _DAY = 86_400
 LATEST_SECONDS = 10**11
 """Times whose median is larger are milliseconds: as seconds this is the year 5138."""
 NO_TIME = np.iinfo(np.int64).min
+_NUMBER = pa.float64()
 _MOST = 9e18
 """Largest absolute value of a time in seconds or milliseconds."""
 _KINDS = (
@@ -38,8 +40,6 @@ _KINDS = (
 )
 _DATE = r"^([0-9]{1,2})%s([0-9]{1,2})%s([0-9]{4})(?:,? +|T|$)"
 """Pattern of 31.12.2025, 31/12/2025 18:05 or 3-4-2025, 9:05:00; the separator is filled in."""
-_LATE = "(?:1[3-9]|[23][0-9])"
-"""Pattern of a day that cannot be a month."""
 
 
 def quote_value(value: str) -> str:
@@ -77,26 +77,26 @@ def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Par
     notes: tuple[str, ...] = ()
     if is_text(words.type):
         words = _without_nothing(words)
-        found = _cast(words)
-        if found is None:
+        numbers = _cast(words)
+        if numbers is None:
             written = words
             words, remedy = _pointed(words, scale)
             notes = () if words is written else ("ratings were read with a decimal comma",)
-            found = _cast(words)
-        if found is None:
-            found = pa.array([_number(word) for word in words.to_pylist()], pa.float64())
+            numbers = _cast(words)
+        if numbers is None:
+            numbers = pa.array([_number(word) for word in words.to_pylist()], _NUMBER)
     else:
-        found = pa.array(_stored(words))
+        numbers = pa.array(_stored(words))
     # The appended entry is for nulls, whose code is -1.
-    unlike = np.append(np.asarray(pc.and_(pc.is_valid(words), pc.is_null(found)), bool), False)[place]
-    values = np.append(found.to_numpy(zero_copy_only=False), np.nan)[place]
+    unlike = np.append(np.asarray(pc.and_(pc.is_valid(words), pc.is_null(numbers)), bool), False)[place]
+    values = np.append(numbers.to_numpy(zero_copy_only=False), np.nan)[place]
     return ParsedNumbers(values, unlike, remedy, notes)
 
 
 def as_number_column(ratings: Any) -> Column:
     """Convert ratings to an Arrow column; number types that Arrow does not support, such as fractions, become floats."""
     if isinstance(ratings, Column):
-        return pc.cast(ratings, pa.string()) if ratings.type == pa.string_view() else ratings
+        return ratings
     array = np.asarray(ratings)
     if array.dtype.kind in "fiub":
         return pa.array(array)
@@ -154,17 +154,18 @@ def _count(words: pa.Array, pattern: str) -> int:
     return int(pc.sum(pc.match_substring_regex(words, pattern)).as_py() or 0)
 
 
-def _cast(words: pa.Array) -> pa.Array | None:
+def _cast(words: Column, kind: pa.DataType = _NUMBER) -> Column | None:
+    """Cast text to numbers or times; return None if a value is none."""
     try:
-        return pc.cast(words, pa.float64())
+        return pc.cast(words, kind)
     except pa.ArrowInvalid:
         return None
 
 
 def _number(word: str | None) -> float | None:
     """Return the number that Arrow reads, or None."""
-    found = None if word is None else _cast(pa.array([word]))
-    return None if found is None else float(found[0].as_py())
+    number = None if word is None else _cast(pa.array([word]))
+    return None if number is None else float(number[0].as_py())
 
 
 def latest_plausible_time(now: int | None = None) -> int:
@@ -181,15 +182,13 @@ def parse_times(
     user. `but` masks rows that will be left out. They, and gaps, have the time `NO_TIME`.
     """
     if but is not None and but.any():
-        found, notes = parse_times(column.filter(pa.array(~but)), gaps=gaps)
+        kept, notes = parse_times(column.filter(pa.array(~but)), gaps=gaps)
         time = np.full(len(but), NO_TIME)
-        time[~but] = NO_TIME if found is None else found
-        return None if found is None else time, notes
+        time[~but] = NO_TIME if kept is None else kept
+        return None if kept is None else time, notes
     if pa.types.is_dictionary(column.type):
         column = pc.cast(column, column.type.value_type)
-    parsed = _parse_time_text(column)
-    if is_text(parsed.type):
-        parsed = _parse_time_text(column, _detect_day_first(column))
+    parsed = _parse_time_text(column) if is_text(column.type) else column
     seconds = _as_seconds(parsed)
     if seconds is None:
         return None, (_why_unreadable(column),)
@@ -230,40 +229,29 @@ def _is_date(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def _parse_time_text(column: Column, day_first: bool | None = None) -> Column:
-    """Parse text as numbers, as ISO 8601 with or without a zone, or as 31.12.2025 18:05; return other columns unchanged.
+def _parse_time_text(column: Column) -> Column:
+    """Parse text as numbers, as ISO 8601 with or without a zone, or as 31.12.2025 18:05; return other text unchanged.
 
-    31/12/2025 and 31-12-2025 are parsed only if `day_first` says which number is the day.
+    31/12/2025 and 31-12-2025 are parsed only if a date such as 31/12/2025 in the column says which number is the day.
     """
-    if not is_text(column.type):
-        return column
     given = _without_nothing(column)
     if given.null_count == len(given):
         return pa.nulls(len(given))
-    found = _cast_times(given)
-    if found is None:
-        found = _cast_times(_as_iso(given, day_first))
-    return column if found is None else found
+    times = _cast_times(given)
+    if times is None:
+        late = "(?:1[3-9]|[23][0-9])"
+        day_first = _any(column, rf"^\s*{late}[/-][0-9]+[/-][0-9]{{4}}")
+        month_first = _any(column, rf"^\s*[0-9]+[/-]{late}[/-][0-9]{{4}}")
+        times = _cast_times(_as_iso(given, day_first if day_first or month_first else None))
+    return column if times is None else times
 
 
 def _cast_times(given: Column) -> Column | None:
     """Cast text to the first type that fits all values, or return None."""
     # Testing the first value avoids slow failures on whole columns.
     first = given.slice(pc.index(pc.is_valid(given), True).as_py(), 1)
-    for kind in _KINDS:
-        try:
-            pc.cast(first, kind)
-            return pc.cast(given, kind)
-        except pa.ArrowInvalid:
-            continue
-    return None
-
-
-def _detect_day_first(column: Column) -> bool | None:
-    """Return whether dates such as 3/4/2025 have the day first, judged by dates such as 31/12/2025; None if none decides it."""
-    if _any(column, rf"^\s*{_LATE}[/-][0-9]+[/-][0-9]{{4}}"):
-        return True
-    return False if _any(column, rf"^\s*[0-9]+[/-]{_LATE}[/-][0-9]{{4}}") else None
+    kinds = (kind for kind in _KINDS if _cast(first, kind) is not None)
+    return next((times for kind in kinds if (times := _cast(given, kind)) is not None), None)
 
 
 def _any(text: Column, pattern: str) -> bool:
@@ -273,14 +261,14 @@ def _any(text: Column, pattern: str) -> bool:
 def _as_iso(text: Column, day_first: bool | None) -> Column:
     """Rewrite dates that begin with the day or the month as ISO 8601; leave ambiguous and other texts unchanged."""
     orders = {r"\.": True} | ({} if day_first is None else {"/": day_first, "-": day_first})
-    found = [(_DATE % (mark, mark), r"\3-\2-\1 " if day else r"\3-\1-\2 ") for mark, day in orders.items()]
+    dates = [(_DATE % (mark, mark), r"\3-\2-\1 " if day else r"\3-\1-\2 ") for mark, day in orders.items()]
     # Pad month, day and hour to two digits.
     digits = [
         (r"^([0-9]{4}-)([0-9]-)", r"\10\2"),
         (r"^([0-9]{4}-[0-9]{2}-)([0-9] )", r"\10\2"),
         (r" ([0-9]:)", r" 0\1"),
     ]
-    for pattern, iso in found + digits:
+    for pattern, iso in dates + digits:
         if _any(text, pattern):
             text = pc.replace_substring_regex(text, pattern, iso)
     return trim(text)
@@ -294,7 +282,7 @@ def _why_unreadable(column: pa.ChunkedArray) -> str:
     given = _without_nothing(column).drop_null()
     both = [_as_iso(given, order) for order in (True, False)]
     unsure = given.filter(pc.match_substring_regex(given, "^[0-9]{1,2}[/-]"))
-    if len(unsure) and not any(is_text(_parse_time_text(dates).type) for dates in both):
+    if len(unsure) and not any(_cast_times(dates) is None for dates in both):
         example = quote_value(unsure[0].as_py())
         return f"the day or the month may come first in times such as {example}: left out, write them as 2025-12-31 18:05"
     row = max(_alike(dates, kind) for dates in both for kind in _KINDS)
@@ -305,14 +293,5 @@ def _why_unreadable(column: pa.ChunkedArray) -> str:
 
 def _alike(given: pa.ChunkedArray, kind: pa.DataType) -> int:
     """Return how many values from the start can be cast to `kind`."""
-    low = 0
-    high = len(given)
-    middle = 1
-    while low < high:
-        try:
-            pc.cast(given[low:middle], kind)
-            low = middle
-        except pa.ArrowInvalid:
-            high = middle - 1
-        middle = (low + high + 1) // 2
-    return low
+    counts = range(1, len(given) + 1)
+    return bisect_left(counts, True, key=lambda count: _cast(given[:count], kind) is None)

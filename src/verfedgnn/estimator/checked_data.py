@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
-from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import reading_table
-from verfedgnn.data.data_check import CheckedSource, UserOverlap, check_source, measure_overlap
-from verfedgnn.data.forecast import Conclusion, conclude, foresee_training
-from verfedgnn.data.parties import sources_of
-from verfedgnn.data.table_sources import tables_by_party
+from verfedgnn.data.data_check import (
+    CheckedSource,
+    Conclusion,
+    UserOverlap,
+    check_source,
+    conclude,
+    foresee_training,
+    measure_overlap,
+)
+from verfedgnn.data.parties import name_sources
 from verfedgnn.reports.check_view import build_json, check_document, show_checked, show_overlap, show_warnings
 from verfedgnn.reports.console import SafeConsole
 
@@ -26,16 +30,7 @@ def check(data: Any, *, own: Mapping[str, Mapping[str, Any]] | None = None, **op
         own: Options for single parties, by name: `{"books": {"columns": {"item": "isbn"}}}`.
         **options: Options for all tables, as in `fit`: columns, missing, duplicates, events, scale, catalogue.
     """
-    if isinstance(data, Mapping):
-        sources: Mapping[str, Any] = {str(name): table for name, table in data.items()}
-    elif isinstance(data, str | Path | list):
-        sources, _ = sources_of(data)
-    else:
-        named = dict(options.get("columns") or {})
-        sources = tables_by_party(data, named.pop("party", None)) or {"ratings": data}
-        options = options | {"columns": named}
-    if not sources:
-        raise DataError("there are no tables to check; pass one table per party, {'film': ..., 'books': ...}")
+    sources, _, options = name_sources(data, options)
     found = []
     for name, source in sources.items():
         with reading_table(name if len(sources) > 1 else None):

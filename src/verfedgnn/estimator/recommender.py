@@ -237,16 +237,9 @@ class VerFedRecommender:
         """
         return self._fitted().evaluate(k)
 
-    def lift(self, watch: Watcher | None = None, *, seeds: int = 1) -> Lift:
-        """Return what joining gains each party, and add it to `metrics_`; it is computed once for a number of seeds.
-
-        It covers ratings and lists, known customers and newcomers. It runs further trainings, see `vf.lift`.
-        """
-        run = self._fitted()
-        known = run.metrics.get("lift")
-        if known is None or len(known.get("seeds", [0])) != seeds:
-            run.metrics["lift"] = lift(run, seeds=seeds, watch=watch, verbose=self.verbose).to_dict()
-        return Lift(run.metrics["lift"])
+    def lift(self) -> Lift:
+        """Return what joining gains each party, in lists and ratings, for known and for new customers."""
+        return lift(self._fitted())
 
     def report(self, path: str | Path) -> Path:
         """Write the report of the run, see `Run.report`."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
-from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.party import Party
 from verfedgnn.reports.round_progress import watching
 from verfedgnn.runs.run import Run
 from verfedgnn.training.progress import Stop, Watcher, never

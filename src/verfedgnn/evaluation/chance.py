@@ -1,27 +1,109 @@
-"""Chance over the many verdicts of a run: when a gain is clear enough to be called yes or no.
+"""Chance: the interval of a gain, and when a gain is clear enough among several to be called yes or no.
 
-A 95 % interval misses the truth once in twenty times, and a run has a dozen verdicts. The words yes and no are therefore corrected
-by Holm's method: where no verdict of a run has a true gain or loss, the chance that any of them says yes or no is `ERROR`. The
+Intervals come from a paired bootstrap over users. Ratings of one user belong together, so users are drawn, not ratings.
+
+A 95 % interval misses the truth once in twenty times, and a party has several verdicts. *Yes* and *no* are therefore corrected by
+Holm's method: where no verdict of a party has a true gain or loss, the chance that any of them says yes or no is `ERROR`. The
 correction holds for verdicts that depend on each other, too. Intervals are not corrected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from verfedgnn.evaluation.verdict_words import choose_word, is_judged, judged_tables
+Metric = Literal["rmse", "ndcg@20", "hitrate@20"]
+Floats = NDArray[np.float64]
 
+DRAWS = 1000
+"""Number of bootstrap samples."""
+FEWEST_USERS = 20
+"""Fewest users for a verdict; resampling fewer says little about other users."""
 ERROR = 0.05
-"""Chance of any false yes or no among the verdicts of a run."""
-GROUPS = ("by_own_ratings", "by_other_ratings", "by_other_parties")
-"""Tables of groups of customers: by their ratings at the party, by those at other parties, and by the parties that know them."""
+"""Chance of any false yes or no among the verdicts of a party."""
+_CHUNK = 1 << 22
+"""Weights held in memory at a time."""
 
-Row = dict[str, Any]
+
+@dataclass(frozen=True)
+class Gain:
+    """The gain of a second model over a first, positive if the second is better, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    users: int
+    reference: float
+    """Figure of the first model."""
+    error: float
+    """Standard error of `value`."""
+
+    @property
+    def pays(self) -> str:
+        """The verdict without a correction: yes, no or cannot tell."""
+        if self.users < FEWEST_USERS:
+            return "cannot tell"
+        return "yes" if self.low > 0 else "no" if self.high < 0 else "cannot tell"
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the gain for metrics.json, also in per cent of `reference`."""
+        scale = 100 / self.reference if self.reference else 0.0
+        return {
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "percent": self.value * scale,
+            "low_percent": self.low * scale,
+            "high_percent": self.high * scale,
+            "p": p_value(self.value, self.error, max(1, self.users - 1)),
+        }
+
+
+def measure(total: Floats, count: Floats, metric: Metric) -> Floats:
+    """Return the RMSE of summed squared errors, or the mean of summed figures of lists."""
+    mean = total / count
+    return np.asarray(np.sqrt(mean) if metric == "rmse" else mean)
+
+
+def gain(
+    user: NDArray[np.int64], before: Floats, after: Floats, metric: Metric = "rmse", *, seed: int = 0
+) -> Gain | None:
+    """Return the gain of `after` over `before` on the same cases; None if there are no cases.
+
+    A case is a test rating with its squared error (RMSE), or a user with the figure of the list. `user` holds the user of each case.
+    """
+    if not len(user):
+        return None
+    _, row = np.unique(user, return_inverse=True)
+    count = np.bincount(row)
+    columns = [np.bincount(row, before), np.bincount(row, after), count.astype(np.float64)]
+    sums = np.stack(columns, 1)  # (U, 3)
+    rng = np.random.default_rng([seed, 7])
+    drawn = []
+    for size in _chunks(len(count)):
+        weights = rng.multinomial(len(count), np.full(len(count), 1 / len(count)), size)
+        drawn.append(_gains(weights.astype(np.float64) @ sums, metric))
+    gains = np.concatenate(drawn)
+    low, high = np.quantile(gains, [0.025, 0.975])
+    whole = sums.sum(0, keepdims=True)
+    reference = float(measure(whole[:, 0], whole[:, 2], metric)[0])
+    value = float(_gains(whole, metric)[0])
+    return Gain(value, float(low), float(high), len(count), reference, float(gains.std(ddof=1)))
+
+
+def _chunks(users: int) -> list[int]:
+    most = max(1, _CHUNK // users)
+    return [min(most, DRAWS - start) for start in range(0, DRAWS, most)]
+
+
+def _gains(sums: Floats, metric: Metric) -> Floats:
+    change = measure(sums[:, 0], sums[:, 2], metric) - measure(sums[:, 1], sums[:, 2], metric)
+    return change if metric == "rmse" else -change
 
 
 def p_value(value: float, error: float, freedom: float) -> float:
@@ -39,32 +121,9 @@ def holm(chances: Sequence[float]) -> NDArray[np.bool_]:
 
     The smallest is compared with ERROR / n, the next one with ERROR / (n - 1), and so on up to the first that fails.
     """
-    found = np.asarray(chances, np.float64)
-    order = np.argsort(found, kind="stable")
-    passed = found[order] <= ERROR / np.arange(len(found), 0, -1)
-    clear = np.zeros(len(found), bool)
+    values = np.asarray(chances, np.float64)
+    order = np.argsort(values, kind="stable")
+    passed = values[order] <= ERROR / np.arange(len(values), 0, -1)
+    clear = np.zeros(len(values), bool)
     clear[order] = np.logical_and.accumulate(passed)
     return clear
-
-
-def decide_verdicts(lift: Row) -> None:
-    """Set the word `pays` in every row of a lift, and `verdicts`, the number of rows that are corrected together.
-
-    These are the rows of the parties and of all parties together. The rows of groups of customers are a family of their own,
-    corrected among themselves.
-    """
-    tables = [table for _, table in judged_tables(lift)]
-    rows = [row for table in tables for row in (*table["parties"], table["overall"])]
-    lift["verdicts"] = sum(is_judged(row) for row in rows)
-    _decide(rows)
-    _decide(row for table in tables for whole in (table, *table["parties"]) for row in _groups(whole))
-
-
-def _decide(rows: Iterable[Row]) -> None:
-    judged = [row for row in rows if is_judged(row)]
-    for row, clear in zip(judged, holm([row["gain"]["p"] for row in judged]), strict=True):
-        row["pays"] = choose_word(row, clear=bool(clear))
-
-
-def _groups(table: Mapping[str, Any]) -> list[Row]:
-    return [row for name in GROUPS for row in table.get(name, [])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verfedgnn.evaluation.bootstrap import FEWEST_USERS
+from verfedgnn.evaluation.chance import FEWEST_USERS
 
 MOST_DIGITS = 2
 """Largest number of decimals of a gain in per cent."""
@@ -13,17 +13,17 @@ MOST_NAMES = 5
 """Largest number of names in a sentence."""
 
 
-def format_percent(value: float, low: float, high: float) -> str:
-    """Format a gain in per cent with its interval, such as `+12.2 % (+11.2 to +13.3)`.
+def format_percent(value: float, low: float, high: float, unit: str = "%") -> str:
+    """Format a gain with its interval, such as `+12.2 % (+11.2 to +13.3)`.
 
     There is one decimal, and a second one if an end of the interval that is not 0 would be printed as 0. Positive numbers have
     a plus, 0 has no sign, and a gain that is 0 for everybody has no interval.
     """
     if low == high == 0:
-        return "0 %"
+        return f"0 {unit}"
     digits = 1 if all(round(end, 1) or not end for end in (low, high)) else MOST_DIGITS
     gain, first, last = (format_signed(number, digits) for number in (value, low, high))
-    return f"{gain} % ({first} to {last})"
+    return f"{gain} {unit} ({first} to {last})"
 
 
 def format_interval(row: Mapping[str, Any]) -> str:

@@ -1,184 +1,167 @@
-"""Lift: what joining gains each party, for ratings and for lists, for customers it knows and for newcomers."""
+"""Lift: what joining gains a party, in lists and in ratings, for customers whom it knows and for new ones.
+
+A party computes all of it at home, from its own test part and from the models that it holds. So a party of a federation and `train`
+on one machine give the same figures.
+
+- *Known* customers have a training rating at the party. *New* ones are withheld: nothing of them is in the party's training part.
+- The ways to serve are `simple` (the party's means, or popularity), `means` (means shared with the others, for ratings), `alone` (the
+  best mixture without the others) and `federated` (what is served). The gain is over the better of `simple` and `alone`.
+- Ratings are judged by RMSE, lists by HitRate@20: the share of customers who find something they like among the first 20.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from verfedgnn.config import Config, presets
-from verfedgnn.data import PartyData
-from verfedgnn.evaluation.chance import decide_verdicts
-from verfedgnn.evaluation.judged_party import (
-    JudgedParty,
-    count_elsewhere,
-    judge_party,
-    lift_by_party,
-    lift_tables,
-)
-from verfedgnn.evaluation.lift_points import summarise
+from verfedgnn.core.list_metrics import rank_each
+from verfedgnn.core.rating_scale import upper_quarter
+from verfedgnn.evaluation.chance import Floats, Metric, gain, holm, measure
+from verfedgnn.evaluation.verdict import choose_word, describe_lift, is_judged, judged_tables
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
-from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_layout import LIFT_FORMAT
-from verfedgnn.training.party_gate import gate_alone, train_own
-from verfedgnn.training.progress import Stop, Watcher, never
-from verfedgnn.training.simple_models import fit_party_means, means_model, popularity_model
-from verfedgnn.training.train import train
+
+WAYS = ("simple", "means", "alone", "federated")
+WITHOUT_JOINING = ("alone", "simple")
+"""The ways that a party has without joining."""
+BANDS = ((1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, None))
+"""Ranges of a known customer's number of training ratings at the party, by which lift is broken down."""
+
+Row = dict[str, Any]
+Ways = Mapping[str, PartyModel]
 
 
-def lift(run: Run, *, watch: Watcher | None = None, stop: Stop = never) -> dict[str, Any]:
-    """Return the `lift` part of metrics.json: simple, alone and federated, with gains, intervals and verdicts.
+@dataclass(frozen=True)
+class Cases:
+    """Test cases of one party: ratings with a squared error, or customers with a list, by way."""
 
-    The gain in a row compares what the parties serve with the best that they have without joining, on the same test cases. That is
-    the better of the row's figures `simple` (their means, or popularity for lists) and `alone` (the best mixture of these, EASE for
-    lists, and models trained on their own ratings); `reference` names it. Newcomers need a second training that holds out all
-    ratings of a tenth of the users at each party, unless the run's own split already does. Otherwise it is like the training of
-    the run.
+    metric: Metric
+    user: NDArray[np.int64]
+    """Row of the customer of each case."""
+    values: dict[str, Floats]
+    """Squared error or hit of each case, by way."""
+    others: dict[str, dict[str, Floats]]
+    """NDCG@20 and Recall@20 of each case, by way; empty for ratings."""
+    ratings: NDArray[np.int64]
+    """Training ratings of the case's customer at the party."""
+
+    def take(self, chosen: NDArray[np.bool_]) -> Cases:
+        """Return the chosen cases."""
+        return Cases(
+            self.metric,
+            self.user[chosen],
+            {way: values[chosen] for way, values in self.values.items()},
+            {name: {w: v[chosen] for w, v in by_way.items()} for name, by_way in self.others.items()},
+            self.ratings[chosen],
+        )
+
+
+def measure_lift(prepared: Sequence[Prepared], trainings: Sequence[tuple[bool, Sequence[Ways]]]) -> Row:
+    """Return the `lift` part of metrics.json.
+
+    `trainings` holds, for ratings and for lists, whether the models order lists, and the models of each party by way. Ratings come
+    first in the result, and lists in its part `lists`; without ratings, it has only lists.
     """
-    known = None
-    second = run
-    if run.config.split.kind != "newcomers":
-        known = judge_models(run, watch=watch, stop=stop)
-        held_out = run.config.with_values({"split.kind": "newcomers"})
-        device = str(run.device)
-        second = train(run.parties, held_out, device=device, watch=_named(watch), stop=stop)
-    new = judge_models(second, watch=_named(watch), stop=stop)
-    tables: dict[str, Any] = {}
-    for judged, model in zip(known or new, _models(run), strict=True):
-        tables["lists" if tables else "lift"] = _add_weights(lift_tables(judged), model)
-    for name, judged in zip(tables, new, strict=True):
-        tables[name]["newcomers"] = lift_tables([select_newcomers(each) for each in judged], newcomers=True)
-    found: dict[str, Any] = tables["lift"]
-    found["newcomers"]["training"] = "own" if known is None else "second"
-    if "lists" in tables:
-        found["lists"] = tables["lists"]
-    return _conclude(found, run)
+    lift: Row = {"format": LIFT_FORMAT}
+    for ranks, ways in trainings:
+        known, new = (
+            [judge(party, models, ranks=ranks, new=new) for party, models in zip(prepared, ways, strict=True)]
+            for new in (False, True)
+        )
+        names = [party.party.name for party in prepared]
+        table = make_table(names, known) | {"newcomers": make_table(names, new)}
+        lift |= {"lists": table} if ranks else table
+    decide(lift)
+    return lift | describe_lift(lift)
 
 
-def quick_lift(run: Run) -> dict[str, Any] | None:
-    """Return the lift for customers that the parties know, by party, from the models that the run holds.
+def judge(party: Prepared, ways: Ways, *, ranks: bool, new: bool) -> Cases:
+    """Evaluate a party's models, given by way, on the test cases of known or of new customers."""
+    counts = torch.bincount(party.train.user.long(), minlength=party.party.ratings.n_users)
+    pairs = party.newcomers if new else party.test.take(counts[party.test.user.long()] > 0)
+    scale = party.party.ratings.scale
+    values: dict[str, Floats] = {}
+    others: dict[str, dict[str, Floats]] = {"ndcg@20": {}, "recall@20": {}} if ranks else {}
+    wanted = pairs.take(pairs.rating >= upper_quarter(scale)) if ranks else pairs
+    user = torch.unique(wanted.user) if ranks else pairs.user
+    for way, model in ways.items():
+        if ranks:
+            sizes = party.party.ratings.n_users, party.party.ratings.n_items
+            ranked = rank_each(model.score, *sizes, [party.train, party.valid], wanted)
+            values[way] = ranked.hit.cpu().numpy()
+            others["ndcg@20"][way] = ranked.ndcg.cpu().numpy()
+            others["recall@20"][way] = ranked.recall.cpu().numpy()
+        else:
+            errors = model.predict(pairs).clamp(*scale) - pairs.rating.double()
+            values[way] = errors.square().cpu().numpy()
+    rows = user.cpu().numpy().astype(np.int64)
+    metric: Metric = "hitrate@20" if ranks else "rmse"
+    return Cases(metric, rows, values, others, counts.cpu().numpy().astype(np.int64)[rows])
 
-    It trains nothing, so it has no newcomers. It is None for a run without a gate, or whose split holds
-    out newcomers.
+
+def make_table(names: Sequence[str], parties: Sequence[Cases]) -> Row:
+    """Return the rows of all parties together and of each party, with those of its customers by activity."""
+    rows = []
+    for name, cases in zip(names, parties, strict=True):
+        bands = [(low, high, _within(cases.ratings, low, high)) for low, high in BANDS]
+        groups = [
+            {"from": low, "to": high, **make_row([cases.take(chosen)])}
+            for low, high, chosen in bands
+            if chosen.any()
+        ]
+        rows.append({"name": name, **make_row([cases]), "by_own_ratings": groups if len(groups) > 1 else []})
+    return {"metric": parties[0].metric, "overall": make_row(parties), "parties": rows}
+
+
+def _within(counts: NDArray[np.int64], low: int, high: int | None) -> NDArray[np.bool_]:
+    return np.asarray((counts >= low) & (counts <= (counts if high is None else high)))
+
+
+def make_row(parties: Sequence[Cases]) -> Row:
+    """Return the figure of each way over all cases, and the gain over the better of the ways without joining."""
+    metric = parties[0].metric
+    user = np.concatenate([cases.user for cases in parties])
+    ways = [way for way in WAYS if all(way in cases.values for cases in parties)]
+    by_way = {way: np.concatenate([cases.values[way] for cases in parties]) for way in ways}
+    row: Row = {"cases": len(user), "users": len(np.unique(user))}
+    if not len(user):
+        return row | dict.fromkeys(ways) | {"reference": None, "gain": None, "pays": "cannot tell"}
+    count = np.array([float(len(user))])
+    row |= {
+        way: float(measure(values.sum(keepdims=True), count, metric)[0]) for way, values in by_way.items()
+    }
+    for name in parties[0].others:
+        row[name] = {
+            way: float(np.concatenate([cases.others[name][way] for cases in parties]).mean()) for way in ways
+        }
+    better = min if metric == "rmse" else max
+    reference = better(WITHOUT_JOINING, key=lambda way: row[way])
+    gained = gain(user, by_way[reference], by_way["federated"], metric)
+    assert gained is not None
+    return row | {"reference": reference, "gain": gained.to_dict(), "pays": gained.pays}
+
+
+def decide(lift: Row) -> None:
+    """Set the word `pays` in every row of a lift.
+
+    The rows of a party are corrected together, and so are those of all parties together. A party's groups of customers are a family
+    of their own.
     """
-    models = _models(run)
-    if run.config.split.kind == "newcomers" or any(each.alone is None for each in models):
-        return None
-    tables = [_add_weights(lift_by_party(_judge(each)), each) for each in models]
-    found = tables[0] if len(tables) == 1 else {**tables[0], "lists": tables[1]}
-    return _conclude(found, run)
+    tables = [table for _, table in judged_tables(lift)]
+    _decide([table["overall"] for table in tables])
+    for place in range(len(tables[0]["parties"])):
+        rows = [table["parties"][place] for table in tables]
+        _decide(rows)
+        _decide([group for row in rows for group in row["by_own_ratings"]])
 
 
-def _conclude(found: dict[str, Any], run: Run) -> dict[str, Any]:
-    """Add the verdicts, the customers of each party, what to know about the training, and the summary."""
-    decide_verdicts(found)
-    for row, customers in zip(found["parties"], _count_customers(run.parties), strict=True):
-        row["customers"] = customers
-    found |= {"format": LIFT_FORMAT, **_note_short_training(run)}
-    return found | {"summary": summarise(found)}
-
-
-def _count_customers(parties: Sequence[PartyData]) -> list[dict[str, Any]]:
-    """Return how many customers each party has, by the number of other parties that know them, and how many only others know."""
-    here = np.zeros((len(parties), parties[0].ratings.n_users), bool)
-    for row, party in zip(here, parties, strict=True):
-        row[party.ratings.user] = True
-    total = here.sum(0)
-    return [
-        {
-            "by_other_parties": np.bincount(total[row] - 1, minlength=len(parties)).tolist(),
-            "elsewhere_only": int(((total > 0) & ~row).sum()),
-        }
-        for row in here
-    ]
-
-
-def _note_short_training(run: Run) -> dict[str, Any]:
-    """Return the epochs of a run and of its preset if it has fewer and its last validation was its best."""
-    epochs = run.config.training.epochs
-    preset = run.config.base if run.config.base in presets() else "best"
-    usual = Config.preset(preset).training.epochs
-    improves = any(each.metrics["best_round"] == each.metrics["rounds"] for each in _models(run))
-    if epochs >= usual or not improves:
-        return {}
-    return {"short": {"epochs": epochs, "preset": preset, "usual": usual}}
-
-
-def judge_models(run: Run, *, watch: Watcher | None = None, stop: Stop = never) -> list[list[JudgedParty]]:
-    """Evaluate the run's models of ratings and, if there are any, those of lists."""
-    return [_judge(each, watch=watch, stop=stop) for each in _models(run)]
-
-
-def _models(run: Run) -> list[Run]:
-    """Return the run's training of ratings and, if there is one, that of lists."""
-    return [run] if run.lists is None else [run, run.lists]
-
-
-def _add_weights(table: dict[str, Any], run: Run) -> dict[str, Any]:
-    """Add the weights of its gate to the row of each party, if the run has gates."""
-    for row, party in zip(table["parties"], run.metrics["parties"], strict=True):
-        if "gate" in party:
-            row["gate"] = party["gate"]
-    return table
-
-
-def _judge(run: Run, *, watch: Watcher | None = None, stop: Stop = never) -> list[JudgedParty]:
-    """Evaluate the simple, alone and federated model of each party."""
-    ranks = run.config.ranks
-    prepared = run.prepared()
-    alone = run.alone or _alone_models(run, prepared, watch, stop)
-    elsewhere = count_elsewhere(prepared)
-    judged = []
-    for p, party in enumerate(prepared):
-        ways = {
-            "simple": simple_model(party, ranks=ranks),
-            "alone": alone[p],
-            "federated": run.models[p],
-        }
-        judged.append(judge_party(party, ways, elsewhere[p], ranks=ranks))
-    return judged
-
-
-def _alone_models(
-    run: Run, prepared: Sequence[Prepared], watch: Watcher | None, stop: Stop
-) -> list[PartyModel]:
-    """Train each party's own models, for a run without a gate, and return the mixtures that they would serve alone."""
-    return [
-        gate_alone(party, train_own(party, run.config, watch=watch, stop=stop), run.config).model
-        for party in prepared
-    ]
-
-
-def simple_model(party: Prepared, *, ranks: bool) -> PartyModel:
-    """Return a party's simplest model: its means, or popularity for lists."""
-    if ranks:
-        return popularity_model(party.input)
-    means = fit_party_means(party.input)
-    return means_model(means, means.user_offset, party.train.user.device)
-
-
-def select_newcomers(judged: JudgedParty) -> JudgedParty:
-    """Return only the cases of users who are new to the party and known to another."""
-    which = judged.newcomers
-    return replace(
-        judged,
-        user=judged.user[which],
-        values={way: values[which] for way, values in judged.values.items()},
-        extra={
-            way: {name: values[which] for name, values in figures.items()}
-            for way, figures in judged.extra.items()
-        },
-        own_ratings=judged.own_ratings[which],
-        other_parties=judged.other_parties[which],
-        other_ratings=judged.other_ratings[which],
-    )
-
-
-def _named(watch: Watcher | None) -> Watcher | None:
-    """Return a watcher that adds "newcomers" to the name of the training in each report."""
-    if watch is None:
-        return None
-    return lambda event: watch(replace(event, label=f"newcomers, {event.label}"))
+def _decide(rows: Sequence[Row]) -> None:
+    judged = [row for row in rows if is_judged(row)]
+    for row, clear in zip(judged, holm([row["gain"]["p"] for row in judged]), strict=True):
+        row["pays"] = choose_word(row, clear=bool(clear))

@@ -15,7 +15,7 @@ from verfedgnn.core.pairs import Pairs
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TEST, Ratings
 from verfedgnn.data.ids import find_positions
-from verfedgnn.evaluation.bootstrap import Floats, Metric, gain
+from verfedgnn.evaluation.chance import Floats, Metric, gain
 from verfedgnn.runs.run import Run
 
 ABSENT = -1

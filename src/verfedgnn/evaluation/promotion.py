@@ -21,7 +21,7 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import writing
 from verfedgnn.data import TEST, TRAIN, VALID
 from verfedgnn.data.rating_distribution import measure_drift
-from verfedgnn.evaluation.bootstrap import FEWEST_USERS
+from verfedgnn.evaluation.chance import FEWEST_USERS
 from verfedgnn.evaluation.gain_text import format_gain
 from verfedgnn.evaluation.matched_runs import (
     ABSENT,

@@ -1,173 +1,245 @@
-"""The answer to "does joining pay?" on top of every surface: a headline, the figures that decide, and a line for each party."""
+"""Does joining pay? The words and sentences of a verdict, the same in the terminal, on pages, in reports, notebooks and metrics.json.
+
+One rule gives the word of an organisation (`party_word`): what its customers see decides, so lists count, for new and for known
+customers. Predicted ratings count only where no lists were judged.
+"""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from verfedgnn.core.option_names import worded
-from verfedgnn.data.ratings import format_count
-from verfedgnn.evaluation.chance import GROUPS
-from verfedgnn.evaluation.gain_text import format_interval, format_signed, join_names
-from verfedgnn.evaluation.verdict_words import (
-    KNOWN,
-    LIKELY_BETTER,
-    LIKELY_WORSE,
-    MIXED,
-    NEW,
-    NO,
-    NO_DIFFERENCE,
-    ORDER,
-    SMALL,
-    UNCLEAR,
-    WHAT,
-    YES,
-    combine_rows,
-    judged_tables,
-)
+from verfedgnn.evaluation.chance import FEWEST_USERS
+from verfedgnn.evaluation.gain_text import format_signed, join_names
 
-_ANSWERS = {
-    YES: "pays for {}",
-    MIXED: "improves some predictions and worsens others for {}",
-    LIKELY_BETTER: "is likely better for {}",
-    NO_DIFFERENCE: "makes no difference for {}",
-    LIKELY_WORSE: "is likely worse for {}",
-    NO: "does not pay for {}",
+YES, NO = "yes", "no"
+"""The gain or loss is clear, also after a correction for several verdicts (`chance.py`)."""
+LIKELY_BETTER, LIKELY_WORSE = "likely better", "likely worse"
+"""The 95 % interval excludes 0, but among several verdicts this can be chance."""
+NO_DIFFERENCE = "no difference"
+"""The whole interval is small: within `SMALL` per cent of RMSE, or `SMALL` of 100 customers."""
+UNCLEAR = "cannot tell"
+"""The interval is wide and includes 0, or there are fewer than `FEWEST_USERS` customers."""
+MIXED = "mixed"
+"""Some customers gain and others lose."""
+ORDER = (YES, MIXED, LIKELY_BETTER, NO_DIFFERENCE, UNCLEAR, LIKELY_WORSE, NO)
+"""All words, the best first."""
+SMALL = 0.5
+MOSTLY = 0.7
+"""Share of the gain in ratings from which on shared means are said to bring most of it."""
+
+KNOWN, NEW = "known customers", "new customers"
+Lift = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+_PAYS = {
+    YES: "Joining pays for {}",
+    MIXED: "Joining helps some customers of {} and harms others",
+    LIKELY_BETTER: "Joining likely pays for {}",
+    NO_DIFFERENCE: "Joining makes no difference for {}",
+    UNCLEAR: "The data cannot tell whether joining pays for {}",
+    LIKELY_WORSE: "Joining likely does not pay for {}",
+    NO: "Joining does not pay for {}",
 }
-"""What joining does, by word."""
+ADVICE = {
+    YES: "Join: train every night and serve the federated lists.",
+    MIXED: "Look at who loses before you join.",
+    LIKELY_BETTER: "Try it live: `serve --split-test 50` shows both lists to real customers.",
+    NO_DIFFERENCE: "Stay out, or join for the customers of the others: yours see no difference.",
+    UNCLEAR: "Collect more ratings, or try it live with `serve --split-test 50`.",
+    LIKELY_WORSE: "Stay out for now.",
+    NO: "Stay out.",
+}
+"""What to do, by word."""
+MEANS_ADVICE = "Preset `means` brings most of it in one round."
 
 
 @dataclass(frozen=True)
-class PartyVerdict:
-    """What joining is worth to one party, as one line."""
+class Answer:
+    """The verdict of one organisation."""
 
-    name: str
-    pays: str
-    """One of the words in `verdict_words.ORDER`."""
-    text: str
-    """For which predictions and customers, and by how much, with intervals."""
-    for_whom: str
-    """The verdict of each group of customers with their number; empty if groups were not judged."""
-    gainers: frozenset[str]
-    """The customers who clearly gain: `KNOWN`, `NEW` or both."""
-    likely: frozenset[str]
-    """The customers who likely gain."""
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """The answer for known customers or newcomers, over ratings and lists."""
-
-    customers: str
+    party: str
     word: str
-    figure: str
-    """The largest gain or loss with this word, such as `lists +6.8 %`; empty if the word has no direction."""
-    small: bool
-    """Whether this gain or loss is at most `SMALL` per cent."""
+    sentences: tuple[str, ...]
+    """What its new customers see, then its known ones, then predicted ratings."""
 
 
-def narrow_lift(lift: Mapping[str, Any], party: str) -> dict[str, Any]:
-    """Return the lift of one party, as if it were the only one."""
-    nobody = {"name": party, "users": 0, "gain": None, "pays": UNCLEAR}
-    found = next((row for row in lift["parties"] if row["name"] == party), nobody)
-    groups = {name: found[name] for name in GROUPS if name in found}
-    narrow = {**lift, "overall": found, "parties": [found], **groups}
-    for part in ("lists", "newcomers"):
-        if part in lift:
-            narrow[part] = narrow_lift(lift[part], party)
-    return narrow
+def judged_tables(lift: Lift) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the tables of a lift with their customers: lists before ratings, new customers before known ones."""
+    parts = [lift["lists"]] if "lists" in lift else []
+    parts += [lift] if "overall" in lift else []
+    return [table for part in parts for table in ((NEW, part["newcomers"]), (KNOWN, part))]
 
 
-def party_verdicts(lift: Mapping[str, Any]) -> list[PartyVerdict]:
-    """Return the verdict of each party over all tables, in the order of the parties."""
-    return [_judge_party(row["name"], narrow_lift(lift, row["name"])) for row in lift["parties"]]
+def narrow_lift(lift: Lift, party: str) -> dict[str, Any]:
+    """Return the lift of one party, as that party's own run has it."""
+    narrow = {name: value for name, value in lift.items() if name in ("format", "twins")}
+
+    def only(table: Mapping[str, Any]) -> dict[str, Any]:
+        (row,) = (row for row in table["parties"] if row["name"] == party)
+        overall = {name: value for name, value in row.items() if name not in ("name", "by_own_ratings")}
+        return {"metric": table["metric"], "overall": overall, "parties": [row]}
+
+    for part in (lift.get("lists"), lift if "overall" in lift else None):
+        if part is not None:
+            table = only(part) | {"newcomers": only(part["newcomers"])}
+            narrow |= table if part is lift else {"lists": table}
+    return narrow | describe_lift(narrow)
 
 
-def verdict(lift: Mapping[str, Any]) -> str:
-    """Return yes if joining pays for every party, no if it pays for none, and mixed if it pays for some of them.
+def is_judged(row: Row) -> bool:
+    """Return whether a row has enough customers for a verdict."""
+    return row["gain"] is not None and row["users"] >= FEWEST_USERS
 
-    If no verdict of a single party is clear, the parties are judged together.
+
+def choose_word(row: Row, *, clear: bool) -> str:
+    """Return the word for a row with enough customers; `clear` says whether its gain or loss is clear among several."""
+    low, high = gain_ends(row)
+    if low >= -SMALL and high <= SMALL:
+        return NO_DIFFERENCE
+    if low > 0:
+        return YES if clear else LIKELY_BETTER
+    if high < 0:
+        return NO if clear else LIKELY_WORSE
+    return UNCLEAR
+
+
+def gain_ends(row: Row) -> tuple[float, float]:
+    """Return the ends of a gain's interval: in per cent of RMSE, or in customers of 100."""
+    gain = row["gain"]
+    if "ndcg@20" in row:
+        return 100 * gain["low"], 100 * gain["high"]
+    return gain["low_percent"], gain["high_percent"]
+
+
+def combine_words(words: Iterable[str]) -> str:
+    """Return one word for several groups of customers.
+
+    A gain for some and a loss for others are *mixed*, if one of them is clear. Else a clear word counts more than a likely one, and
+    that more than *cannot tell*. *No difference* needs every group to say so.
     """
-    found = {party.pays for party in party_verdicts(lift)}
-    if not found & {YES, MIXED, NO}:
-        return combine_rows(table["overall"] for _, table in judged_tables(lift))
-    if len(found) > 1 and not found & {YES, MIXED}:
-        return NO
-    return found.pop() if len(found) == 1 else MIXED
+    given = set(words)
+    better, worse = given & {YES, LIKELY_BETTER}, given & {NO, LIKELY_WORSE}
+    if MIXED in given or (better and worse and given & {YES, NO}):
+        return MIXED
+    if better and worse:
+        return UNCLEAR
+    for word in (YES, NO, LIKELY_BETTER, LIKELY_WORSE):
+        if word in given:
+            return word
+    return NO_DIFFERENCE if given == {NO_DIFFERENCE} else UNCLEAR
 
 
-def headline(lift: Mapping[str, Any]) -> str:
-    """Return the verdict as a few short sentences. Terminal, reports, notebooks and the web page show the same ones.
-
-    The first ones answer for all parties together, the last one for each party. Known customers come first, because they are most
-    users, unless only the answer for newcomers is clear and large.
-    """
-    answers = [answer for customers in (KNOWN, NEW) if (answer := _answer(lift, customers)) is not None]
-    if not answers:
-        return "There are no test cases, so the data cannot tell whether joining pays."
-    answers.sort(key=lambda answer: answer.small or answer.word not in (YES, MIXED, NO))
-    by_word: dict[tuple[str, bool], list[_Answer]] = {}
-    for answer in answers:
-        by_word.setdefault((answer.word, answer.small), []).append(answer)
-    sentences: list[str] = []
-    for (word, small), same in by_word.items():
-        whom = " and ".join(
-            answer.customers + (f" ({answer.figure})" if answer.figure else "") for answer in same
-        )
-        subject = "It" if sentences else "Joining"
-        if word == UNCLEAR:
-            sentences.append(f"For {whom} the data cannot tell.")
-        elif small and word in (YES, NO):
-            sentences.append(
-                f"{subject} {'gains' if word == YES else 'costs'} {SMALL:g} % or less for {whom}."
-            )
-        else:
-            sentences.append(f"{subject} {_ANSWERS[word].format(whom)}.")
-    if "newcomers" not in lift:
-        sentences.append("Newcomers are not judged yet.")
-    return " ".join([*sentences, *_answer_by_party(lift)])
+def party_word(lift: Lift, party: str | None = None) -> str:
+    """Return the word of one organisation, or that of all together."""
+    tables = judged_tables(lift)
+    decisive = [table for _, table in tables if table["metric"] != "rmse"] or [table for _, table in tables]
+    return combine_words(_row(table, party)["pays"] for table in decisive)
 
 
-def deciding_figures(lift: Mapping[str, Any]) -> str:
-    """Return sentences with the gain in each table, for all parties together.
+def _row(table: Mapping[str, Any], party: str | None) -> Row:
+    if party is None:
+        overall: Row = table["overall"]
+        return overall
+    return next(row for row in table["parties"] if row["name"] == party)
 
-    The order is always the same: known customers before newcomers, predicted ratings (RMSE) before lists (NDCG@20).
-    """
-    tables = [(customers, table) for customers, table in judged_tables(lift) if table["overall"]["gain"]]
-    if not tables:
-        return "There are no test cases to decide by."
-    whose = ", at all parties together" if len(lift["parties"]) > 1 else ""
-    seeds = f", mean of {len(lift['seeds'])} seeds" if "seeds" in lift else ""
-    sentences = [f"Gain over the best without joining{whose}{seeds}."]
-    for who in (KNOWN, NEW):
-        figures = [
-            f"{WHAT[table['metric']]} ({table['metric'].upper()}) {format_interval(table['overall'])}"
-            for customers, table in tables
-            if customers == who
+
+def party_names(lift: Lift) -> list[str]:
+    """Return the names of the organisations in a lift."""
+    return [row["name"] for row in judged_tables(lift)[0][1]["parties"]]
+
+
+def answers(lift: Lift) -> list[Answer]:
+    """Return the verdict of each organisation."""
+    return [Answer(name, party_word(lift, name), tuple(sentences(lift, name))) for name in party_names(lift)]
+
+
+def sentences(lift: Lift, party: str | None = None) -> list[str]:
+    """Return what one organisation's customers, or those of all, see if it joins: a sentence for each table."""
+    return [
+        _describe(_row(table, party), customers, table["metric"]) for customers, table in judged_tables(lift)
+    ]
+
+
+def _describe(row: Row, customers: str, metric: str) -> str:
+    """Return what joining changes for some customers, in plain units."""
+    if row["gain"] is None:
+        return f"No {customers} could be tested."
+    if not is_judged(row):
+        return f"Only {row['users']} {customers} were tested, too few to tell."
+    before, after = show_figures(row, metric)
+    low, high = gain_ends(row)
+    if metric == "rmse":
+        share = f"{format_signed(row['gain']['percent'])} % ({format_signed(low)} to {format_signed(high)})"
+        what = f"Predicted stars for {customers} are off by {after}"
+        change = f" instead of {before}, a gain of {share}"
+    else:
+        share = f"{format_signed(low)} to {format_signed(high)} of 100"
+        what = f"Of 100 {customers}, {after} find something they like among the first 20"
+        change = f", where it was {before} without the others ({share})"
+    if row["pays"] == NO_DIFFERENCE:
+        return f"{what}, with or without the others."
+    prefix = {
+        UNCLEAR: "Not clear: ",
+        LIKELY_BETTER: "Likely better: ",
+        LIKELY_WORSE: "Likely worse: ",
+        NO: "Worse: ",
+    }
+    start = prefix.get(row["pays"], "")
+    return f"{start}{what if not start else what[0].lower() + what[1:]}{change}."
+
+
+def show_figures(row: Row, metric: str) -> tuple[str, str]:
+    """Return a row's figure without joining and with it: RMSE, or customers of 100."""
+    before, after = row[row["reference"]], row["federated"]
+    if metric == "rmse":
+        return f"{before:.3f}", f"{after:.3f}"
+    digits = 0 if abs(after - before) >= 0.01 and min(before, after) >= 0.1 else 1
+    return f"{100 * before:.{digits}f}", f"{100 * after:.{digits}f}"
+
+
+def show_cell(row: Row, metric: str) -> str:
+    """Return a row in a table's cell, such as `38, was 34`, `likely 38, was 34` or `38, as before`."""
+    if not is_judged(row):
+        return "too few"
+    before, after = show_figures(row, metric)
+    if row["pays"] == NO_DIFFERENCE:
+        return f"{after}, as before"
+    mark = {LIKELY_BETTER: "likely ", LIKELY_WORSE: "likely ", UNCLEAR: "perhaps "}.get(row["pays"], "")
+    return f"{mark}{after}, was {before}"
+
+
+def verdict_table(lift: Lift) -> tuple[list[str], list[list[str]], list[str]]:
+    """Return the header, the rows and the notes of the table with one line an organisation."""
+    tables = judged_tables(lift)
+    marks = {"hitrate@20": "*", "rmse": "**"}
+    header = ["", "joining pays"]
+    for customers, table in tables:
+        metric = table["metric"]
+        name = customers if metric != "rmse" else f"stars, {customers}"
+        header.append(f"{name}{marks[metric]}")
+    rows = [
+        [
+            answer.party,
+            answer.word,
+            *(show_cell(_row(table, answer.party), table["metric"]) for _, table in tables),
         ]
-        if figures:
-            sentences.append(f"{who.capitalize()}: {', '.join(figures)}.")
-    return " ".join(sentences)
+        for answer in answers(lift)
+    ]
+    metrics = {table["metric"] for _, table in tables}
+    notes = ["*  of 100 customers, how many find something they like among the first 20"]
+    notes = [*(notes if "hitrate@20" in metrics else [])]
+    notes += ["** error of predicted stars, lower is better"] if "rmse" in metrics else []
+    return header, rows, notes
 
 
-def warn_of_one_split(lift: Mapping[str, Any], folder: Path | None = None) -> str | None:
-    """Return that a verdict of one seed is provisional, and how to be sure; None for a lift over several seeds.
-
-    `folder` is the run's. Documents that travel without their run leave it out.
-    """
-    if "seeds" in lift:
-        return None
-    run = "RUN" if folder is None else shlex.quote(str(folder))
-    judge = worded(f"`verfedgnn lift {run} --seeds 3`", "`vf.lift(run, seeds=3)`")
-    return f"Provisional: this is one split of the ratings; run {judge} to be sure."
-
-
-def count_customers(users: int, customers: str) -> str:
-    """Return a number of customers, such as `74 newcomers` or `1 known customer`."""
-    return format_count(users, customers.removesuffix("s"))
+def headline(lift: Lift) -> str:
+    """Return the verdict as a sentence for each word, and what the customers of all organisations together see."""
+    by_word = group_by_word({answer.party: answer.word for answer in answers(lift)})
+    said = [f"{_PAYS[word].format(join_names(names))}." for word, names in by_word.items()]
+    seen = [sentence for sentence in sentences(lift) if not sentence.startswith(("No ", "Only "))]
+    return " ".join([*said, *seen[:1]])
 
 
 def group_by_word(words: Mapping[str, str]) -> dict[str, list[str]]:
@@ -175,107 +247,55 @@ def group_by_word(words: Mapping[str, str]) -> dict[str, list[str]]:
     return {word: names for word in ORDER if (names := [name for name in words if words[name] == word])}
 
 
-def _answer(lift: Mapping[str, Any], customers: str) -> _Answer | None:
-    """Return the answer for known customers or newcomers of all parties together; None without test cases."""
-    found = [(table["metric"], table["overall"]) for who, table in judged_tables(lift) if who == customers]
-    rows = [(metric, row) for metric, row in found if row["gain"] is not None]
-    if not rows:
+def share_of_means(lift: Lift, party: str | None = None) -> float | None:
+    """Return the share of the gain in ratings of known customers that shared means bring alone; None without a gain."""
+    if "overall" not in lift:
         return None
-    word = combine_rows(row for _, row in rows)
-    gains = [(row["gain"]["percent"], metric) for metric, row in rows if row["pays"] == word]
-    if word not in (YES, LIKELY_BETTER, LIKELY_WORSE, NO):
-        return _Answer(customers, word, "", small=False)
-    percent, metric = max(gains) if word in (YES, LIKELY_BETTER) else min(gains)
-    small = abs(percent) <= SMALL
-    figure = "" if small else f"{WHAT[metric]} {format_signed(percent)} %"
-    return _Answer(customers, word, figure, small)
+    row = _row(lift, party)
+    if "means" not in row or row["pays"] not in (YES, LIKELY_BETTER) or row["means"] is None:
+        return None
+    before = row[row["reference"]]
+    return float((before - row["means"]) / (before - row["federated"]))
 
 
-def _answer_by_party(lift: Mapping[str, Any]) -> list[str]:
-    """Return a sentence with the word of each party; none for a single party."""
-    words = {party.name: party.pays for party in party_verdicts(lift)}
-    if len(words) < 2:
-        return []
-    by_word = group_by_word(words)
-    if len(by_word) == 1:
-        whose = "both parties" if len(words) == 2 else f"all {len(words)} parties"
-        return [f"By party: {next(iter(by_word))} at {whose}."]
-    return [f"By party: {'; '.join(f'{word} at {join_names(names)}' for word, names in by_word.items())}."]
-
-
-def _judge_party(name: str, lift: Mapping[str, Any]) -> PartyVerdict:
-    """Return the verdict of the only party of `lift`."""
-    tables = judged_tables(lift)
-    pays = combine_rows(table["overall"] for _, table in tables)
-    words = {}
-    for customers, table in tables:
-        row = table["overall"]
-        if row["gain"] is not None:
-            what = f"{WHAT[table['metric']]} for {count_customers(row['users'], customers)}"
-            words[f"{what}, {format_interval(row)}"] = row["pays"]
-    by_word = group_by_word(words)
-    texts = [
-        ("" if word == pays == next(iter(by_word)) else f"{word}: ") + "; ".join(found)
-        for word, found in by_word.items()
-    ]
-    text = ". ".join(text[:1].upper() + text[1:] for text in texts) or "No test cases"
-    gainers, likely = (
-        frozenset(customers for customers, table in tables if table["overall"]["pays"] == word)
-        for word in (YES, LIKELY_BETTER)
+def describe_source(lift: Lift) -> str | None:
+    """Return where the gain in predicted stars comes from; None without a gain."""
+    share = share_of_means(lift)
+    if share is None:
+        return None
+    if share >= MOSTLY:
+        return f"Shared means alone bring {min(share, 1):.0%} of the gain in predicted stars."
+    brought = f"{share:.0%}" if share > 0 else "nothing"
+    return (
+        f"Shared means alone bring {brought} of the gain in predicted stars; the rest needs the federation."
     )
-    return PartyVerdict(name, pays, text, _describe_groups(lift), gainers, likely - gainers)
 
 
-def _describe_groups(lift: Mapping[str, Any]) -> str:
-    """Return for whom joining pays at the only party of `lift`: the word of each group, with the number of its customers."""
-    counts = lift["overall"].get("customers")
-    if counts is None or "newcomers" not in lift or len(counts["by_other_parties"]) < 2:
-        return ""
-    tables = judged_tables(lift)
-    known = _join_groups(
-        [table for customers, table in tables if customers == KNOWN], counts["by_other_parties"]
-    )
-    texts = [
-        f"{_name_group(numbers, len(counts['by_other_parties']))} ({count:,}): {word}"
-        for numbers, count, word in known
-    ]
-    new = combine_rows(table["overall"] for customers, table in tables if customers == NEW)
-    texts.append(f"newcomers known elsewhere ({counts['elsewhere_only']:,} today): {new}")
-    return f"{'customers ' if known else ''}{'; '.join(texts)}"
+def advise(lift: Lift) -> str:
+    """Return what to do: one sentence an organisation's word asks for, or preset means where it brings most of a gain."""
+    word = party_word(lift)
+    share = share_of_means(lift)
+    if word not in (YES, MIXED, LIKELY_BETTER) and share is not None and share >= MOSTLY:
+        return f"Lists do not gain; predicted stars do. {MEANS_ADVICE}"
+    return ADVICE[word]
 
 
-def _join_groups(
-    tables: Sequence[Mapping[str, Any]], counts: Sequence[int]
-) -> list[tuple[list[int], int, str]]:
-    """Return numbers of other parties, how many customers these know, and their word; neighbours with one word are joined.
-
-    Those at all parties come first. Customers known here only stay on their own.
-    """
-    found: list[tuple[list[int], int, str]] = []
-    for number in reversed(range(len(counts))):
-        if not counts[number]:
-            continue
-        word = combine_rows(row for table in tables for row in _find_group(table, number))
-        if found and number and found[-1][2] == word:
-            numbers, count, _ = found.pop()
-            found.append(([*numbers, number], count + counts[number], word))
-        else:
-            found.append(([number], counts[number], word))
-    return found
+def describe_lift(lift: Lift) -> dict[str, Any]:
+    """Return the sentences of a lift as metrics.json has them."""
+    source = describe_source(lift)
+    return {
+        "headline": headline(lift),
+        "verdicts": [
+            {"name": each.party, "pays": each.word, "sentences": list(each.sentences)}
+            for each in answers(lift)
+        ],
+        "source": source,
+        "advice": advise(lift),
+    }
 
 
-def _name_group(others: Sequence[int], parties: int) -> str:
-    """Return where customers are whom these numbers of other parties know, the largest first."""
-    if others[0] == 0:
-        return "here only"
-    if len(others) > 1:
-        return f"at {others[-1] + 1} {'to' if len(others) > 2 else 'or'} {others[0] + 1} parties"
-    if others[0] == parties - 1:
-        return "at both parties" if parties == 2 else f"at all {parties} parties"
-    return f"at {others[0] + 1} parties"
-
-
-def _find_group(table: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
-    """Return the row of the customers whom this number of other parties knows; that of everybody if there is one group only."""
-    groups = table.get("by_other_parties")
-    return [row for row in groups if row["other_parties"] == number] if groups else [table["overall"]]
+def list_points(lift: Lift) -> Sequence[str]:
+    """Return what follows the headline: the other tables, where the gain comes from, twins, and what to do."""
+    twins = lift.get("twins")
+    points = [*sentences(lift)[1:], lift.get("source"), twins, lift["advice"]]
+    return [point for point in points if point]

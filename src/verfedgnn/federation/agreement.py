@@ -27,7 +27,7 @@ from verfedgnn.core.files import write_bytes
 from verfedgnn.core.hosts import is_address
 from verfedgnn.federation import certificates
 from verfedgnn.federation.certificates import COORDINATOR, check_name, format_day
-from verfedgnn.runs.run_layout import LISTS
+from verfedgnn.runs.run_layout import FINAL, LISTS
 
 FILE = "federation.toml"
 
@@ -307,15 +307,21 @@ def write_text(path: Path, text: str) -> None:
 class Stage:
     """One training of a federation: a complete exchange from Hello to Finished, with its own configuration and files."""
 
-    name: Literal["ratings", "lists"]
+    name: Literal["ratings", "lists", "final", "final lists"]
     config: Config
-    first: bool = True
-    """Whether it is the first training, before which users are aligned."""
-    last: bool = True
+    place: str = ""
+    """Folder of this training in a run folder; empty for the first one, before which users are aligned."""
+    continues: int | None = None
+    """Number of the judged training that this one continues on all ratings; None if it is judged itself."""
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the first training."""
+        return not self.place
 
     def folder(self, run: Path) -> Path:
         """Return the folder of this training in a run folder."""
-        return run if self.first else run / LISTS
+        return run / self.place
 
 
 RATINGS_PER_USER = 100
@@ -325,9 +331,15 @@ RATINGS_PER_USER = 100
 def list_stages(agreement: Agreement) -> list[Stage]:
     """Return the trainings that the members agreed on, in their order."""
     config = agreement.config.for_parties(len(agreement.parties)).for_data(1, RATINGS_PER_USER)
-    if not config.trains_lists:
-        return [Stage("lists" if config.ranks else "ratings", config)]
-    return [Stage("ratings", config, last=False), Stage("lists", config.for_lists(), first=False)]
+    stages = [Stage("ratings", config)]
+    if config.trains_lists:
+        stages.append(Stage("lists", config.for_lists(), LISTS))
+    if config.trains_final and config.model.form == "solved":
+        final = config.for_final()
+        stages.append(Stage("final", final, FINAL, continues=0))
+        if config.trains_lists:
+            stages.append(Stage("final lists", final.for_lists(), f"{FINAL}/{LISTS}", continues=1))
+    return stages
 
 
 # -- summaries ---------------------------------------------------------------------------------------------------------------

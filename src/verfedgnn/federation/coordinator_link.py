@@ -14,10 +14,10 @@ from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.party.common_statements import common_statements
-from verfedgnn.protocol.round.aggregation import largest_alignment
-from verfedgnn.protocol.wire.framing import Buffer, kind_of
-from verfedgnn.protocol.wire.messages import Message, Refused, RoundStart, Waiting, decode, encode_parts
+from verfedgnn.protocol.aggregation import largest_alignment
+from verfedgnn.protocol.common_statements import common_statements
+from verfedgnn.protocol.framing import Buffer, kind_of
+from verfedgnn.protocol.messages import Message, Refused, RoundStart, Waiting, decode, encode_parts
 from verfedgnn.runs.ledger import Ledger
 
 SILENT_SECONDS = 8.0

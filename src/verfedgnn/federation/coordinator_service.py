@@ -26,27 +26,30 @@ from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import TrainingRecord
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
 from verfedgnn.privacy.masking import check_public_key
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.coordinator.coordinator_states import COORDINATOR_STATES
-from verfedgnn.protocol.party.policy import name_mask_purpose
-from verfedgnn.protocol.round.aggregation import largest_alignment
-from verfedgnn.protocol.round.mask_context import list_statement
-from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
-from verfedgnn.protocol.wire.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
-from verfedgnn.protocol.wire.framing import Buffer, EncodedMessage, kind_of
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.aggregation import largest_alignment
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.framing import Buffer, EncodedMessage, kind_of
+from verfedgnn.protocol.masks import list_statement
+from verfedgnn.protocol.messages import (
+    Aligned,
+    AlignHello,
     Finished,
     Hello,
     ListSignature,
     MaskShares,
     Message,
+    Pseudonyms,
     Refused,
     RoundReply,
+    Sealed,
     Unmask,
     Waiting,
     decode,
     encode_parts,
 )
+from verfedgnn.protocol.party_setup import name_mask_purpose
+from verfedgnn.protocol.states import COORDINATOR_STATES
+from verfedgnn.protocol.user_alignment import CoordinatorAlignment
 
 MOST_OFFENCES = 20
 """Number of refused messages after which a party is ignored until the coordinator restarts."""
@@ -140,8 +143,10 @@ class CoordinatorService:
                 stage.end(first.record.ended)
             self._run_stage(stage, stop)
         self.publisher.update(self.status, now=True)
-        for stage in rest:
-            first.store.add_lists(stage.store)
+        for stage in reversed(rest):
+            outer, _, name = stage.stage.place.rpartition("/")
+            into = next(each for each in self.stages if each.stage.place == outer)
+            into.store.add_figures(name, stage.store)
         self.transcript.finish()
         without = [name for name in self.names if any(name in stage.without_result for stage in self.stages)]
         if without:
@@ -343,7 +348,7 @@ class CoordinatorService:
     def _check_list_signature(self, name: str, message: ListSignature, coordinator: Coordinator) -> None:
         """Refuse a signature here that the other parties would not count."""
         masks = coordinator.masks
-        if masks is None or masks.place != (message.round, message.trip, message.attempt):
+        if masks is None or masks.place != message.place:
             return  # late
         statement = list_statement(coordinator.training, masks.place, masks.active, masks.survivors)
         try:
@@ -406,7 +411,7 @@ class CoordinatorService:
         if stage.finishing:
             awaited = due = stage.without_result
             then = "the next training starts when they have the result of this one"
-            if stage.stage.last:
+            if stage is self.stages[-1]:
                 then = (
                     f"the coordinator waits {self.agreement.timeouts.finish:g} s for them to fetch the result"
                 )

@@ -17,10 +17,10 @@ from verfedgnn.federation.agreement import Stage
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.liar_search import LiarSearch
 from verfedgnn.federation.stores import CoordinatorStore, TrainingRecord
-from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
-from verfedgnn.protocol.coordinator.coordinator_states import CoordinatorState
-from verfedgnn.protocol.round.aggregation import SumError
-from verfedgnn.protocol.wire.messages import Finish, Finished, Hello, Message, Refused, Waiting
+from verfedgnn.privacy.protections import SumError
+from verfedgnn.protocol.coordinator import ClosedRound, Coordinator
+from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, Refused, Waiting
+from verfedgnn.protocol.states import CoordinatorState
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
 
 if TYPE_CHECKING:
@@ -101,6 +101,9 @@ class CoordinatorStage:
 
     def take_hello(self, name: str, message: Hello) -> None:
         """Let a party join, or tell it for whom it waits."""
+        if self.stage.continues is not None and not self.coordinator.began:
+            judged = self.service.stages[self.stage.continues].coordinator
+            self.coordinator.start = judged.public if judged.began and judged.best.round else None
         self.coordinator.hello(message)
         self.greeted.add(name)
         if self.coordinator.state is CoordinatorState.CANCELLED:
@@ -317,13 +320,12 @@ class CoordinatorStage:
                 )
                 self.service.exclude(coordinator.names[found])
             return
-        if coordinator.trip == 0:
-            self.search.record_success()
-            self._close_round(closed)
+        self.search.record_success()
+        self._close_round(closed)
 
     def _abandon(self, reason: str) -> None:
         """Go on with the next round; the open one has no update."""
-        self._warn("round abandoned", trip=self.coordinator.trip or None, reason=reason)
+        self._warn("round abandoned", reason=reason)
         self.record.abandoned += 1
         self._close_round(self.coordinator.abandon())
 
@@ -332,7 +334,7 @@ class CoordinatorStage:
         record = self.record
         record.seconds += time.monotonic() - self._round_began
         self._round_began = 0.0
-        if closed.valid_error is not None:
+        if closed.valid_error is not None and self.stage.continues is None:  # all ratings train
             error = closed.valid_error
             entry = history_entry(closed.round, error, coordinator.config, record.ledger, record.seconds)
             record.history.append(entry)
@@ -349,7 +351,7 @@ class CoordinatorStage:
         coordinator = self.coordinator
         messages = self._last_messages()
         seconds = self.timeouts.finish
-        if not self.stage.last and self.record.ended is None:
+        if self is not self.service.stages[-1] and self.record.ended is None:
             seconds = self.absent.deadline or math.inf  # the next training needs every party
         self._finish_deadline = time.monotonic() + seconds
         if not coordinator.began:

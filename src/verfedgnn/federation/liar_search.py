@@ -6,7 +6,7 @@ import random
 
 from verfedgnn.config.party_counts import fewest_parties_in_sum
 from verfedgnn.core.errors import ProtocolError
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
+from verfedgnn.protocol.coordinator import Coordinator
 
 MOST_FAILURES = 3
 """Sums out of range after which a training stops if no smaller group of parties may be added up."""

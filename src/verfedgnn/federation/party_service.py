@@ -28,16 +28,9 @@ from verfedgnn.federation.stores import (
 )
 from verfedgnn.federation.transcript import SPENT
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
-from verfedgnn.protocol.coordinator.best_validation import mean_error
-from verfedgnn.protocol.coordinator.coordinator import ClosedRound
-from verfedgnn.protocol.party.candidate import Candidate
-from verfedgnn.protocol.party.party import FinishedTraining, Party
-from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyEvent, PartyState
-from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION
-from verfedgnn.protocol.state_table import Event
-from verfedgnn.protocol.wire.alignment_messages import AlignStart
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.coordinator import ClosedRound
+from verfedgnn.protocol.messages import (
+    AlignStart,
     Finish,
     Finished,
     Message,
@@ -49,6 +42,11 @@ from verfedgnn.protocol.wire.messages import (
     Waiting,
     Welcome,
 )
+from verfedgnn.protocol.party import Candidate, FinishedTraining, Party
+from verfedgnn.protocol.party_setup import Policy
+from verfedgnn.protocol.public_state import mean_error
+from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION
+from verfedgnn.protocol.states import PARTY_STATES, Event, PartyEvent, PartyState
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
 from verfedgnn.runs.run import read_history, write_history
@@ -80,10 +78,13 @@ class PartyService:
         self.identity = store.identity
         self.config = stage.config
         self.folder = store.begin_stage(stage)
-        self.prepared, alignment = store.load(self.device)
+        prepared, alignment = store.load(self.device)
+        judged = None if stage.continues is None else store.read_result(store.stages[stage.continues])
+        self.prepared = prepared if judged is None else prepared.with_everything(store.stages[0].config)
         data = self.prepared.input
-        self.takes_part = stage.first or bool(len(liked(data.train, data.scale)))
+        self.takes_part = stage.first or not self.config.ranks or bool(len(liked(data.train, data.scale)))
         """Whether the party has ratings to train on; lists need liked items."""
+        self.takes_part &= judged is None or bool(judged.rounds)
         config = self.config if self.takes_part else store.stages[0].config
         policy = make_policy(self.identity, self.config, alignment)
         self.ledger = open_ledger(self.folder, config)
@@ -97,6 +98,7 @@ class PartyService:
             policy,
             ledger=self.ledger,
             commitments=SurvivorLog(self.folder / "survivors.jsonl"),
+            start=None if judged is None or not judged.rounds else judged.arrays["public"].to(self.device),
         )
         self.progress = self.candidate.progress
         self.party: Party | None = None
@@ -196,16 +198,15 @@ class PartyService:
         self.link.send(reply)
         if is_kept:
             self.link.transcript.sign()  # while the others compute, like the next line
-        if self.party.masks is not None:
-            self.party.masks.prepare_next()
+        self.party.masks.prepare_next()
         self.seconds += time.monotonic() - began
         error = self._record_validation(reply)
         self.publisher.close_round(ClosedRound(message.round, error), self.status)
 
     def _answer_masks(self, message: ShareRequest | TripShares | Survivors) -> None:
         """Answer a message about masks, and send the shares for the next trip ahead after an Unmask."""
-        if self.party is None or self.party.masks is None:
-            raise ProtocolError("the coordinator sent a message about masks, but this party draws none")
+        if self.party is None:
+            raise ProtocolError("the coordinator sent a message about masks, but this party has not joined")
         if isinstance(message, Survivors) and message.signatures is None:
             lost = len(self.identity.agreement.parties) - len(message.survivors)
             if lost and self.config.training.participation == 1:

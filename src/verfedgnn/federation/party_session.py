@@ -9,17 +9,19 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from verfedgnn.config import Config
 from verfedgnn.core.errors import DataError, ProtocolError
 from verfedgnn.core.files import lock_folder
-from verfedgnn.data import PartyData, Ratings
+from verfedgnn.data import PartyData, Ratings, suits
 from verfedgnn.data.ids import find_positions, sort_ids
 from verfedgnn.data.parties import note_dropped, place_users
 from verfedgnn.data.ratings import format_count
-from verfedgnn.federation.agreement import Stage, describe_two_parties
+from verfedgnn.federation.agreement import describe_two_parties
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.party_service import PartyService, Realign
@@ -27,18 +29,15 @@ from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.stores import PartyStore, StageResult
 from verfedgnn.federation.transcript import ALIGNMENT
 from verfedgnn.privacy.id_matching import Each
-from verfedgnn.protocol.user_alignment.party_side import PartyAlignment, check_user_count
-from verfedgnn.protocol.user_alignment.reveals import describe_reveals
-from verfedgnn.protocol.wire.alignment_messages import AlignStart, Sealed, UserRows
-from verfedgnn.protocol.wire.messages import Message
+from verfedgnn.protocol.messages import AlignStart, Message, Sealed, UserRows
+from verfedgnn.protocol.user_alignment import PartyAlignment, check_user_count, describe_reveals
 from verfedgnn.runs.forget_record import ForgottenUsers, gather_forgotten
-from verfedgnn.runs.metrics_file import build_metrics
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import Run, read_history
 from verfedgnn.runs.run_before import find_before, read_before, recorded_before, suspect_files, write_before
 from verfedgnn.runs.run_layout import FORGOTTEN
-from verfedgnn.training.party_gate import gate_parties
+from verfedgnn.training.finished import Trained, make_run
 
 
 def align_party(
@@ -64,7 +63,10 @@ def align_party(
         log_warning(f"left out {count}; remove them from your own data, too")
         ratings = ratings.select_users(~gone)
     data, alignment = _align(ratings, identity, link, each, pad_to)
-    (prepared,) = prepare([data], identity.agreement.config, torch.device("cpu"))
+    (prepared,) = prepare(
+        [data], identity.agreement.config, torch.device("cpu"), secrets=[store.withholding_secret]
+    )
+    _say_split(prepared, identity.agreement.config)
     store.save_alignment(prepared, alignment)
     if forgotten.hashes:
         ForgottenUsers(forgotten.hashes).write(store.folder / FORGOTTEN)
@@ -225,18 +227,18 @@ def complete_run(store: PartyStore, device: str = "cpu") -> Run:
     """Choose the gate of every training, write the run folder and return the run."""
     chosen = torch.device(device)
     prepared, _ = store.load(chosen)
-    run: Run | None = None
+    trained: dict[int | None, list[Trained]] = {None: []}
     for stage in store.stages:
         result = store.read_result(stage)
         assert result is not None, "all trainings have finished"
-        if not result.rounds:
-            continue
-        made = _make_run(store, stage, result, prepared, chosen)
-        if run is None:
-            run = made
-        else:
-            run.add_lists(made)
-    assert run is not None
+        group = None if stage.continues is None else 0
+        if result.rounds:
+            history = read_history(stage.folder(store.folder))
+            trained.setdefault(group, []).append(_read_trained(result, history, chosen))
+    log_event("training alone to choose the gate")
+    run = make_run([prepared], store.stages[0].config, trained[None], trained.get(0, []), folder=store.folder)
+    for sentence in run.metrics.get("lift", {}).get("verdicts", [{"sentences": []}])[0]["sentences"]:
+        log_event(sentence)
     before = recorded_before(store.folder)
     if before is not None:
         run.metrics["after"] = before
@@ -245,49 +247,33 @@ def complete_run(store: PartyStore, device: str = "cpu") -> Run:
     return run
 
 
-def _make_run(
-    store: PartyStore, stage: Stage, result: StageResult, prepared: Prepared, device: torch.device
-) -> Run:
-    """Return the run of one training, with the party's mixture if the configuration has a gate."""
+def _read_trained(result: StageResult, history: list[dict[str, Any]], device: torch.device) -> Trained:
+    """Return a stored result as that of a training on one machine."""
     arrays = {key: value.to(device) for key, value in result.arrays.items()}
     public = arrays.pop("public")
-    model = PartyModel.from_arrays(arrays)
     figures = result.figures
-    history = read_history(stage.folder(store.folder))
-    gates = None
-    alone = None
-    federated = None
-    if stage.config.training.gate:
-        log_event("training alone to choose the gate", stage=stage.name)
-        (gated,) = gate_parties([prepared], [model], public, stage.config)
-        log_event("gate chosen", stage=stage.name, weights=str(gated.served.known))
-        federated = [model]
-        model = gated.served.model
-        alone = [gated.alone.model]
-        gates = [gated.weights]
-    metrics = build_metrics(
-        [prepared],
-        [model],
-        stage.config,
-        result.ledger,
-        rounds=result.rounds,
-        best_round=figures["best_round"],
-        seconds=figures["seconds"],
-        privacy=figures["privacy"],
-        digest=figures["digest"],
-        gates=gates,
-        federated=federated,
-    )
-    metrics["all_ratings"] = figures["ratings"]
-    return Run(
-        stage.config,
-        [prepared.party],
-        [prepared.parts],
-        [model],
-        metrics,
+    return Trained(
+        [PartyModel.from_arrays(arrays)],
+        public,
+        result.rounds,
+        figures["best_round"],
+        figures["seconds"],
+        figures["ratings"],
         history,
         result.ledger,
-        public,
-        device,
-        alone=alone,
+        figures["privacy"],
     )
+
+
+def _say_split(prepared: Prepared, config: Config) -> None:
+    """Say how the party's ratings are judged, and what a party without dates cannot check."""
+    if config.split.kind != "auto" or len(prepared.newcomers) + len(prepared.test) == 0:
+        return
+    by_date = prepared.party.ratings.time is not None and suits(prepared.party.ratings, config.split.dates)
+    if by_date:
+        log_event("judged by date", since=str(config.split.dates and config.split.dates[1]))
+    else:
+        log_warning(
+            "judged on ratings at random: without dates in the agreement and enough customers after them, a product that another "
+            "party lists, too, can make joining look better than it is"
+        )

@@ -26,7 +26,6 @@ from verfedgnn.federation.agreement import (
 )
 from verfedgnn.federation.certificates import COORDINATOR, CertificateError
 from verfedgnn.federation.event_log import log_warning
-from verfedgnn.plugins import origin
 from verfedgnn.runs.run_layout import LISTS
 
 # -- changes of the roster, at the coordinator -------------------------------------------------------------------------------
@@ -286,12 +285,12 @@ def _check_code(agreement: Agreement, name: str) -> None:
     if model.code is None:
         raise ConfigError(
             f"federation {agreement.name} did not agree on the code of GNN '{model.gnn}'; "
-            f"create it again with `verfedgnn federation init`; {name} has {origin.format_code(here)}"
+            f"create it again with `verfedgnn federation init`; {name} has {plugins.format_code(here)}"
         )
-    if origin.extract_digest(here) != origin.extract_digest(model.code):
+    if plugins.extract_digest(here) != plugins.extract_digest(model.code):
         raise ConfigError(
             f"{name} has other code of GNN '{model.gnn}' than federation {agreement.name} agreed on: "
-            f"{origin.format_code(here)} here, {origin.format_code(model.code)} agreed; get the agreed version from the others, "
+            f"{plugins.format_code(here)} here, {plugins.format_code(model.code)} agreed; get the agreed version from the others, "
             "install it or pass it with --plugin, or create a federation with yours"
         )
 

@@ -30,7 +30,7 @@ from verfedgnn.core.hosts import is_address, parse_host_header
 
 if TYPE_CHECKING:
     from verfedgnn.federation.roster import MemberIdentity
-    from verfedgnn.protocol.coordinator.coordinator import ClosedRound
+    from verfedgnn.protocol.coordinator import ClosedRound
     from verfedgnn.runs.tracking.tracker import TrackedRun
 
 FRESH_SECONDS = 0.05

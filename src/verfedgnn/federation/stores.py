@@ -6,6 +6,7 @@ party has aligned data, a secret, what it has released, checkpoints and finally 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -29,10 +30,10 @@ from verfedgnn.federation.agreement import Stage, list_stages
 from verfedgnn.federation.certificates import write_secret
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.protocol.checkpoint_state import CheckpointState
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.party_masks import ListCommitments, Trip
-from verfedgnn.protocol.party.party_progress import PartyProgress
-from verfedgnn.protocol.party.release_ledger import ReleaseEntry, ReleaseLedger, Values
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.masks import ListCommitments
+from verfedgnn.protocol.party_progress import PartyProgress
+from verfedgnn.protocol.release_ledger import ReleaseEntry, ReleaseLedger, Values
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots, SlotCheckpoint
 from verfedgnn.runs.ledger import Ledger
@@ -40,7 +41,7 @@ from verfedgnn.runs.metrics_file import summarise_cost
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import begin_folder, read_history, write_history, write_json, write_public
-from verfedgnn.runs.run_layout import LAST_RELEASE, LISTS, RESULT
+from verfedgnn.runs.run_layout import FINAL, LAST_RELEASE, LISTS, RESULT
 
 LEDGER = "releases.jsonl"
 _RELEASES = "releases"
@@ -143,11 +144,11 @@ class CoordinatorStore:
             write_json(self.folder / "ledger.json", record.ledger.to_dict())
             write_json(self._metrics, metrics)
 
-    def add_lists(self, lists: CoordinatorStore) -> None:
-        """Report the training of lists, which `lists` keeps, in the figures of this one."""
-        figures, added = (json.loads(store._metrics.read_text("utf-8")) for store in (self, lists))
+    def add_figures(self, name: str, other: CoordinatorStore) -> None:
+        """Report the figures of another training under a name in those of this one."""
+        figures, added = (json.loads(store._metrics.read_text("utf-8")) for store in (self, other))
         with writing(self.folder):
-            write_json(self._metrics, figures | {"lists": added})
+            write_json(self._metrics, figures | {name: added})
 
 
 # -- a party -----------------------------------------------------------------------------------------------------------------
@@ -174,6 +175,14 @@ class PartyStore:
         self.identity = identity
         self.stages = list_stages(identity.agreement)
         """The trainings of the federation, in their order."""
+
+    @property
+    def withholding_secret(self) -> bytes:
+        """The secret that draws the users whom this party withholds, the same in every training."""
+        config = self.identity.agreement.config
+        if "noise" in config.unprotected:
+            return simulated_secret(config.seed, self.identity.index)
+        return derive_key(hashlib.sha256(self.identity.key_file.read_bytes()).digest(), "withheld users")
 
     @property
     def is_aligned(self) -> bool:
@@ -212,7 +221,7 @@ class PartyStore:
         with writing(self.folder):
             for name in (_MARK, "secret"):
                 (self.folder / name).unlink(missing_ok=True)
-            for name in ("parties", "checkpoint", LISTS):
+            for name in ("parties", "checkpoint", LISTS, FINAL):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def load(self, device: torch.device) -> tuple[Prepared, str]:
@@ -413,12 +422,12 @@ class SurvivorLog(ListCommitments):
         self._size = data.rfind(b"\n") + 1
         """Bytes of complete lines. A line that a kill cut short was never followed by a share, so it is overwritten."""
         for line in data[: self._size].splitlines():
-            training, round, trip, survivors = json.loads(line)
-            self._lists[training, round, trip] = survivors
+            training, round, survivors = json.loads(line)
+            self._lists[training, round] = survivors
 
-    def write(self, trip: Trip, survivors: Sequence[int]) -> None:
+    def write(self, training: str, round: int, survivors: Sequence[int]) -> None:
         """Append a commitment and flush it to disk."""
-        line = json.dumps([*trip, list(survivors)], separators=(",", ":")).encode() + b"\n"
+        line = json.dumps([training, round, list(survivors)], separators=(",", ":")).encode() + b"\n"
         with writing(self.path):
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
             try:

@@ -31,8 +31,8 @@ from verfedgnn.federation.agreement import Agreement, Member
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_warning
 from verfedgnn.federation.roster import MemberIdentity, is_signed
-from verfedgnn.protocol.wire.framing import EncodedMessage
-from verfedgnn.protocol.wire.messages import Message, RoundReply
+from verfedgnn.protocol.framing import EncodedMessage
+from verfedgnn.protocol.messages import Message, RoundReply
 
 TRANSCRIPT = "transcript.jsonl"
 """Name of the file in a run folder."""
@@ -67,7 +67,6 @@ class TranscriptEntry(BaseModel):
     """The training that the message belongs to, or "alignment"."""
     peer: str | None = Field(None, max_length=200)
     round: int | None = None
-    trip: int | None = None
     attempt: int | None = None
     bytes: int | None = Field(None, ge=0)
     """Size of the encoded message."""
@@ -133,7 +132,7 @@ class Transcript:
         common: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         """Append a message that is sent or was received, and whose encoded form has that mark; None if it is unreadable."""
-        place = {name: getattr(message, name, None) for name in ("round", "trip", "attempt")}
+        place = {name: getattr(message, name, None) for name in ("round", "attempt")}
         kind = "unreadable" if message is None else type(message).__name__
         about: dict[str, Any] = {"way": way, "kind": kind, "stage": stage, "peer": peer, **place}
         self._append(**about, bytes=mark.size, sha256=mark.sha256, common=common or None)
@@ -370,7 +369,7 @@ class _View:
             values = self.told.setdefault((stage, training, subject), [])
             if value not in values:
                 values.append(value)
-        if entry.way == "out" and entry.kind == "RoundReply" and entry.trip == 0 and entry.round is not None:
+        if entry.way == "out" and entry.kind == "RoundReply" and entry.round is not None:
             self.replied.add((stage, training, entry.round))
 
 

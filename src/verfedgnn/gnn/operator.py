@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.plugins.contract import GnnPlugin
+from verfedgnn.plugins import GnnPlugin
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,

@@ -16,7 +16,7 @@ from verfedgnn.gnn.list_model import PublicLists
 from verfedgnn.gnn.rater_solver import PublicRaters
 
 LIMBS = 4
-"""Small integers that a shared sum travels in (`protocol/round/solved_round.py`)."""
+"""Small integers that a shared sum travels in (`protocol/solved_round.py`)."""
 BYTES = 4
 """Integers of 8 bits that a shared value travels back in."""
 

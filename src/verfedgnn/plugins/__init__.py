@@ -1,26 +1,53 @@
-"""GNNs and methods that are not built in, found by name."""
+"""GNNs and methods that are not built in, found by name: from Python code, a file, or an installed package.
 
-from verfedgnn.plugins.registry import (
-    FILES,
-    GNNS,
-    REMEDY,
-    check_gnn,
-    hash_code,
-    identify_gnn,
-    list_files,
-    list_gnns,
-    load_file,
-    load_gnn,
-    load_methods,
-    register,
-)
+    @verfedgnn.register                    registers a subclass of verfedgnn's Operator or verfedgnn_research's Method
+    verfedgnn --plugin FILE.py COMMAND     runs FILE.py, which registers its plug-ins, before the command
+    [project.entry-points."verfedgnn.gnns"]  name = "module" (or "module:Class"); likewise "verfedgnn.methods"
+
+A name in a configuration, a run folder or a federation file only selects among installed plug-ins; it never
+brings code with it. Built-in names cannot be replaced. Plug-ins are searched for and imported only when a
+name is not built in.
+
+The identity of a plug-in's code is one line that can be stored, sent and compared: its origin and a SHA-256.
+
+    my_gnn.py sha256:3f2a...    a single file: the hash of the file, as `sha256sum my_gnn.py` prints it
+    acme 1.0 sha256:9c41...     an installed package: the hash of "acme 1.0" and the source of the module
+
+The text before the hash is for people; two identities are equal if their hashes are equal. The modules that a
+plug-in imports are not hashed; the version of its package covers them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.printable import make_printable
 
 __all__ = [
     "FILES",
     "GNNS",
+    "PATTERN",
     "REMEDY",
+    "GnnPlugin",
+    "MethodPlugin",
     "check_gnn",
+    "extract_digest",
+    "format_code",
     "hash_code",
+    "identify",
     "identify_gnn",
     "list_files",
     "list_gnns",
@@ -29,3 +56,236 @@ __all__ = [
     "load_methods",
     "register",
 ]
+
+GNNS = ("gcn", "gat", "ggnn")
+"""Names of the built-in GNNs."""
+FILES = "VERFEDGNN_PLUGINS"
+"""Environment variable with plug-in files, separated as in PATH. Child processes of a command inherit it."""
+REMEDY = "for a plug-in, install its package, import its file, or run `verfedgnn --plugin FILE.py ...`"
+"""What to do about an unknown name."""
+
+_GROUPS = ("verfedgnn.gnns", "verfedgnn.methods")
+"""Entry point groups in which packages offer plug-ins."""
+PATTERN = r"^[^\x00-\x1f\x7f]{1,100} sha256:[0-9a-f]{64}$"
+"""Regular expression that every result of `identify` matches."""
+
+
+class GnnPlugin:
+    """A graph neural network that a configuration can name; `gnn.operator.Operator` derives from it."""
+
+    name: ClassVar[str]
+    """Name of the GNN in a configuration."""
+
+
+class MethodPlugin:
+    """A method that `verfedgnn compare` can name; `verfedgnn_research.baselines.Method` derives from it."""
+
+    name: ClassVar[str]
+    """Name of the method on the command line."""
+    built_in: ClassVar[tuple[str, ...]] = ()
+    """Names that no plug-in may take."""
+
+
+_gnns: dict[str, type[GnnPlugin]] = {}
+_methods: dict[str, MethodPlugin] = {}
+_codes: dict[type, str | None] = {}
+"""Identity of the code of each registered class at registration; its file may change later."""
+
+Plugin = TypeVar("Plugin", bound=type[Any])
+
+
+def register(plugin: Plugin) -> Plugin:
+    """Register a GNN (an `Operator`) or a method (a `Method`) under its `name`; use it as a class decorator.
+
+    The same class can be registered again, as when a notebook cell is rerun. A different class of that name is an error.
+    """
+    if not (isinstance(plugin, type) and issubclass(plugin, GnnPlugin | MethodPlugin)) or inspect.isabstract(
+        plugin
+    ):
+        raise ConfigError(
+            f"register takes a subclass of Operator or Method without abstract methods, not {plugin!r}"
+        )
+    name = getattr(plugin, "name", "")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9+._-]*", name):
+        raise ConfigError(
+            f"{plugin.__name__} has the name {name!r}; use lower-case letters, digits and +._-, for example 'sage'"
+        )
+    if issubclass(plugin, GnnPlugin):
+        _refuse_taken(name, plugin, "a GNN", GNNS, _gnns.get(name))
+        _gnns[name] = plugin
+    else:
+        before = type(_methods[name]) if name in _methods else None
+        _refuse_taken(name, plugin, "a method", plugin.built_in, before)
+        _methods[name] = plugin()
+    _codes[plugin] = identify(plugin)
+    return plugin
+
+
+def _refuse_taken(name: str, plugin: type, what: str, built_in: Any, before: type | None) -> None:
+    if name in built_in:
+        raise ConfigError(f"'{name}' is built in; give {plugin.__name__} another name")
+    if before is not None and (_find_source(before), before.__qualname__) != (
+        _find_source(plugin),
+        plugin.__qualname__,
+    ):
+        raise ConfigError(f"{what} '{name}' is already registered by {before.__module__}; rename one of them")
+
+
+# -- by name ---------------------------------------------------------------------------------------------------------------
+
+
+def list_gnns() -> list[str]:
+    """Return the names of all available GNNs, built-in ones first."""
+    _load_files()
+    return [*GNNS, *sorted({*_gnns, *_offered("verfedgnn.gnns")} - set(GNNS))]
+
+
+def check_gnn(name: str, code: str | None = None) -> str:
+    """Return `name` if that GNN is available, else raise; `code` identifies the plug-in for the error message."""
+    if name in GNNS or name in _gnns or name in list_gnns():
+        return name
+    wanted = f"; the required plug-in is {format_code(code)}" if code else ""
+    raise ConfigError(f"unknown GNN '{name[:40]}'; available: {', '.join(list_gnns())}; {REMEDY}{wanted}")
+
+
+def load_gnn(name: str) -> type[GnnPlugin]:
+    """Return the operator of a plug-in."""
+    check_gnn(name)
+    if name not in _gnns:
+        _load(name, "verfedgnn.gnns", _gnns)
+    return _gnns[name]
+
+
+def load_methods() -> dict[str, MethodPlugin]:
+    """Return all methods of plug-ins, by name."""
+    _load_files()
+    for name in _offered("verfedgnn.methods"):
+        if name not in _methods:
+            _load(name, "verfedgnn.methods", _methods)
+    return dict(sorted(_methods.items()))
+
+
+def identify_gnn(name: str) -> str | None:
+    """Return the identity of a GNN's code; None for built-in GNNs and for classes without a file."""
+    return None if name in GNNS else _codes[load_gnn(name)]
+
+
+def hash_code(plugin: type) -> str:
+    """Return a hash of a plug-in's code, by which stored records become stale when it changes; "" without a file."""
+    return extract_digest(_codes[plugin] or "")[:16]
+
+
+# -- where they come from --------------------------------------------------------------------------------------------------
+
+
+def load_file(path: str | Path) -> None:
+    """Run a Python file that registers plug-ins, in this process and in its child processes."""
+    file = Path(path).resolve()
+    _run(file)
+    os.environ[FILES] = os.pathsep.join(dict.fromkeys([*list_files(), str(file)]))
+
+
+def list_files() -> list[str]:
+    """Return the plug-in files that were loaded or named in the environment."""
+    return [path for path in os.environ.get(FILES, "").split(os.pathsep) if path]
+
+
+def _load_files() -> None:
+    for path in list_files():
+        _run(Path(path))
+
+
+@cache
+def _run(file: Path) -> None:
+    # Files with the same name in two folders must become two modules.
+    place = hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(f"verfedgnn_plugin_{file.stem}_{place}", file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(
+            f"the plug-in {file} is not a Python file; give the file that calls @verfedgnn.register"
+        )
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    with _blamed(str(file)):
+        spec.loader.exec_module(module)
+
+
+@cache
+def _offered(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of installed packages by name. Reads metadata and imports nothing."""
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=group):
+        other = found.setdefault(entry.name, entry)
+        if other.value != entry.value:
+            raise ConfigError(
+                f"two installed packages offer '{entry.name}': {other.value} and {entry.value}; uninstall one"
+            )
+    return found
+
+
+def _load(name: str, group: str, registered: dict[str, Any]) -> None:
+    entry = _offered(group)[name]
+    with _blamed(entry.value):
+        loaded = entry.load()
+        if isinstance(loaded, type):
+            register(loaded)
+    if name not in registered:
+        raise ConfigError(
+            f"the plug-in {entry.value} is offered as '{name}' but does not register that name; fix or uninstall it"
+        )
+
+
+@contextmanager
+def _blamed(plugin: str) -> Iterator[None]:
+    """Turn any exception in a plug-in's code into a `ConfigError` that names the plug-in."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"the plug-in {plugin} cannot be loaded ({type(error).__name__}: {error}); fix its code"
+        ) from error
+
+
+# -- their code ------------------------------------------------------------------------------------------------------------
+
+
+def _find_source(plugin: type) -> str:
+    """Return the file in which a class is defined, since it may be loaded under several names; its module's without a file."""
+    return getattr(sys.modules.get(plugin.__module__), "__file__", None) or plugin.__module__
+
+
+def identify(plugin: type) -> str | None:
+    """Return the identity of a class's code as it is on disk now, or None if it has no file, as in a notebook."""
+    file = Path(_find_source(plugin))
+    if not file.is_file():
+        return None
+    source = file.read_bytes()
+    package = _package(plugin)
+    if package is not None:
+        source = f"{package}\n".encode() + source
+    name = make_printable(package or file.name).replace("\n", "?")[:100]
+    return f"{name} sha256:{hashlib.sha256(source).hexdigest()}"
+
+
+def extract_digest(code: str) -> str:
+    """Return the hash in an identity, 64 hex digits."""
+    return code[-64:]
+
+
+def format_code(code: str) -> str:
+    """Format an identity for people, with the first 16 digits of the hash."""
+    return f"{code[: -len(' sha256:') - 64]} (SHA-256 {extract_digest(code)[:16]}...)"
+
+
+def _package(plugin: type) -> str | None:
+    """Return name and version of the installed package whose entry points are closest to the module of a class."""
+    near = []
+    for entry in (entry for group in _GROUPS for entry in entry_points(group=group)):
+        pairs = zip(entry.module.split("."), plugin.__module__.split("."), strict=False)
+        # Different packages may share a namespace.
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if entry.dist is not None:
+            near.append((common, f"{entry.dist.name} {entry.dist.version}"))
+    common, package = max(near, default=(0, ""))
+    return package if common else None

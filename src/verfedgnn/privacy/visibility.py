@@ -5,6 +5,7 @@ every field).
 from __future__ import annotations
 
 from verfedgnn.config import Config
+from verfedgnn.privacy.protections import protection_of
 
 NOBODY = "–"
 HEADER = ("what a party has", "the coordinator sees", "another party sees")
@@ -17,7 +18,7 @@ def who_sees_what(config: Config, parties: int | None = None) -> list[tuple[str,
     """
     count = {None: "", 1: "", 3: "two "}.get(parties, f"{(parties or 0) - 1} ")
     others = "the other party's own" if parties == 2 else f"only the sum of the {count}others'"
-    private = config.gradients.mechanism == "skellam"
+    private = config.gradients.protects_ratings
     return [
         ("ratings, item ids, titles, item embeddings", NOBODY, NOBODY),
         ("gradient of public parameters", *_released(config)),
@@ -39,16 +40,11 @@ def who_sees_what(config: Config, parties: int | None = None) -> list[tuple[str,
 
 def describe_two_parties(config: Config) -> str:
     """Say what two parties can and cannot hide from each other."""
-    seen = {
-        "ternary": "ternary gradients",
-        "rounded": "rounded gradients",
-        "none": "exact gradients",
-        "laplace": "noised gradients",
-        "skellam": "noised gradients",
-    }[config.gradients.mechanism]
-    if config.exchange.mode != "off":
+    protection = protection_of(config.for_parties(2))
+    seen = f"{protection.named} gradients"
+    if config.exchange.sends:
         seen += f" and {config.exchange.mode} neighbourhoods"
-    noise = ", with noise" if _adds_noise(config) or _adds_noise(config.for_parties(2)) else ""
+    noise = ", with noise" if protection.noise else ""
     masks = "; masks hide these only from the coordinator" if config.masking else ""
     return (
         f"Either of two parties can subtract its own part from a sum and see the other's {seen}{noise}{masks}. "
@@ -56,20 +52,9 @@ def describe_two_parties(config: Config) -> str:
     )
 
 
-def _adds_noise(config: Config) -> bool:
-    """Return whether parties add noise to what they round."""
-    return config.gradients.mechanism == "rounded" and bool(config.gradients.noise)
-
-
 def _released(config: Config) -> tuple[str, str]:
     """Return who sees what is summed over the parties."""
-    how = {
-        "ternary": "quantized to -1, 0, 1",
-        "rounded": "rounded to 8 bits" + (", with noise" if _adds_noise(config) else ""),
-        "laplace": "with Laplace noise",
-        "skellam": "with Skellam noise",
-        "none": "exact",
-    }[config.gradients.mechanism]
+    how = protection_of(config).shown
     one = f"only the sum of all parties' ({how})" if config.masking else f"each party's, {how}"
     return one, f"only the sum of all parties' ({how})"
 
@@ -87,8 +72,103 @@ def _own_rows(config: Config, others: str) -> list[tuple[str, str, str]]:
 
 def _sums(config: Config, others: str) -> tuple[str, str]:
     exchange = config.exchange
-    if exchange.mode == "off":
+    if not exchange.sends:
         return NOBODY, NOBODY
-    hidden = "exact" if exchange.mode == "exact" else "projected to fewer rows"
     whose = "only the sum of all parties'" if config.masking else "each party's"
-    return f"{whose}, {hidden}", f"{others}, {hidden}"
+    return f"{whose}, {exchange.shown}", f"{others}, {exchange.shown}"
+
+
+# Every field of a message that a party sends where single ratings are protected, and how it is protected.
+#
+# `metrics.json` lists them. A test compares the table with the messages, so that a new field must be classified.
+
+
+DECLARED = "declared: the party states it, and it does not depend on ratings"
+AGREED = "public: a name or hash of the agreement, the configuration or the alignment"
+RANDOM = "random: it depends on no data"
+PUBLIC = "computed from public values: what the coordinator sent, and sums that were released before"
+GRADIENT = "Skellam noise under masks, accounted as user gradients"
+VALIDATION = "noise, accounted as validation errors and counts"
+ABSENT = "not sent: exchange.mode is off"
+CONSTANT = "constant: 0"
+USERS = "not protected: the users of the party, aligned before training"
+REASON = "text of an error, without ratings"
+
+SENT_BY_PARTIES: dict[str, dict[str, str]] = {
+    "Hello": {
+        "party": DECLARED,
+        "users": USERS,
+        "items": DECLARED,
+        "ratings": CONSTANT,
+        "scale": DECLARED,
+        "config": AGREED,
+        "stay": RANDOM,
+        "agreement": AGREED,
+        "alignment": AGREED,
+        "training": AGREED,
+        "round": PUBLIC,
+        "digest": PUBLIC,
+        "released": PUBLIC,
+        "lost": PUBLIC,
+        "mask_key": RANDOM,
+        "mask_signature": RANDOM,
+    },
+    "RoundReply": {
+        "round": PUBLIC,
+        "attempt": PUBLIC,
+        "gradient": GRADIENT,
+        "neighbourhoods": ABSENT,
+        "error": VALIDATION,
+        "count": VALIDATION,
+        "digest": PUBLIC,
+    },
+    "MaskShares": {
+        "round": PUBLIC,
+        "attempt": PUBLIC,
+        "request": RANDOM,
+        "key": RANDOM,
+        "sealed": RANDOM,
+        "committed": PUBLIC,
+    },
+    "ListSignature": {"round": PUBLIC, "attempt": PUBLIC, "signature": PUBLIC},
+    "Unmask": {"round": PUBLIC, "attempt": PUBLIC, "shares": RANDOM},
+    "Finished": {"digest": PUBLIC},
+    "Refused": {"reason": REASON},
+    "AlignHello": {
+        "party": DECLARED,
+        "agreement": AGREED,
+        "users": USERS,
+        "seal_key": RANDOM,
+        "seal_signature": RANDOM,
+    },
+    "Sealed": {"session": RANDOM, "peer": PUBLIC, "data": USERS},
+    "Pseudonyms": {"session": RANDOM, "values": USERS},
+    "Aligned": {"session": RANDOM, "users": USERS},
+}
+"""Protection of each field, by message."""
+
+SENT_BY_COORDINATOR = frozenset(
+    {
+        "Welcome",
+        "Waiting",
+        "ShareRequest",
+        "TripShares",
+        "RoundStart",
+        "Survivors",
+        "Finish",
+        "AlignStart",
+        "UserRows",
+    }
+)
+"""Messages that the coordinator computes from what the parties sent. (Both sides send `Refused`.)"""
+
+
+def list_disclosures(config: Config) -> list[dict[str, str]]:
+    """Return what leaves a party and by which mechanism; nothing where single ratings are not protected."""
+    if not config.gradients.protects_ratings:
+        return []
+    return [
+        {"message": message, "field": field, "mechanism": mechanism}
+        for message, fields in SENT_BY_PARTIES.items()
+        for field, mechanism in fields.items()
+    ]

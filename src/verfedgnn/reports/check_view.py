@@ -11,8 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from verfedgnn.core.option_names import option
-from verfedgnn.data.data_check import CheckedSource, UserOverlap
-from verfedgnn.data.forecast import Conclusion, foresee_training
+from verfedgnn.data.data_check import CheckedSource, Conclusion, UserOverlap, foresee_training
 from verfedgnn.data.rating_checks import DataProblem
 from verfedgnn.data.rating_distribution import Bars
 from verfedgnn.data.ratings import format_count

@@ -106,13 +106,11 @@ class Code:
     text: str
 
 
-Block = Heading | Paragraph | Points | Banner | Table | Picture | Code
-
-
 @dataclass
-class Document:
-    """A title followed by blocks."""
+class Fold:
+    """Blocks that a reader opens; closed at first."""
 
+    kind: ClassVar = "fold"
     title: str
     blocks: list[Block] = field(default_factory=list)
 
@@ -120,14 +118,27 @@ class Document:
         """Append blocks; None, such as a chart without data, is skipped."""
         self.blocks.extend(block for block in blocks if block is not None)
 
+
+Block = Heading | Paragraph | Points | Banner | Table | Picture | Code | Fold
+
+
+@dataclass
+class Document(Fold):
+    """A title followed by blocks."""
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """All pictures, also those in folds."""
+        nested = [block for fold in self.blocks if isinstance(fold, Fold) for block in fold.blocks]
+        return [block for block in (*self.blocks, *nested) if isinstance(block, Picture)]
+
     def write(self, folder: Path, name: str) -> tuple[Path, Path]:
         """Write NAME.html, NAME.md and the pictures of the Markdown to `folder`, and return the first two paths."""
         page, text = folder / f"{name}.html", folder / f"{name}.md"
         with writing(folder):
             make_folder(folder)
-            for block in self.blocks:
-                if isinstance(block, Picture):
-                    write_bytes(folder / f"{block.name}.svg", standalone(block.svg).encode())
+            for chart in self.pictures:
+                write_bytes(folder / f"{chart.name}.svg", standalone(chart.svg).encode())
             write_bytes(page, make_printable(self.html()).encode())
             write_bytes(text, make_printable(self.markdown()).encode())
         return page, text
@@ -174,6 +185,8 @@ def _render_markdown(block: Block) -> str:
             return f"![{_escape_markdown(caption)}]({name}.svg)"
         case Code(text):
             return f"```\n{text.rstrip()}\n```"
+        case Fold(title, blocks):
+            return "\n\n".join([f"## {_escape_markdown(title)}", *map(_render_markdown, blocks)])
 
 
 def _escape_markdown(text: str) -> str:

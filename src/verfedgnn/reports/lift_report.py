@@ -1,4 +1,4 @@
-"""Documents about a lift: the verdict on top, charts, and every table."""
+"""The verdict and its pictures, in any document: the answer on top, everything else folded."""
 
 from __future__ import annotations
 
@@ -6,223 +6,188 @@ from collections.abc import Mapping
 from typing import Any
 
 from verfedgnn.core.option_names import worded
-from verfedgnn.evaluation.bootstrap import FEWEST_USERS
-from verfedgnn.evaluation.lift_points import list_points
-from verfedgnn.evaluation.verdict import deciding_figures, headline, verdict, warn_of_one_split
-from verfedgnn.evaluation.verdict_words import WHAT, halves
+from verfedgnn.evaluation.chance import ERROR, FEWEST_USERS
+from verfedgnn.evaluation.gain_text import format_signed
+from verfedgnn.evaluation.lift import WAYS as LIFT_WAYS
+from verfedgnn.evaluation.verdict import (
+    LIKELY_BETTER,
+    LIKELY_WORSE,
+    MIXED,
+    NO,
+    NO_DIFFERENCE,
+    SMALL,
+    UNCLEAR,
+    YES,
+    gain_ends,
+    headline,
+    is_judged,
+    judged_tables,
+    list_points,
+    party_word,
+    verdict_table,
+)
 from verfedgnn.reports.document import (
     Banner,
     Document,
-    Heading,
+    Fold,
     Paragraph,
     Picture,
     Points,
     Table,
+    Tone,
     picture,
 )
-from verfedgnn.reports.lift_view import (
-    MEASURES,
-    PAYS_TONES,
-    SEED_NOTE,
-    SHORT_HEADER,
-    SHORT_NOTE,
-    SIMPLE,
-    band,
-    band_label,
-    group_tables,
-    party_lines,
-    readable_tables,
-    seed_table,
-    short_rows,
-)
-from verfedgnn.reports.phrases import format_metric
-from verfedgnn.reports.svg_charts import WAYS, Interval, draw_intervals, draw_lines
+from verfedgnn.reports.svg_charts import Interval, draw_intervals
 
 MOST_PARTIES = 30
-"""Largest number of parties in a chart, and in tables of groups of customers; tables by party have all of them."""
-_AXIS = "% gained by joining, with its 95 % interval"
-
-
-def lift_document(lift: Mapping[str, Any], name: str) -> Document:
-    """Build the page of a lift."""
-    document = Document(f"Does joining pay? {name}")
-    add_verdict(document, lift)
-    add_lift(document, lift)
-    return document
-
-
-def lift_html(lift: Mapping[str, Any]) -> str:
-    """Return the verdict, the gains by party and those of groups of customers as HTML for a notebook."""
-    document = Document("Lift")
-    add_verdict(document, lift)
-    for part in halves(lift):
-        document.add(_party_chart(part), _newcomer_chart(part))
-    add_groups(document, lift)
-    return document.fragment()
-
-
-def add_groups(document: Document, lift: Mapping[str, Any]) -> None:
-    """Add the gains of customers by their activity and by the number of other parties that know them."""
-    for table in readable_tables(lift):
-        if table.label != "party":
-            rows = [table.cells(name, row) for name, row in table.rows]
-            document.add(
-                Paragraph(f"**{table.title}.** {table.note}".strip()),
-                Table(table.header, rows, table.title, PAYS_TONES),
-            )
+"""Largest number of parties in a chart."""
+TONES: dict[str, Tone] = {
+    YES: "good",
+    LIKELY_BETTER: "likely-good",
+    NO_DIFFERENCE: "same",
+    MIXED: "mixed",
+    UNCLEAR: "unclear",
+    LIKELY_WORSE: "likely-bad",
+    NO: "bad",
+}
+"""The tone of each word of a verdict."""
+WORDS_NOTE = (
+    f"{YES}, {NO}: clear, also after a correction for the verdicts of one party (Holm, {ERROR:.0%}). {LIKELY_BETTER}, {LIKELY_WORSE}: "
+    f"the 95 % interval excludes 0, but this can be chance. {NO_DIFFERENCE}: the whole interval lies within ±{SMALL:g} % of the error, "
+    f"or ±{SMALL:g} of 100 customers. {UNCLEAR}: anything else, or fewer than {FEWEST_USERS} customers."
+)
+_WAYS_NOTE = (
+    "simple: own means, or the most popular items. means: means shared with the others. alone: the best mixture of own models. "
+    "federated: what joining gives. The gain is over the better of simple and alone. New customers: all their ratings here were "
+    "withheld from the training that is judged."
+)
+_NAMES = {"hitrate@20": "lists", "rmse": "predicted stars"}
+_AXES = {"hitrate@20": "more of 100 customers find something they like", "rmse": "% less error"}
 
 
 def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
-    """Add the verdict in words and colour, a line for each party, and all parties together; or say that there is no verdict."""
+    """Add the headline in words and colour, a line for each party, and what follows; or say that there is no verdict."""
     if lift is None:
-        judge = worded(
-            "Train with preset `best` and `--lift`.", "Call `recommender.lift()` or `vf.lift(run)`."
+        judge = worded("Train with preset `best`.", "Train with `Config.preset('best')`.")
+        document.add(
+            Banner("unclear", "Whether joining pays is not judged.", f"This run has no gate. {judge}")
         )
-        text = f"This run has no models of the parties alone to compare with. {judge}"
-        document.add(Banner("unclear", "Whether joining pays was not judged.", text))
         return
-    provisional = warn_of_one_split(lift)
-    texts = [deciding_figures(lift), provisional and f"**{provisional}**"]
+    header, rows, notes = verdict_table(lift)
+    ordered = [[row[0], *row[2:], row[1]] for row in rows]
     document.add(
-        Banner(PAYS_TONES[verdict(lift)], headline(lift), " ".join(text for text in texts if text)),
-        Points(party_lines(lift)),
-        Table(SHORT_HEADER, short_rows(lift), "The lift of all parties together", PAYS_TONES),
-        Paragraph(SHORT_NOTE),
-        *_seeds(lift),
+        Banner(TONES[party_word(lift)], headline(lift), ""),
+        Table([header[0], *header[2:], header[1]], ordered, "The verdict of each party", TONES),
+        Paragraph(" ".join(notes)),
         Points(list_points(lift)),
     )
 
 
-def _seeds(lift: Mapping[str, Any]) -> list[Paragraph | Table]:
-    """Return the gains by seed, if the lift is over several."""
-    found = seed_table(lift)
-    if found is None:
-        return []
-    return [Paragraph(f"**Gains by seed.** {SEED_NOTE}"), Table(*found, "Gains by seed", PAYS_TONES)]
-
-
 def add_lift(document: Document, lift: Mapping[str, Any]) -> None:
-    """Add the charts and the tables of a lift."""
-    for part in halves(lift):
-        document.add(Heading(f"What joining gains: {WHAT[part['metric']]}"), *_charts(part))
-        _add_other_metrics(document, part)
-    document.add(Heading("Lift in detail"))
-    for table in [*readable_tables(lift), *group_tables(lift, MOST_PARTIES)]:
-        rows = [table.cells(name, row) for name, row in table.rows]
-        if table.overall is not None:
-            rows.append(table.cells("**all**", table.overall))
-        document.add(
-            Paragraph(f"**{table.title}.** {table.note}".strip()),
-            Table(table.header, rows, table.title, PAYS_TONES),
-        )
+    """Add a chart of the gains in lists, and folded all tables and the other charts."""
+    charts = [_draw(customers, table) for customers, table in judged_tables(lift)]
+    document.add(charts[0])
+    fold = Fold("All figures of the verdict, with intervals")
+    for (customers, table), chart in zip(judged_tables(lift), charts, strict=True):
+        name = f"{_NAMES[table['metric']].capitalize()} of {customers}"
+        if chart is not charts[0]:
+            fold.add(chart)
+        fold.add(Table(*_rows(table), name, TONES))
+        groups = [(row["name"], group) for row in table["parties"] for group in row["by_own_ratings"]]
+        if groups:
+            cells = [[name, band(group), *_cells(group)] for name, group in groups]
+            header = ["party", "own ratings", *_header(table["overall"])]
+            fold.add(Paragraph("By training ratings at the party:"), Table(header, cells, name, TONES))
+    document.add(fold, Paragraph(f"{WORDS_NOTE} {_WAYS_NOTE}"))
 
 
-def _add_other_metrics(document: Document, part: Mapping[str, Any]) -> None:
-    """Add Recall@20 and HitRate@20 of lists by party, for known customers and for newcomers."""
-    if "recall@20" not in part["overall"]:
-        return
-    ways = [way for way in WAYS if way in part["overall"]]
-    tables = {"known customers": part}
-    if "newcomers" in part:
-        tables["newcomers"] = part["newcomers"]
-    rows = [
-        [name, who, label, *(format_metric(row[metric][way]) for way in ways)]
-        for who, table in tables.items()
-        for metric, label in (("recall@20", "Recall@20"), ("hitrate@20", "HitRate@20"))
-        for name, row in [*((row["name"], row) for row in table["parties"]), ("**all**", table["overall"])]
-    ]
-    header = ["party", "for", "metric", *(SIMPLE[part["metric"]] if way == "simple" else way for way in ways)]
-    title = "Other metrics of lists"
-    note = "Higher is better. Recall@20: the share of liked items that are in the list. HitRate@20: the share of customers with one or more."
-    document.add(Paragraph(f"**{title}.** {note}"), Table(header, rows, title))
+def lift_html(lift: Mapping[str, Any]) -> str:
+    """Return the verdict and its charts as HTML for a notebook."""
+    document = Document("Lift")
+    add_verdict(document, lift)
+    add_lift(document, lift)
+    return document.fragment()
 
 
-def _charts(part: Mapping[str, Any]) -> list[Picture | None]:
-    """Return the charts of ratings or of lists: gains by party, for newcomers and by overlap, and accuracy by activity."""
-    what = WHAT[part["metric"]]
-    new = part.get("newcomers", {})
-    elsewhere = [(f"{band(row)} ratings elsewhere", row) for row in new.get("by_other_ratings", [])]
-    by_ratings = f"Gain in {what} for newcomers, by their training ratings at other parties"
-    return [
-        _party_chart(part),
-        _newcomer_chart(part),
-        _activity_chart(part, what, SIMPLE[part["metric"]]),
-        _overlap_chart(
-            part, "overlap", f"Gain in {what} by the number of other parties that know the customer"
-        ),
-        _group_chart(f"{_kind(part)}-newcomers-ratings", by_ratings, elsewhere),
-        _overlap_chart(
-            new,
-            "newcomers-overlap",
-            f"Gain in {what} for newcomers, by the number of other parties that know them",
-        ),
-    ]
-
-
-def _newcomer_chart(part: Mapping[str, Any]) -> Picture | None:
-    if "newcomers" not in part:
-        return None
-    title = f"Gain in {WHAT[part['metric']]} for customers new to a party, over the best that it has without joining"
-    new = _intervals(_party_rows(part["newcomers"]))
-    return picture(f"{_kind(part)}-newcomers", title, draw_intervals(title, new, _AXIS))
-
-
-def _overlap_chart(table: Mapping[str, Any], name: str, title: str) -> Picture | None:
-    rows = [(_count_others(row["other_parties"]), row) for row in table.get("by_other_parties", [])]
-    return _group_chart(f"{_kind(table)}-{name}", title, rows) if rows else None
-
-
-def _group_chart(name: str, title: str, rows: list[tuple[str, Mapping[str, Any]]]) -> Picture | None:
-    """Return the gains of groups of customers; None for fewer than two with enough users."""
-    intervals = _intervals(rows)
-    return picture(name, title, draw_intervals(title, intervals, _AXIS)) if len(intervals) > 1 else None
-
-
-def _party_chart(part: Mapping[str, Any]) -> Picture | None:
-    title = f"Gain in {WHAT[part['metric']]} by party, over the best that it has without joining"
-    return picture(_kind(part), title, draw_intervals(title, _intervals(_party_rows(part)), _AXIS))
-
-
-def _party_rows(part: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the parties with the most customers, and all parties together."""
-    rows = part["parties"]
-    fewest = sorted((row["users"] for row in rows), reverse=True)[:MOST_PARTIES][-1:]
-    shown = [(row["name"], row) for row in rows if row["users"] >= fewest[0]][:MOST_PARTIES]
-    return [*shown, ("all parties", part["overall"])]
-
-
-def _activity_chart(part: Mapping[str, Any], what: str, simple: str) -> Picture | None:
-    rows = [row for row in part.get("by_own_ratings", []) if row["users"] >= FEWEST_USERS]
-    if not rows:
-        return None
-    names = {way: simple if way == "simple" else way for way in WAYS if way in rows[0]}
-    places = list(range(len(rows)))
-    title = f"Accuracy of {what} by a customer's training ratings at the party"
-    svg = draw_lines(
-        title,
-        {name: (places, [float(row[way]) for row in rows]) for way, name in names.items()},
-        "training ratings at the party",
-        MEASURES[part["metric"]],
-        colours={name: WAYS[way] for way, name in names.items()},
-        names=[band_label(row) for row in rows],
-    )
-    return picture(f"{_kind(part)}-activity", title, svg)
-
-
-def _intervals(rows: list[tuple[str, Mapping[str, Any]]]) -> list[Interval]:
-    """Return the gains in per cent of the rows with enough users."""
-    return [
+def _draw(customers: str, table: Mapping[str, Any]) -> Picture | None:
+    metric = table["metric"]
+    rows = table["parties"]
+    fewest = sorted((row["users"] for row in rows), reverse=True)[:MOST_PARTIES][-1]
+    shown = [(row["name"], row) for row in rows if row["users"] >= fewest][:MOST_PARTIES]
+    shown += [("all parties", table["overall"])] if len(rows) > 1 else []
+    unit = 1.0 if metric == "rmse" else 100.0
+    intervals = [
         Interval(
-            name, row["gain"]["percent"], row["gain"]["low_percent"], row["gain"]["high_percent"], row["pays"]
+            name,
+            row["gain"]["percent"] if metric == "rmse" else unit * row["gain"]["value"],
+            *gain_ends(row),
+            row["pays"],
+            "%" if metric == "rmse" else "of 100",
         )
-        for name, row in rows
-        if row["gain"] is not None and row["users"] >= FEWEST_USERS
+        for name, row in shown
+        if is_judged(row)
     ]
+    title = f"What joining gains in {_NAMES[metric]} of {customers}"
+    name = f"lift-{_NAMES[metric].split()[-1]}-{customers.split()[0]}"
+    return picture(name, title, draw_intervals(title, intervals, _AXES[metric]))
 
 
-def _kind(part: Mapping[str, Any]) -> str:
-    return "lift-ratings" if part["metric"] == "rmse" else "lift-lists"
+def _rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    rows = [[row["name"], *_cells(row)] for row in table["parties"]]
+    if len(rows) > 1:
+        rows.append(["**all**", *_cells(table["overall"])])
+    return ["party", *_header(table["overall"])], rows
 
 
-def _count_others(number: int) -> str:
-    return {0: "no other party", 1: "1 other party"}.get(number, f"{number} other parties")
+def _header(row: Mapping[str, Any]) -> list[str]:
+    ways = [way for way in LIFT_WAYS if way in row]
+    metric = "HitRate@20" if "ndcg@20" in row or row["gain"] is None else "RMSE"
+    lists = ["NDCG@20 before, after"] if "ndcg@20" in row else []
+    return ["customers", *(f"{way} {metric}" for way in ways), *lists, "gain", "verdict"]
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    ways = ["-" if row[way] is None else f"{row[way]:.4f}" for way in LIFT_WAYS if way in row]
+    if row["gain"] is None:
+        return [f"{row['users']:,}", *ways, "-", row["pays"]]
+    low, high = map(format_signed, gain_ends(row))
+    if "ndcg@20" in row:
+        figures = row["ndcg@20"]
+        lists = [f"{figures[row['reference']]:.4f}, {figures['federated']:.4f}"]
+        gained = f"{format_signed(100 * row['gain']['value'])} of 100 ({low} to {high})"
+    else:
+        lists = []
+        gained = f"{format_signed(row['gain']['percent'])} % ({low} to {high})"
+    return [f"{row['users']:,}", *ways, *lists, gained, row["pays"]]
+
+
+def band(row: Mapping[str, Any]) -> str:
+    """Format a range of numbers of ratings, such as `3-5`."""
+    low, high = row["from"], row["to"]
+    return f"{low}" if low == high else f"{low}+" if high is None else f"{low}-{high}"
+
+
+def format_weights(weights: Mapping[str, float]) -> str:
+    """Format the weights of a gate, largest first, such as `0.60 federated, 0.30 alone, 0.10 means`."""
+    used = sorted(((weight, name) for name, weight in weights.items() if abs(weight) >= 0.005), reverse=True)
+    return ", ".join(f"{weight:.2f} {name}" for weight, name in used) or "-"
+
+
+def gate_rows(metrics: Mapping[str, Any]) -> list[list[str]]:
+    """Return the party, the kind of prediction and the weights for known and new customers, for parties with a gate."""
+    ranks = metrics["test"]["rmse"] is None
+    rows = []
+    for party in metrics["parties"]:
+        for key, what in (("gate", "lists" if ranks else "ratings"), ("list_gate", "lists")):
+            gate = party.get(key)
+            if gate:
+                weights = [format_weights(gate[who]) for who in ("known", "newcomers")]
+                rows.append([party["name"], what, *weights])
+    return rows
+
+
+GATE_HEADER = ["party", "of", "customers it knows", "customers new to it"]
+GATE_NOTE = (
+    "Each party chose these weights on its own validation part. Weights of ratings sum to 1. "
+    "Weights of lists multiply scores of different spread, so they are not shares."
+)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verfedgnn.core.option_names import option
+from verfedgnn.privacy.audit_record import audit_records
 
 CLEAR_LOSS = 0.02
 """Share of popularity's NDCG by which lists must lose to be called worse."""
@@ -36,13 +37,50 @@ def format_size(count: float) -> str:
     return f"{count / 1000:,.1f} GB"
 
 
+def trainings_of(metrics: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the cost of each training of a run by name: of ratings, of lists, and of both on all ratings."""
+    named = {"ratings": metrics, "all ratings": metrics.get("final", {})}
+    found = {}
+    for name, part in named.items():
+        if "rounds" in part:
+            found[name] = part
+        if "lists" in part:
+            found["lists" if name == "ratings" else "lists, all ratings"] = part["lists"]
+    return found
+
+
 def total_bytes(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the bytes up, down, and per party and round of all trainings of a run: ratings and, if there are any, lists."""
-    parts = [metrics, metrics["lists"]] if "lists" in metrics else [metrics]
+    """Return the bytes up, down, and per party and round of all trainings of a run."""
+    parts = trainings_of(metrics).values()
     rounds = sum(part["rounds"] for part in parts)
     found = {way: sum(part["bytes"][way] for part in parts) for way in ("up", "down")}
     each = sum(part["bytes"]["per_party_per_round"] * part["rounds"] for part in parts)
     return found | {"per_party_per_round": each / max(1, rounds)}
+
+
+def describe_cost(metrics: Mapping[str, Any]) -> str:
+    """Return what a run cost each party: rounds, bytes and seconds of all trainings."""
+    parts = trainings_of(metrics).values()
+    size = total_bytes(metrics)
+    each = format_size((size["up"] + size["down"]) / max(1, len(metrics["parties"])))
+    rounds = sum(part["rounds"] for part in parts)
+    seconds = format_duration(sum(part["seconds"] for part in parts))
+    return f"{rounds:,} rounds, {each} for each party, {seconds} of training"
+
+
+def describe_learnt(preset: str) -> str:
+    """Return what others learn with a preset, from the record of its audit."""
+    record = audit_records().get(preset)
+    return record.learnt if record is not None else "see `verfedgnn audit` and `settings visibility`"
+
+
+def describe_served(metrics: Mapping[str, Any]) -> str:
+    """Return on what the judged and the served models were trained."""
+    ratings = sum(party["ratings"] for party in metrics["parties"])
+    judged = f"judged {metrics['split']}" if "split" in metrics else "judged on the test part"
+    if "final" in metrics:
+        return f"models trained on all {ratings:,} ratings; {judged}, with models that had not seen it"
+    return f"the judged models, which have not seen the test part ({judged})"
 
 
 def warn_of_lists(metrics: Mapping[str, Any]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verfedgnn.reports.document import Document, Heading, Paragraph, Points, Table
+from verfedgnn.reports.document import Fold, Heading, Paragraph, Points, Table
 
 
 def list_guarantees(privacy: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -52,7 +52,7 @@ def list_assumptions(privacy: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def add_guarantees(document: Document, privacy: Mapping[str, Any], title: str = "Privacy guarantees") -> None:
+def add_guarantees(document: Fold, privacy: Mapping[str, Any], title: str = "Privacy guarantees") -> None:
     """Add the guarantees, their assumptions, and the privacy events from which they are computed."""
     rows = [list(row.values()) for row in list_guarantees(privacy)]
     document.add(

@@ -16,7 +16,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from verfedgnn.reports.console import drawable, error_console
 from verfedgnn.reports.phrases import format_duration, format_size
-from verfedgnn.reports.training_steps import strip_step
 
 if TYPE_CHECKING:
     from verfedgnn.reports.training_steps import StepClock
@@ -94,7 +93,7 @@ class RoundProgress:
             self.valid = ""  # the last value belongs to another training
         for name, value in (event.valid or {}).items():
             self.valid = f"{name.upper()} {value:.4f} (best {event.best[name]:.4f})  "
-        travels = strip_step(event.label) in ("federation", "lists")  # alone, nothing does
+        travels = event.label.startswith(("federation", "lists"))  # alone, nothing does
         sent = format_size(event.bytes) if travels else ""
         self.step(event.label, event.round, event.rounds, f"{self.valid}{sent}")
 

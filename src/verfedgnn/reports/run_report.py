@@ -1,10 +1,11 @@
-"""The report of a run: verdict, accuracy, lift, overlap, gates, training, traffic, who sees what, guarantees and configuration."""
+"""The report of a run: the verdict, what it cost and what others learn; everything else is folded."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,14 +13,29 @@ from typing import Any
 import numpy as np
 
 from verfedgnn.core.version import installed_version
-from verfedgnn.evaluation.lift import quick_lift
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
-from verfedgnn.reports.document import Code, Document, Heading, Paragraph, Picture, Table, picture
-from verfedgnn.reports.lift_report import add_lift, add_verdict
-from verfedgnn.reports.lift_view import GATE_HEADER, GATE_NOTE, gate_rows
-from verfedgnn.reports.phrases import format_metric, format_size, total_bytes, warn_of_lists
+from verfedgnn.reports.document import (
+    Code,
+    Document,
+    Fold,
+    Paragraph,
+    Picture,
+    Points,
+    Table,
+    picture,
+)
+from verfedgnn.reports.lift_report import GATE_HEADER, GATE_NOTE, add_lift, add_verdict, gate_rows
+from verfedgnn.reports.phrases import (
+    describe_cost,
+    describe_learnt,
+    describe_served,
+    format_metric,
+    format_size,
+    warn_of_lists,
+)
 from verfedgnn.reports.privacy_card import add_guarantees
 from verfedgnn.reports.svg_charts import POINT_COLOUR, WAYS, Bars, draw_bars, draw_lines
+from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
@@ -40,41 +56,69 @@ def report_to_track(run: Run, folder: Path, tracker: str) -> Iterator[list[Path]
 
 def run_document(run: Run, name: str, *, errors: bool = False) -> Document:
     """Build the report of a run. It names no user and no item, unless the largest `errors` are asked for."""
-    metrics = run.metrics
+    metrics, judged = run.metrics, run.judged
     document = Document(f"Run {name}")
-    lift = metrics.get("lift") or quick_lift(run)
-    add_verdict(document, lift)
-    document.add(Paragraph(describe_data(run)))
-    _add_accuracy(document, metrics)
-    if lift is not None:
-        add_lift(document, lift)
-    _add_overlap(document, run)
-    _add_gates(document, metrics)
-    document.add(Heading("Training"), *training_curves(run))
-    _add_traffic(document, run)
+    add_verdict(document, metrics.get("lift"))
     document.add(
-        Heading("Who sees what"),
-        Paragraph(
-            "What leaves a party during training, and who sees it. `verfedgnn audit` attacks the run as each of them could."
-        ),
+        Points(
+            [
+                f"**Data:** {describe_data(judged)}",
+                f"**Cost:** {describe_cost(metrics)}.",
+                f"**Others learn:** {describe_learnt(run.config.base)}",
+                f"**Served:** {describe_served(metrics)}.",
+            ]
+        )
+    )
+    if "lift" in metrics:
+        add_lift(document, metrics["lift"])
+    accuracy = Fold("Accuracy on the test part")
+    _add_accuracy(accuracy, metrics)
+    overlap = Fold("Customers that the parties share")
+    _add_overlap(overlap, run)
+    mixtures = Fold("What each party mixes")
+    rows = gate_rows(metrics)
+    if rows:
+        mixtures.add(Paragraph(GATE_NOTE), Table(GATE_HEADER, rows))
+    training = Fold("Training and traffic")
+    training.add(*training_curves(judged))
+    _add_traffic(training, run)
+    protection = Fold("Who sees what, and what is guaranteed")
+    protection.add(
+        Paragraph("`verfedgnn audit` attacks the run as each of them could."),
         Table(HEADER, who_sees_what(run.config, len(metrics["parties"])), "Who sees what"),
     )
-    add_guarantees(document, metrics["privacy"])
+    add_guarantees(protection, metrics["privacy"])
     if "lists" in metrics:
-        add_guarantees(document, metrics["lists"]["privacy"], "Privacy guarantees of the lists' training")
+        add_guarantees(protection, metrics["lists"]["privacy"], "Privacy guarantees of the lists' training")
+    if "final" in metrics and metrics["final"]["rounds"]:
+        add_guarantees(
+            protection, metrics["final"]["privacy"], "Privacy guarantees of the training on all ratings"
+        )
+    folds = [accuracy, overlap, mixtures, training, protection]
     if errors:
-        _add_largest_errors(document, run)
+        worst = Fold("Largest errors")
+        _add_largest_errors(worst, judged)
+        folds.append(worst)
+    settings = Fold("Configuration")
     versions = ", ".join(f"{name} {version}" for name, version in metrics["environment"].items())
-    document.add(
-        Heading("Configuration"),
-        Code(run.config.to_toml()),
-        Heading("Environment"),
+    settings.add(
+        Code(judged.config.to_toml()),
         Paragraph(
-            f"verfedgnn {installed_version()}, {versions}. Configuration `{run.config.fingerprint()}`, "
+            f"verfedgnn {installed_version()}, {versions}. Configuration `{judged.config.fingerprint()}`, "
             f"public parameters `{metrics['public']}`."
         ),
     )
+    document.add(*(fold for fold in [*folds, settings] if fold.blocks))
     return document
+
+
+def run_html(run: Run) -> str:
+    """Return the verdict, the accuracy of each party and the learning curves as HTML for a notebook. Nothing is trained."""
+    document = Document("Run")
+    document.add(Paragraph(describe_data(run.judged)))
+    add_verdict(document, run.metrics.get("lift"))
+    document.add(accuracy_table(run.metrics), *training_curves(run.judged)[: 1 if run.lists is None else 2])
+    return document.fragment()
 
 
 def describe_data(run: Run) -> str:
@@ -109,35 +153,18 @@ def accuracy_table(metrics: Mapping[str, Any]) -> Table:
     return Table(["party", "items", "ratings", *names], rows, "Accuracy on the test part")
 
 
-def _add_accuracy(document: Document, metrics: dict[str, Any]) -> None:
-    traffic = total_bytes(metrics)
-    both = " in both trainings" if "lists" in metrics else ""
+def _add_accuracy(document: Fold, metrics: dict[str, Any]) -> None:
     warning = warn_of_lists(metrics)
+    kept = [f"round {metrics['best_round']:,} of {metrics['rounds']:,} for ratings"]
+    if "lists" in metrics:
+        kept.append(f"round {metrics['lists']['best_round']:,} of {metrics['lists']['rounds']:,} for lists")
     document.add(
-        Heading("Accuracy"),
         accuracy_table(metrics),
         Paragraph(f"**Warning:** {warning}") if warning else None,
         Paragraph(
-            "Measured on the test part, which was used neither for training nor for model selection. Lower is better for "
-            "RMSE and MAE, higher for all other metrics. Own means: what each party predicts from its own user and item means."
+            "Neither training nor the choice of a model has seen the test part. Lower is better for RMSE and MAE, higher for all "
+            f"other metrics. Kept, as best on the validation part: {' and '.join(kept)}."
         ),
-        Paragraph(
-            f"Training took {metrics['rounds']:,} rounds and {metrics['seconds']:.0f} s. The model of round "
-            f"{metrics['best_round']:,} was kept, because it was best on the validation part."
-        ),
-        Paragraph(_describe_lists(metrics["lists"])) if "lists" in metrics else None,
-        Paragraph(
-            f"The parties sent {format_size(traffic['up'])} and received {format_size(traffic['down'])}{both}, or "
-            f"{format_size(traffic['per_party_per_round'])} per party and round."
-        ),
-    )
-
-
-def _describe_lists(lists: dict[str, Any]) -> str:
-    traffic = sum(lists["bytes"][way] for way in ("up", "down"))
-    return (
-        f"A second model orders lists. Its training took {lists['rounds']:,} rounds and {lists['seconds']:.0f} s, and the "
-        f"model of round {lists['best_round']:,} was kept. {format_size(traffic)} of the bytes below are its own."
     )
 
 
@@ -189,7 +216,7 @@ def _draw_curves(run: Run, file: str) -> list[Picture | None]:
     ]
 
 
-def _add_overlap(document: Document, run: Run) -> None:
+def _add_overlap(document: Fold, run: Run) -> None:
     """Add how many customers each party shares with others, and a chart of customers by their number of parties."""
     if len(run.parties) < 2:
         return
@@ -210,16 +237,9 @@ def _add_overlap(document: Document, run: Run) -> None:
         for place, count in enumerate(counts.tolist(), 1)
     ]
     document.add(
-        Heading("Overlap"),
         picture("overlap", title, draw_bars(title, bars, {"customers": POINT_COLOUR})),
         Table(["party", "customers", "also elsewhere", "share"], rows, "Customers that a party shares"),
     )
-
-
-def _add_gates(document: Document, metrics: dict[str, Any]) -> None:
-    rows = gate_rows(metrics)
-    if rows:
-        document.add(Heading("What each party serves"), Paragraph(GATE_NOTE), Table(GATE_HEADER, rows))
 
 
 MESSAGES = {
@@ -237,7 +257,9 @@ MESSAGES = {
 
 def sum_traffic(run: Run) -> list[tuple[str, str, int, int]]:
     """Return the message kind, direction, number of messages and bytes of all trainings' traffic, largest first."""
-    ledger = run.ledger if run.lists is None else run.ledger.joined(run.lists.ledger)
+    runs = [run] if run.final_of is None else [run, run.final_of]
+    ledgers = [each.ledger for one in runs for each in (one, one.lists) if each is not None]
+    ledger = reduce(Ledger.joined, ledgers)
     totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for (kind, way, _), amount in ledger.bytes.items():
         totals[kind, way][0] += amount
@@ -251,25 +273,24 @@ def sum_traffic(run: Run) -> list[tuple[str, str, int, int]]:
     return sorted(rows, key=lambda row: -row[3])
 
 
-def _add_traffic(document: Document, run: Run) -> None:
+def _add_traffic(document: Fold, run: Run) -> None:
     traffic = sum_traffic(run)
     total = sum(amount for *_, amount in traffic) or 1
     rows = [
         [kind, way, f"{count:,}", format_size(amount), f"{amount / total:.1%}"]
         for kind, way, count, amount in traffic
     ]
-    title = "Bytes by message and direction" + ("" if run.lists is None else ", both trainings")
+    title = "Bytes by message and direction, all trainings"
     bars = [
         Bars(f"{kind} {way}", [amount], format_size(amount)) for kind, way, _, amount in traffic if amount
     ]
     document.add(
-        Heading("Traffic"),
         picture("bytes", title, draw_bars(title, bars, {"bytes": POINT_COLOUR})),
         Table(["message", "direction", "messages", "size", "share"], rows, title),
     )
 
 
-def _add_largest_errors(document: Document, run: Run) -> None:
+def _add_largest_errors(document: Fold, run: Run) -> None:
     if run.config.ranks:
         return
     found: list[tuple[float, list[str]]] = []
@@ -277,7 +298,6 @@ def _add_largest_errors(document: Document, run: Run) -> None:
         found += _find_largest_errors(prepared, model)
     worst = [cells for _, cells in sorted(found, key=lambda pair: -pair[0])[:LARGEST_ERRORS]]
     document.add(
-        Heading("Largest errors"),
         Paragraph(
             "The test ratings with the largest errors. This table was asked for with `--errors`. It names users and items, so store the report as "
             "carefully as the ratings."

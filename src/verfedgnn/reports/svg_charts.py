@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from markupsafe import escape
 
 from verfedgnn.evaluation.gain_text import format_percent
-from verfedgnn.evaluation.verdict_words import LIKELY_BETTER, LIKELY_WORSE, NO, NO_DIFFERENCE, YES
+from verfedgnn.evaluation.verdict import LIKELY_BETTER, LIKELY_WORSE, NO, NO_DIFFERENCE, YES
 
 GOOD_COLOUR = "#2f9e62"
 BAD_COLOUR = "#cf5f3c"
@@ -25,7 +25,7 @@ _SURE = (YES, NO, NO_DIFFERENCE)
 """Verdicts whose dot is filled; that of the others is a ring."""
 POINT_COLOUR = "#3b82c4"
 CURVE_COLOURS = ("#3b82c4", "#cf5f3c", "#2f9e62", "#9a6cc8", "#b58a1c", "#7a8698", "#cc4f8a")
-WAYS = {"simple": "#8a94a3", "alone": "#d07a2d", "federated": "#3b82c4"}
+WAYS = {"simple": "#8a94a3", "means": "#9a6cc8", "alone": "#d07a2d", "federated": "#3b82c4"}
 """Colour of each way of `lift` in all charts."""
 _WIDTH = 400
 _CHARACTER = 6.3
@@ -49,6 +49,7 @@ class Interval:
     high: float
     pays: str
     """The word of the verdict."""
+    unit: str = "%"
 
     @property
     def colour(self) -> str:
@@ -57,8 +58,8 @@ class Interval:
 
     @property
     def text(self) -> str:
-        """The value with its interval, in per cent, and the verdict."""
-        return f"{format_percent(self.value, self.low, self.high)}, {self.pays}"
+        """The value with its interval and the verdict."""
+        return f"{format_percent(self.value, self.low, self.high, self.unit)}, {self.pays}"
 
 
 @dataclass(frozen=True)

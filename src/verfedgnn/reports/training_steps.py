@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -14,40 +13,24 @@ if TYPE_CHECKING:
     from verfedgnn.config import Config
     from verfedgnn.training.cost_forecast import CostForecast
 
-_NEW = "newcomers, "
-"""Beginning of the names of the trainings without the ratings of newcomers."""
-_SEED = re.compile(r"seed \d+, ")
-"""Beginning of the names of the trainings with another seed."""
-_LISTS = 4.0
+_LISTS = 1.5
 """Time of a training of lists, in trainings of ratings; measured on three small shops."""
-_OWN = 0.3
-"""Time of all parties' own models, in federated trainings of 40 rounds; measured on three small shops."""
+_OWN = 0.5
+"""Time of all parties' own models, in federated trainings; measured on three small shops."""
+_ALL = ", all ratings"
+"""Ending of the names of the federated trainings on all ratings."""
 
 
-def strip_step(step: str) -> str:
-    """Return the name of the same training with the run's seed and with the ratings of newcomers."""
-    return _SEED.sub("", step, count=1).removeprefix(_NEW)
-
-
-def list_steps(parties: Sequence[str], config: Config, *, lift: bool, seeds: int = 1) -> list[str]:
+def list_steps(parties: Sequence[str], config: Config) -> list[str]:
     """Return the names of all trainings of a command, as progress reports call them."""
-    steps = _list_steps_of_seed(parties, config, lift=lift)
-    others = range(config.seed + 1, config.seed + seeds)
-    return steps + [f"seed {seed}, {step}" for seed in others for step in steps]
-
-
-def _list_steps_of_seed(parties: Sequence[str], config: Config, *, lift: bool) -> list[str]:
     loops = ["lists"] if config.ranks else ["federation", "lists"][: 1 + config.trains_lists]
     alone = [f"{name} alone{', lists' * (loop == 'lists')}" for loop in loops for name in parties]
-    gate = config.training.gate
-    steps = [*loops, *(alone if gate else [])]
-    if not lift:
-        return steps
-    judged = [] if gate else alone
-    new = [f"{_NEW}{step}" for step in judged]
-    if config.split.kind == "newcomers":
-        return steps + new
-    return steps + judged + [f"{_NEW}{step}" for step in steps] + new
+    final = config.trains_final and config.model.form == "solved"
+    return [
+        *loops,
+        *(alone if config.training.gate else []),
+        *([f"{loop}{_ALL}" for loop in loops] if final else []),
+    ]
 
 
 def describe_cost(steps: Sequence[str], config: Config, expected: CostForecast, parties: int) -> str:
@@ -56,8 +39,7 @@ def describe_cost(steps: Sequence[str], config: Config, expected: CostForecast, 
     rounds = sum(cost.rounds for cost in expected.federated.values())
     own = sum(" alone" in step for step in steps)
     trainings = f"{rounds:,} rounds" + (f" and {own} trainings of single parties" if own else "")
-    times = 2 if any(step.startswith(_NEW) for step in steps) else 1
-    sent = format_size(times * expected.bytes / parties)
+    sent = format_size(expected.bytes / parties)
     early = ", and less if the validation error stops falling" if config.training.patience else ""
     return f"expected: about {format_duration(seconds)} for {trainings}, {sent} a party{early}"
 
@@ -65,16 +47,15 @@ def describe_cost(steps: Sequence[str], config: Config, expected: CostForecast, 
 class StepClock:
     """Measures the trainings of a command and estimates the time that is left for all of them.
 
-    A training without the ratings of newcomers, or with another seed, takes as long as the same training with them or with the
-    run's seed. Other trainings are estimated from those that are finished, or from the current one, by the ratio of their
-    expected times (`cost_forecast`), or by the usual ratio.
+    Trainings are estimated from those that are finished, or from the current one, by the ratio of their expected times
+    (`cost_forecast`), or by the usual ratio.
     """
 
     def __init__(self, steps: Sequence[str], parties: int, expected: CostForecast | None = None) -> None:
         self.steps = list(steps)
         self.expected = expected
         weigh = partial(_weigh, parties=parties) if expected is None else expected.seconds_of
-        self.weights = {step: weigh(strip_step(step)) for step in steps}
+        self.weights = {step: weigh(step) for step in steps}
         self.spent: dict[str, float] = {}
         self.current = ""
         self.began = 0.0
@@ -98,14 +79,13 @@ class StepClock:
         if elapsed < 1 and not self.spent:
             return None if self.expected is None else sum(self.weights.values())
         share = (done - self.first) / max(1, total - self.first)
-        alike = {strip_step(step): seconds for step, seconds in self.spent.items()}
-        whole = alike.get(strip_step(self.current))
+        whole = self.spent.get(self.current)
         if whole is None or whole <= elapsed:
             whole = elapsed / share if share else self._unit() * self.weights[self.current]
         known = sum(self.weights[step] for step in self.spent if step in self.weights)
         unit = self._unit() if known else whole / self.weights[self.current]
         later = self.steps[self.steps.index(self.current) + 1 :]
-        rest = sum(alike.get(strip_step(step), unit * self.weights[step]) for step in later)
+        rest = sum(self.spent.get(step, unit * self.weights[step]) for step in later)
         return max(0.0, whole - elapsed) + rest
 
     def describe(self, step: str) -> str:
@@ -122,5 +102,7 @@ class StepClock:
 
 
 def _weigh(step: str, parties: int) -> float:
-    lists = _LISTS if step.endswith("lists") else 1.0
-    return lists if step in ("federation", "lists") else _OWN * lists / parties
+    whole = step.removesuffix(_ALL)
+    share = 0.4 if whole != step else 1.0
+    lists = _LISTS if whole.endswith("lists") else 1.0
+    return share * lists if whole in ("federation", "lists") else _OWN * lists / parties

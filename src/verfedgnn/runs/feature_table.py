@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import make_folder, replacing, writing
 from verfedgnn.data.ids import to_numpy
-from verfedgnn.data.item_table import ItemTable
+from verfedgnn.data.table_sources import ItemTable
 
 FEATURES = "features"
 """Folder in a run's folder with the features of items."""

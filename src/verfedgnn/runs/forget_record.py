@@ -25,7 +25,7 @@ import numpy as np
 from verfedgnn.core.errors import RunError
 from verfedgnn.data.ids import StrArray
 from verfedgnn.data.ratings import Mask
-from verfedgnn.privacy.identifiers import normalise_ids
+from verfedgnn.privacy.id_matching import normalise_ids
 from verfedgnn.runs.run import write_json
 from verfedgnn.runs.run_layout import FORGET_RECORD, FORGOTTEN
 

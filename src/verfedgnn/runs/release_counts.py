@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from verfedgnn.protocol.wire.messages import RoundReply
+from verfedgnn.protocol.messages import RoundReply
 
 
 @dataclass
@@ -15,11 +15,10 @@ class ReleaseCounts:
     gradients: int = 0
     neighbourhoods: int = 0
 
-    def count(self, reply: RoundReply, *, refreshes: int = 0) -> None:
-        """Count one reply of a round, and the `refreshes` exchange-only trips that preceded it."""
-        trained = reply.gradient is not None
-        self.gradients += trained
-        self.neighbourhoods += (reply.neighbourhoods is not None) + refreshes * trained
+    def count(self, reply: RoundReply) -> None:
+        """Count one reply of a round."""
+        self.gradients += reply.gradient is not None
+        self.neighbourhoods += reply.neighbourhoods is not None
 
     def to_dict(self) -> dict[str, int]:
         """Return the counts for a checkpoint."""

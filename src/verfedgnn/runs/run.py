@@ -29,10 +29,9 @@ from verfedgnn.core.array_files import ArrayFile, read_arrays, write_arrays
 from verfedgnn.core.errors import PluginWarning, RunError, RunWarning
 from verfedgnn.core.files import check_links, lock_folder, make_folder, write_bytes, writing
 from verfedgnn.core.option_names import resume_words, worded
-from verfedgnn.data import PartyData
+from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.data.ids import StrArray, as_text, find_positions, id_text, to_numpy
 from verfedgnn.data.ratings import format_count
-from verfedgnn.plugins import origin
 from verfedgnn.runs.added_items import AddedItem, added_file, extend_model, extend_party, read_added
 from verfedgnn.runs.embeddings import Embeddings, party_embeddings
 from verfedgnn.runs.ledger import Ledger
@@ -43,7 +42,7 @@ from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.recommendations import Recommendation, Recommendations
 from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.runs.run_folder import empty_run, holds_run
-from verfedgnn.runs.run_layout import LIFT_FORMAT, LISTS
+from verfedgnn.runs.run_layout import FINAL, LIFT_FORMAT, LISTS
 
 if TYPE_CHECKING:
     from verfedgnn.serving.run_answers import RunAnswers
@@ -71,6 +70,8 @@ class Run:
     """The model that each party would serve without the federation; None without a gate."""
     lists: Run | None = None
     """The run of the model that orders lists; None if only one model was trained."""
+    final_of: Run | None = None
+    """The run that was judged, of which this one repeats the choices on all ratings; None if this run was judged itself."""
     _opened: RunAnswers | None = field(default=None, init=False, repr=False, compare=False)
 
     def with_added(self, added: Sequence[Mapping[str, AddedItem]]) -> Run:
@@ -140,6 +141,22 @@ class Run:
             row["list_gate"] = other.get("gate")
         kept = ("rounds", "best_round", "seconds", "bytes", "privacy", "public", "config")
         self.metrics["lists"] = {name: lists.metrics[name] for name in kept}
+
+    @property
+    def judged(self) -> Run:
+        """The run whose figures are in the metrics: it has not seen the test part."""
+        return self.final_of or self
+
+    def as_final_of(self, judged: Run) -> Run:
+        """Return this run, trained on all ratings, with the metrics and the history of the judged one."""
+        kept = ("rounds", "seconds", "bytes", "privacy", "public")
+        cost = {name: self.metrics[name] for name in kept}
+        if self.lists is not None:
+            cost["lists"] = {name: self.lists.metrics[name] for name in kept}
+        return self._after(replace(judged, metrics=judged.metrics | {"final": cost}))
+
+    def _after(self, judged: Run) -> Run:
+        return replace(self, metrics=judged.metrics, history=judged.history, final_of=judged)
 
     @overload
     def recommend(
@@ -320,7 +337,9 @@ class Run:
         return chosen
 
     def evaluate(self, k: int = 20) -> dict[str, Any]:
-        """Evaluate the served models again; other values in the parties' rows of the metrics are kept."""
+        """Evaluate the judged models again; other values in the parties' rows of the metrics are kept."""
+        if self.final_of is not None:
+            return self.final_of.evaluate(k)
         ranks = self.config.ranks
         found = evaluate(self.prepared(), self.models, k, ranks=ranks, lists=self.ranker.models)
         before = {row["name"]: row for row in self.metrics.get("parties", [])}
@@ -354,17 +373,18 @@ class Run:
         with lock_folder(folder):
             if replaced:
                 empty_run(folder)
-            begin_folder(folder, self.config, self.parties, self.parts)
+            begin_folder(folder, self.judged.config, self.judged.parties, self.judged.parts)
             self.complete_folder(folder)
 
     def complete_folder(self, folder: Path) -> None:
         """Write the results of a training to its folder; metrics.json comes last and marks the run as finished."""
+        if self.final_of is not None:
+            replace(self, final_of=None)._complete_inside(folder / FINAL)
+            self.final_of.complete_folder(folder)
+            return
         with writing(folder):
             if self.lists is not None:
-                own = folder / LISTS
-                make_folder(own)
-                write_bytes(own / "config.toml", self.lists.config.to_toml().encode())
-                self.lists.complete_folder(own)
+                self.lists._complete_inside(folder / LISTS)
             write_history(folder, self.history)
             write_public(folder, self.public)
             if self.alone is not None:
@@ -372,6 +392,13 @@ class Run:
             _write_models(folder / "model", self.parties, self.models)
             write_json(folder / "ledger.json", self.ledger.to_dict())
             write_json(folder / "metrics.json", self.metrics)
+
+    def _complete_inside(self, folder: Path) -> None:
+        """Write the results of a training whose folder is inside that of another one, which has the data."""
+        with writing(folder):
+            make_folder(folder)
+            write_bytes(folder / "config.toml", self.config.to_toml().encode())
+        self.complete_folder(folder)
 
     @classmethod
     def load(cls, path: str | Path, *, added: bool = True) -> Run:
@@ -386,9 +413,10 @@ class Run:
             )
         parties, parts = read_party_tables(folder / "parties")
         run = cls._read(folder, config, parties, parts)
-        if (folder / LISTS / "metrics.json").is_file():
-            own = folder / LISTS
-            run.lists = cls._read(own, load_config(own / "config.toml"), parties, parts)
+        final = folder / FINAL
+        if (final / "metrics.json").is_file():
+            whole = [np.full(len(part), TRAIN, np.int8) for part in parts]
+            run = cls._read(final, load_config(final / "config.toml"), parties, whole)._after(run)
         return run.with_added(read_added_items(folder, parties)) if added else run
 
     @classmethod
@@ -408,7 +436,7 @@ class Run:
             raise RunError(
                 f"the run {folder} cannot be read ({error}); restore the folder or train again"
             ) from None
-        return cls(
+        run = cls(
             config,
             parties,
             parts,
@@ -419,6 +447,10 @@ class Run:
             torch.from_numpy(public),
             alone=alone,
         )
+        lists = folder / LISTS
+        if (lists / "metrics.json").is_file():
+            run.lists = cls._read(lists, load_config(lists / "config.toml"), parties, parts)
+        return run
 
 
 def _leave_out_old_lift(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -456,10 +488,10 @@ def describe_code_change(config: Config) -> str | None:
     """Describe how the installed code of a GNN plug-in differs from the configured one; None if it does not, or is built in."""
     then = config.model.code
     now = plugins.identify_gnn(config.model.gnn)
-    if then is None or (now is not None and origin.extract_digest(then) == origin.extract_digest(now)):
+    if then is None or (now is not None and plugins.extract_digest(then) == plugins.extract_digest(now)):
         return None
-    here = origin.format_code(now) if now is not None else "without a file"
-    return f"other code of GNN '{config.model.gnn}': {origin.format_code(then)} then, {here} now"
+    here = plugins.format_code(now) if now is not None else "without a file"
+    return f"other code of GNN '{config.model.gnn}': {plugins.format_code(then)} then, {here} now"
 
 
 def _write_models(folder: Path, parties: Sequence[PartyData], models: Sequence[PartyModel]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +23,10 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run import Run
 from verfedgnn.serving.fold_in import PartyPrior, UserRatings, fit_user_prior
 from verfedgnn.serving.ranker import ItemRanker, Rows
+from verfedgnn.serving.split_test import ALONE, FEDERATED, ModelName, SplitTest
 
-FEDERATED, ALONE = "federated", "alone"
+WITHOUT_ALONE = "train with a gate (preset best, or --set gate=true), which also trains every party alone"
+"""What to do about a run without models of the parties alone."""
 CACHED_ITEMS = 100_000
 """Item descriptions kept in memory per party, at about 600 bytes each."""
 CACHED_FILTERS = 256
@@ -63,6 +65,16 @@ class IdIndex:
         return get_close_matches(text, [str(each) for each in among], limit, cutoff=SIMILAR)
 
 
+@dataclass(frozen=True)
+class DescribedItem:
+    """An item of a party's catalogue, as answers show it."""
+
+    item: str
+    title: str
+    party: str
+    columns: dict[str, str]
+
+
 class PartyCatalogue:
     """One party's ratings and items, indexed for lookups."""
 
@@ -80,6 +92,7 @@ class PartyCatalogue:
         self._ends = np.searchsorted(self.table.user[self._order], np.arange(self.table.n_users + 1))
         self._cached_filter = lru_cache(CACHED_FILTERS)(self._filter_column)
         self.describe = lru_cache(CACHED_ITEMS)(self._describe)
+        """Return an item, by its row, as answers show it."""
 
     def find_ratings(self, user: int, *, training: bool = False) -> tuple[Rows, NDArray[np.float32]]:
         """Return the items and ratings of `user`; with `training`, only those of the training part."""
@@ -114,28 +127,27 @@ class PartyCatalogue:
             return torch.zeros(self.table.n_items, dtype=torch.bool)
         return torch.from_numpy(column == value)
 
-    def _describe(self, item: int) -> Mapping[str, Any]:
-        """Return the id, title, party and columns of an item, as in the responses of the API."""
-        return {
-            "item": str(self.table.item_ids[item]),
-            "title": "" if self.table.titles is None else str(self.table.titles[item]),
-            "party": self.name,
-            "columns": {name: str(values[item]) for name, values in self.table.columns.items()},
-        }
+    def _describe(self, item: int) -> DescribedItem:
+        title = "" if self.table.titles is None else str(self.table.titles[item])
+        columns = {name: str(values[item]) for name, values in self.table.columns.items()}
+        return DescribedItem(str(self.table.item_ids[item]), title, self.name, columns)
 
 
 class Catalogue:
     """A run indexed for serving: one model orders lists, and another one may predict the ratings beside them.
 
-    With `party`, only that party's items are served.
+    With `party`, only that party's items are served; with `split`, its buckets say who gets which lists.
     """
 
-    def __init__(self, run: Run, name: str, party: str | None = None) -> None:
+    def __init__(self, run: Run, name: str, party: str | None = None, split: SplitTest | None = None) -> None:
         names = [p.name for p in run.parties]
         if party is not None and party not in names:
             raise RunError(f"this run has no party '{party}'; choose one of: {', '.join(names)}")
+        if split is not None and run.ranker.alone is None:
+            raise RunError(f"a split test needs the lists of the parties alone; {WITHOUT_ALONE}")
         self.run = run
         self.name = name
+        self.split = split
         self.chosen = [p for p in range(len(names)) if party in (None, names[p])]
         self.ranks = run.ranker.config.ranks
         """Whether a model of lists orders them, not predicted ratings."""
@@ -153,7 +165,14 @@ class Catalogue:
         """Rankers of the served parties by model, federated and, if the run has it, alone."""
         self.rating_models = self._choose_models(run) if self.predicts else {}
 
-    def _choose_models(self, run: Run) -> dict[str, list[PartyModel]]:
+    def choose_model(self, model: ModelName | None, user: str | None) -> tuple[ModelName, ModelName | None]:
+        """Return the model that orders a user's list, and the user's bucket if the split test chose it, not the request."""
+        if model is not None or user is None or self.split is None:
+            return model or FEDERATED, None
+        bucket = self.split.bucket(user)
+        return bucket, bucket
+
+    def _choose_models(self, run: Run) -> dict[ModelName, list[PartyModel]]:
         found = {FEDERATED: run.models} | ({} if run.alone is None else {ALONE: run.alone})
         return {name: [models[p] for p in self.chosen] for name, models in found.items()}
 
@@ -166,22 +185,22 @@ class Catalogue:
         return IdIndex(np.where(known, tables[0].user_ids, ""))
 
     @cached_property
-    def priors(self) -> dict[str, list[PartyPrior]]:
+    def priors(self) -> dict[ModelName, list[PartyPrior]]:
         """User priors of the models that order lists: a joint one if federated, a separate one for each party alone."""
         return self._fit_priors(self.list_models, ranks=self.ranks)
 
     @cached_property
-    def rating_priors(self) -> dict[str, list[PartyPrior]]:
+    def rating_priors(self) -> dict[ModelName, list[PartyPrior]]:
         """User priors of the models that predict ratings; empty if the run predicts none."""
         if self.predicts and not self.ranks:
             return self.priors
         return self._fit_priors(self.rating_models, ranks=False)
 
     def _fit_priors(
-        self, models: Mapping[str, list[PartyModel]], *, ranks: bool
-    ) -> dict[str, list[PartyPrior]]:
+        self, models: Mapping[ModelName, list[PartyModel]], *, ranks: bool
+    ) -> dict[ModelName, list[PartyPrior]]:
         data = [(self.run.parties[p].ratings, self.run.parts[p]) for p in self.chosen]
-        priors = {}
+        priors: dict[ModelName, list[PartyPrior]] = {}
         for name, found in models.items():
             if name == FEDERATED:
                 priors[name] = fit_user_prior(found, data, ranks=ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -160,3 +161,15 @@ def _find_largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     candidates = blocks.gather(1, chosen.unsqueeze(2).expand(-1, -1, BLOCK)).flatten(1)
     top = candidates.topk(k, 1)
     return top.values, chosen.gather(1, top.indices // BLOCK) * BLOCK + top.indices % BLOCK
+
+
+def rank_together(queries: Sequence[tuple[ItemRanker, RankingQuery]]) -> list[RankedItems]:
+    """Return the answers in the order of `queries`; those to one ranker are computed together."""
+    by_ranker: dict[int, list[int]] = defaultdict(list)
+    for place, (ranker, _) in enumerate(queries):
+        by_ranker[id(ranker)].append(place)
+    answers: dict[int, RankedItems] = {}
+    for places in by_ranker.values():
+        ranked = queries[places[0]][0].rank([queries[place][1] for place in places])
+        answers.update(zip(places, ranked, strict=True))
+    return [answers[place] for place in range(len(queries))]

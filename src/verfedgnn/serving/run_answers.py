@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,14 @@ from verfedgnn.core.files import replacing
 from verfedgnn.core.option_names import worded
 from verfedgnn.data import Ratings
 from verfedgnn.data.ids import id_text
-from verfedgnn.reports.run_report import run_document
-from verfedgnn.reports.run_summary import run_html
+from verfedgnn.reports.run_report import run_document, run_html
 from verfedgnn.runs.recommendations import Recommendation, Recommendations
 from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_folder import check_outside
-from verfedgnn.serving.catalogue import FEDERATED, Catalogue
-from verfedgnn.serving.explain import MOST_REASONS, describe_reason, explain_recommendations, find_similar
+from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.fold_in import UserRatings, group_ratings
-from verfedgnn.serving.user_lists import (
-    ServedUser,
-    all_ratings,
-    describe_recommendations,
-    make_queries,
-    merge_rankings,
-    profile_user,
-)
+from verfedgnn.serving.split_test import FEDERATED
+from verfedgnn.serving.user_lists import ScoredItem, ServedUser, UserProfile, find_similar, make_lists
 
 GROUP_USERS = 4096
 """Users per row group of a table."""
@@ -83,14 +75,16 @@ class RunAnswers:
 
     def explain(self, row: int, items: Sequence[Recommendation]) -> list[str]:
         """Return why each of these recommended items is in the list of the user at `row`."""
-        parties = sorted({self.names.index(item.party) for item in items})
-        return _explain_list(self.catalogue, ServedUser(row), parties, items)
+        numbers = [self.names.index(item.party) for item in items]
+        profile = UserProfile(self.catalogue, FEDERATED, ServedUser(row), sorted(set(numbers)))
+        places = [self.catalogue.find_item(item.item, [p])[0] for item, p in zip(items, numbers, strict=True)]
+        return _explain(profile, [(*place, item.score) for place, item in zip(places, items, strict=True)])
 
     def similar(self, item: Any, k: int, party: str | None) -> list[Recommendation]:
         """Return the k items of all parties that are most similar to `item`, which may be at several parties."""
         place = self._find_item(item, party, "name one with `party`")
-        rows = find_similar(self.catalogue, *place, range(len(self.names)), k)
-        return [Recommendation(row["item"], row["title"], row["party"], row["similarity"]) for row in rows]
+        found = find_similar(self.catalogue, *place, range(len(self.names)), k)
+        return [Recommendation(other.item, other.title, other.party, other.similarity) for other in found]
 
     def _read_ratings(self, ratings: Mapping[Any, Any]) -> list[UserRatings]:
         """Return `{item: stars}` or `{party: {item: stars}}` by party, after checking items and scales."""
@@ -146,65 +140,52 @@ def find_popular_item(table: Ratings) -> str:
 
 def recommend_to(catalogue: Catalogue, user: ServedUser, parties: Sequence[int], k: int) -> Recommendations:
     """Return the k best items of these parties for a newcomer, or for a user of the run with newer ratings."""
-    (described,) = _list_users(catalogue, [user], parties, k)
+    profile = UserProfile(catalogue, FEDERATED, user, parties)
+    (best,) = make_lists([profile], k)
     found = [
-        Recommendation(item["item"], item["title"], item["party"], item["score"], item["rating"])
-        for item in described
+        Recommendation(item.item, item.title, item.party, item.score, item.rating)
+        for item in profile.describe(best)
     ]
-    return Recommendations(found, partial(_explain_list, catalogue, user, parties, found))
+    return Recommendations(found, lambda: _explain(profile, best))
 
 
-def _list_users(
-    catalogue: Catalogue, users: Sequence[ServedUser], parties: Sequence[int], k: int
-) -> list[list[dict[str, Any]]]:
-    """Return the described lists of some users, scored together."""
-    profiles = [profile_user(catalogue, FEDERATED, user, parties) for user in users]
-    queries = [make_queries(catalogue, FEDERATED, profile, k, {}) for profile in profiles]
-    by_party = [queries[0][n][0].rank([own[n][1] for own in queries]) for n in range(len(parties))]
-    lists = []
-    for profile, ranked in zip(profiles, zip(*by_party, strict=True), strict=True):
-        best = merge_rankings(catalogue, profile, ranked, k)
-        lists.append(describe_recommendations(catalogue, FEDERATED, profile, best))
-    return lists
-
-
-def _explain_list(
-    catalogue: Catalogue, user: ServedUser, parties: Sequence[int], items: Sequence[Recommendation]
-) -> list[str]:
-    """Return a reason for each recommended item, in words."""
-    numbers = {party.name: p for p, party in enumerate(catalogue.parties)}
-    places = [catalogue.find_item(item.item, [numbers[item.party]])[0] for item in items]
-    best = [(*place, item.score) for place, item in zip(places, items, strict=True)]
-    profile = profile_user(catalogue, FEDERATED, user, parties)
-    rated = all_ratings(catalogue, user, range(len(catalogue.parties)), training=True)
-    found = explain_recommendations(catalogue, FEDERATED, profile, rated, best, MOST_REASONS)
-    known = user.row is not None
-    return [describe_reason(why, shown=len(items), ranks=catalogue.ranks, known=known) for why in found]
+def _explain(profile: UserProfile, best: Sequence[ScoredItem]) -> list[str]:
+    everywhere = range(len(profile.catalogue.parties))
+    return [reason.in_words() for reason in profile.explain(best, everywhere)]
 
 
 def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
     """Write the k best items of every user to `path` as Parquet, in row groups, and return the number of rows.
 
-    The items are those of `Run.recommend`. The file appears only when it is complete.
+    The items are those of `Run.recommend`; in a split test, the lists follow each user's bucket, which has a column. The file
+    appears only when it is complete.
     """
     check_outside(path)
     table = catalogue.run.parties[0].ratings
     known = table.known_users.tolist()
     parties = range(len(catalogue.parties))
     rows = 0
+    schema = SCHEMA if catalogue.split is None else SCHEMA.append(pa.field("bucket", pa.string()))
     try:
-        with replacing(path) as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+        with replacing(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
             for start in range(0, len(known), GROUP_USERS):
                 group = known[start : start + GROUP_USERS]
                 listed: list[dict[str, Any]] = []
                 for first in range(0, len(group), BATCH_USERS):
                     users = group[first : first + BATCH_USERS]
-                    lists = _list_users(catalogue, [ServedUser(user) for user in users], parties, k)
-                    for user, items in zip(users, lists, strict=True):
-                        name = str(table.user_ids[user])
-                        listed += [{**item, "user": name, "place": n} for n, item in enumerate(items, 1)]
+                    names = [str(table.user_ids[user]) for user in users]
+                    chosen = [catalogue.choose_model(None, name) for name in names]
+                    profiles = [
+                        UserProfile(catalogue, model, ServedUser(user), parties)
+                        for (model, _), user in zip(chosen, users, strict=True)
+                    ]
+                    lists = zip(names, chosen, profiles, make_lists(profiles, k), strict=True)
+                    for name, (_, bucket), profile, best in lists:
+                        mine = {"user": name, "bucket": bucket}
+                        for place, item in enumerate(profile.describe(best), 1):
+                            listed.append(vars(item) | mine | {"place": place})
                 rows += len(listed)
-                writer.write_table(pa.Table.from_pylist(listed, SCHEMA), row_group_size=max(1, len(listed)))
+                writer.write_table(pa.Table.from_pylist(listed, schema), row_group_size=max(1, len(listed)))
     except OSError as error:
         raise RunError(
             f"cannot write {path}: {error.strerror or error}; choose another --out or free some disk space"

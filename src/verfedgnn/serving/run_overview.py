@@ -9,18 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.data.ids import StrArray
-from verfedgnn.evaluation.lift_points import list_points
-from verfedgnn.evaluation.verdict import (
-    deciding_figures,
-    headline,
-    narrow_lift,
-    party_verdicts,
-    verdict,
-    warn_of_one_split,
-)
-from verfedgnn.reports.lift_view import PAYS_TONES
+from verfedgnn.evaluation.verdict import headline, list_points, narrow_lift, party_word
+from verfedgnn.reports.lift_report import TONES
 from verfedgnn.reports.phrases import warn_of_lists
-from verfedgnn.serving.catalogue import ALONE, Catalogue
+from verfedgnn.serving.catalogue import Catalogue
+from verfedgnn.serving.split_test import ALONE
 
 NEW_HERE = "new here, known elsewhere"
 MOST_VALUES = 60
@@ -69,19 +62,11 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
 
 
 def _describe_verdict(lift: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the verdict and what it rests on, in the words of terminal and reports."""
-    for_whom = [
-        f"{party.name if len(lift['parties']) > 1 else 'For whom'}: {party.for_whom}."
-        for party in party_verdicts(lift)
-        if party.for_whom
-    ]
+    """Return the verdict and what follows it, in the words of terminal and reports."""
     return {
-        "tone": PAYS_TONES[verdict(lift)],
+        "tone": TONES[party_word(lift)],
         "headline": headline(lift),
-        "figures": deciding_figures(lift),
-        "for_whom": for_whom,
         # the page shows marks of code as they are
-        "provisional": (warn_of_one_split(lift) or "").replace("`", ""),
         "points": [point.replace("`", "") for point in list_points(lift)],
     }
 

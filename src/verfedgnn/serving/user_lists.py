@@ -1,23 +1,97 @@
-"""The list of one user: what the models know about the user at each party, the queries that follow from it, and one merged list."""
+"""The list of one user: what the models know about the user at each party, one merged list, and why each item is in it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ConfigDict
 from torch import Tensor
 
 from verfedgnn.runs.merged_order import place_in_scale, weigh_parties
-from verfedgnn.serving.catalogue import FEDERATED, Catalogue
-from verfedgnn.serving.fold_in import UserRatings, fold_in_at, merge_ratings
-from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankedItems, RankingQuery, Rows
+from verfedgnn.serving.catalogue import Catalogue, DescribedItem
+from verfedgnn.serving.fold_in import FoldedUser, UserRatings, fold_in_at, merge_ratings
+from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankedItems, RankingQuery, Rows, rank_together
+from verfedgnn.serving.split_test import FEDERATED, ModelName
 
 ScoredItem = tuple[int, int, float]
 """Party, row of the item, and unclipped score."""
+Filters = Mapping[str, str]
+NO_FILTERS: Filters = MappingProxyType({})
+MOST_REASONS = 2
+"""Liked items that a reason in words names."""
+CLEAR_LIKE = 0.02
+"""Smallest contribution of a liked item that a reason names, to the score of a model of lists."""
+CLEAR_STARS = 0.05
+"""Smallest contribution of a liked item that a reason names, in stars."""
+
+
+@dataclass(frozen=True)
+class Reason(DescribedItem):
+    """An item that the user liked and that moved a recommendation up."""
+
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+    rating: float
+    adds: float
+    """Contribution of this rating to `taste` and `items`."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The parts of a score: score = average + habit + taste + items + rest, before the softmax, or before a rating is clipped."""
+
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+    average: float
+    """Score for the average user."""
+    habit: float
+    """Contribution of the user's own ratings to the average item, because some people rate everything higher."""
+    taste: float
+    """Contribution of the user's own ratings to this item beyond `habit`, through the user's vector."""
+    items: float
+    """Contribution of the user's items at the same party, through the weights between items (EASE)."""
+    rest: float
+    """Contribution of what the trained model knows beyond the user's own ratings; 0 for a newcomer."""
+    average_rank: int
+    """Rank of the item for the average user, among the items of the party that the user has not rated and that match the filters."""
+    kind: Literal["liked", "popular", "similar", "none"]
+    """Why the item is in the list: liked items moved it up (`because`); the average user would see it, too; other customers with a
+    similar taste like it; or nothing of this."""
+    because: list[Reason]
+    """The liked items that contribute most, if the user's ratings moved the item up."""
+
+    def in_words(self) -> str:
+        """Say why the item is in the list; empty if there is no reason that people would follow."""
+        names = list(dict.fromkeys(each.title or each.item for each in self.because))[:MOST_REASONS]
+        return {
+            "liked": f"liked {' and '.join(names)}",
+            "popular": "popular with many customers",
+            "similar": "liked by customers with a similar taste",
+            "none": "",
+        }[self.kind]
+
+
+@dataclass(frozen=True)
+class RecommendedItem(DescribedItem):
+    """A recommended item."""
+
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+    score: float
+    """What orders the list; the predicted rating if the run has no lists. Compare it within one list only: it is not calibrated."""
+    rating: float | None
+    """Predicted rating, within the party's scale; null if the run predicts no ratings."""
+    why: Explanation | None = None
+
+
+@dataclass(frozen=True)
+class SimilarItem(DescribedItem):
+    """An item that is similar to another one."""
+
+    similarity: float
 
 
 @dataclass(frozen=True)
@@ -36,10 +110,6 @@ class UserAtParty:
     """Vector in the model that predicts ratings, if that is another model."""
 
 
-UserProfile = Mapping[int, UserAtParty]
-"""A user by number of the party."""
-
-
 @dataclass(frozen=True)
 class ServedUser:
     """A user of the run, a newcomer, or a user of the run who has rated more since."""
@@ -49,142 +119,278 @@ class ServedUser:
     newer: Sequence[UserRatings] = ()
     """Ratings that training did not use."""
 
+    @property
+    def trained(self) -> bool:
+        """Whether the user has vectors from training that nothing moves."""
+        return self.row is not None and not self.newer
 
-def all_ratings(
-    catalogue: Catalogue, user: ServedUser, parties: Sequence[int], *, training: bool = False
-) -> list[UserRatings]:
-    """Return the ratings of a user at these parties, newer ones included; with `training`, those that lists follow from."""
-    known = [] if user.row is None else catalogue.find_ratings(user.row, parties, training=training)
-    return merge_ratings(known, [own for own in user.newer if own.party in parties])
+    def find_ratings(
+        self, catalogue: Catalogue, parties: Sequence[int], *, training: bool = False
+    ) -> list[UserRatings]:
+        """Return the user's ratings at these parties, newer ones included; with `training`, those that lists follow from."""
+        known = [] if self.row is None else catalogue.find_ratings(self.row, parties, training=training)
+        return merge_ratings(known, [given for given in self.newer if given.party in parties])
 
 
-def profile_user(catalogue: Catalogue, model: str, user: ServedUser, parties: Sequence[int]) -> UserProfile:
-    """Return the profile of a user: trained, folded in, or trained and moved by newer ratings."""
-    vectors = _place_user(catalogue, model, user, parties)
-    ratings: Mapping[int, Tensor | None] = dict.fromkeys(parties)
-    if catalogue.ranks and catalogue.predicts:
-        ratings = _place_user(catalogue, model, user, parties, predicts=True)
-    newer = {own.party: own.items for own in user.newer}
-    profile = {}
-    for p in parties:
-        served = catalogue.parties[p]
-        owned = rated = newer.get(p, NO_ITEMS)
+class UserProfile:
+    """A user as one model sees them at some parties: trained, folded in, or trained and moved by newer ratings."""
+
+    def __init__(
+        self, catalogue: Catalogue, model: ModelName, user: ServedUser, parties: Sequence[int]
+    ) -> None:
+        self.catalogue = catalogue
+        self.model: ModelName = model
+        self.user = user
+        self.parties = parties
+        vectors = self._place_user(predicts=False)
+        ratings = self._place_user(predicts=True) if catalogue.ranks and catalogue.predicts else {}
+        self.at = {p: self._see_at(p, vectors[p], ratings.get(p)) for p in parties}
+        """The user by number of the party."""
+
+    def _see_at(self, p: int, vector: Tensor, rating_vector: Tensor | None) -> UserAtParty:
+        user = self.user
+        served = self.catalogue.parties[p]
+        owned = rated = next((given.items for given in user.newer if given.party == p), NO_ITEMS)
         if user.row is not None:
-            owned = catalogue.rankers[model][p].find_owned(user.row)
-            rated = served.find_ratings(user.row)[0]
-            if p in newer:
-                owned, rated = np.union1d(owned, newer[p]), np.union1d(rated, newer[p])
-        if user.row is not None and not user.newer:
+            owned = (
+                np.union1d(owned, self._ranker(p).find_owned(user.row))
+                if len(owned)
+                else self._ranker(p).find_owned(user.row)
+            )
+            trained = served.find_ratings(user.row)[0]
+            rated = np.union1d(rated, trained) if len(rated) else trained
+        if user.trained:
             likes = int(served.likes[user.row])
         else:
-            found = all_ratings(catalogue, user, [p])
-            likes = sum(int((own.ratings >= served.liked_from).sum()) for own in found)
-        vector = ratings[p]
-        profile[p] = UserAtParty(vectors[p], owned, rated, likes, None if vector is None else vector.numpy())
-    return profile
+            found = user.find_ratings(self.catalogue, [p])
+            likes = sum(int((given.ratings >= served.liked_from).sum()) for given in found)
+        return UserAtParty(
+            vector, owned, rated, likes, None if rating_vector is None else rating_vector.numpy()
+        )
 
+    def _ranker(self, party: int) -> ItemRanker:
+        return self.catalogue.rankers[self.model][party]
 
-def _place_user(
-    catalogue: Catalogue, model: str, user: ServedUser, parties: Sequence[int], *, predicts: bool = False
-) -> dict[int, Tensor]:
-    r"""Return the user's vector at each party, in the models that order lists or that predict ratings.
+    def _place_user(self, *, predicts: bool) -> dict[int, Tensor]:
+        r"""Return the user's vector at each party, in the models that order lists or that predict ratings.
 
-    A newcomer is folded in. The trained vector of a user with newer ratings moves by as much as the folded-in position does:
-    :math:`x_u + L (z_\mathrm{new} - z_\mathrm{old})`. So it keeps what training learnt from others.
-    """
-    models = (catalogue.rating_models if predicts else catalogue.list_models)[model]
-    if user.row is not None and not user.newer:
-        return {p: models[p].users[user.row] for p in parties}
-    priors = (catalogue.rating_priors if predicts else catalogue.priors)[model]
-    everywhere = range(len(catalogue.parties))
-    how = {"ranks": catalogue.ranks and not predicts, "joint": model == FEDERATED}
-    now = fold_in_at(priors, all_ratings(catalogue, user, everywhere, training=True), parties, **how)
-    if user.row is None:
-        return {p: priors[p].make_vector(now[p].z) for p in parties}
-    trained = catalogue.find_ratings(user.row, everywhere, training=True)
-    before = fold_in_at(priors, trained, parties, **how)
-    moved = {p: priors[p].factor @ (now[p].z - before[p].z) for p in parties}
-    return {p: models[p].users[user.row] + torch.from_numpy(moved[p].astype(np.float32)) for p in parties}
+        A newcomer is folded in. The trained vector of a user with newer ratings moves by as much as the folded-in position does:
+        :math:`x_u + L (z_\mathrm{new} - z_\mathrm{old})`. So it keeps what training learnt from others.
+        """
+        catalogue, row = self.catalogue, self.user.row
+        models = (catalogue.rating_models if predicts else catalogue.list_models)[self.model]
+        if self.user.trained:
+            return {p: models[p].users[row] for p in self.parties}
+        priors = (catalogue.rating_priors if predicts else catalogue.priors)[self.model]
+        everywhere = range(len(catalogue.parties))
 
+        def fold(user: ServedUser) -> dict[int, FoldedUser]:
+            rated = user.find_ratings(catalogue, everywhere, training=True)
+            ranks = catalogue.ranks and not predicts
+            return fold_in_at(priors, rated, self.parties, ranks=ranks, joint=self.model == FEDERATED)
 
-def make_queries(
-    catalogue: Catalogue, model: str, profile: UserProfile, k: int, filters: Mapping[str, str]
-) -> list[tuple[ItemRanker, RankingQuery]]:
-    """Return the queries for a user's recommendations, one per party of the profile."""
-    queries = []
-    for p, own in profile.items():
-        allowed = catalogue.parties[p].filter_items(filters)
-        query = RankingQuery(own.vector, k, own.rated, allowed, own.owned)
-        queries.append((catalogue.rankers[model][p], query))
-    return queries
+        now = fold(self.user)
+        if row is None:
+            return {p: priors[p].make_vector(now[p].z) for p in self.parties}
+        before = fold(ServedUser(row))
+        moved = {p: priors[p].factor @ (now[p].z - before[p].z) for p in self.parties}
+        return {p: models[p].users[row] + torch.from_numpy(moved[p].astype(np.float32)) for p in self.parties}
 
+    def make_queries(self, k: int, filters: Filters) -> list[tuple[ItemRanker, RankingQuery]]:
+        """Return the queries for the user's k best items, one per party."""
+        return [
+            (
+                self._ranker(p),
+                RankingQuery(
+                    own.vector, k, own.rated, self.catalogue.parties[p].filter_items(filters), own.owned
+                ),
+            )
+            for p, own in self.at.items()
+        ]
 
-def merge_rankings(
-    catalogue: Catalogue, profile: UserProfile, ranked: Sequence[RankedItems], k: int
-) -> list[ScoredItem]:
-    """Return the k best items of the rankings of several parties, those of the profile (`runs/merged_order.py`)."""
-    parties = [catalogue.parties[p] for p in profile]
-    weights = [1.0] * len(parties)
-    if catalogue.ranks and len(parties) > 1:
-        likes = [own.likes for own in profile.values()]
-        weights = weigh_parties(likes, [party.total_likes for party in parties]).tolist()
-    found = [
-        (p, row, score * weight)
-        for p, weight, items in zip(profile, weights, ranked, strict=True)
-        for row, score in zip(items.rows, items.scores, strict=True)
-    ]
+    def merge(self, ranked: Sequence[RankedItems], k: int) -> list[ScoredItem]:
+        """Return the k best items of the rankings of the parties (`runs/merged_order.py`)."""
+        parties = [self.catalogue.parties[p] for p in self.parties]
+        weights = [1.0] * len(parties)
+        if self.catalogue.ranks and len(parties) > 1:
+            likes = [own.likes for own in self.at.values()]
+            weights = weigh_parties(likes, [party.total_likes for party in parties]).tolist()
+        found = [
+            (p, row, score * weight)
+            for p, weight, items in zip(self.parties, weights, ranked, strict=True)
+            for row, score in zip(items.rows, items.scores, strict=True)
+        ]
 
-    def order(entry: ScoredItem) -> float:
-        p, _, score = entry
-        return -score if catalogue.ranks else -place_in_scale(score, catalogue.parties[p].table.scale)
+        def order(entry: ScoredItem) -> float:
+            p, _, score = entry
+            return (
+                score
+                if self.catalogue.ranks
+                else place_in_scale(score, self.catalogue.parties[p].table.scale)
+            )
 
-    return sorted(found, key=order)[:k]
+        return sorted(found, key=order, reverse=True)[:k]
 
+    def describe(
+        self, best: Sequence[ScoredItem], why: Sequence[Explanation | None] = ()
+    ) -> list[RecommendedItem]:
+        """Describe recommended items with scores, predicted ratings and, if `why` has any, explanations."""
+        found = []
+        reasons = why or [None] * len(best)
+        for (p, row, score), rating, reason in zip(best, self._predict_ratings(best), reasons, strict=True):
+            item = self.catalogue.parties[p].describe(row)
+            shown = score if self.catalogue.ranks or rating is None else rating
+            found.append(
+                RecommendedItem(item.item, item.title, item.party, item.columns, shown, rating, reason)
+            )
+        return found
 
-def describe_recommendations(
-    catalogue: Catalogue,
-    model: str,
-    profile: UserProfile,
-    best: Sequence[ScoredItem],
-    why: Sequence[Mapping[str, Any]] = (),
-) -> list[dict[str, Any]]:
-    """Describe recommended items with scores and predicted ratings, and with their explanations if `why` has any.
-
-    The score is what orders the list. In a run without lists it is the predicted rating.
-    """
-    ratings = _predict_ratings(catalogue, model, profile, best)
-    items = [
-        {
-            **catalogue.parties[p].describe(row),
-            "score": score if catalogue.ranks else rating,
-            "rating": rating,
-        }
-        for (p, row, score), rating in zip(best, ratings, strict=True)
-    ]
-    if why:
-        for item, explanation in zip(items, why, strict=True):
-            item["why"] = explanation
-    return items
-
-
-def _predict_ratings(
-    catalogue: Catalogue, model: str, profile: UserProfile, items: Sequence[ScoredItem]
-) -> list[float | None]:
-    """Return the predicted rating of each item, within its party's scale; None if the run predicts no ratings."""
-    predicted: list[float | None] = [None] * len(items)
-    if not catalogue.predicts:
+    def _predict_ratings(self, items: Sequence[ScoredItem]) -> list[float | None]:
+        """Return the predicted rating of each item, within its party's scale; None if the run predicts no ratings."""
+        predicted: list[float | None] = [None] * len(items)
+        if not self.catalogue.predicts:
+            return predicted
+        places: dict[int, list[int]] = {}
+        for place, (p, _, _) in enumerate(items):
+            places.setdefault(p, []).append(place)
+        for p, here in places.items():
+            vector = self.at[p].rating_vector
+            if vector is None:  # lists are ordered by the predicted rating itself
+                values = np.array([items[place][2] for place in here])
+            else:
+                vectors = self.catalogue.rating_models[self.model][p].items.numpy()
+                values = vectors[[items[place][1] for place in here]] @ vector
+            low, high = self.catalogue.parties[p].table.scale
+            for place, value in zip(here, values.clip(low, high).tolist(), strict=True):
+                predicted[place] = value
         return predicted
-    places: dict[int, list[int]] = {}
-    for place, (p, _, _) in enumerate(items):
-        places.setdefault(p, []).append(place)
-    for p, here in places.items():
-        vector = profile[p].rating_vector
-        if vector is None:  # lists are ordered by the predicted rating itself
-            values = np.array([items[place][2] for place in here])
-        else:
-            vectors = catalogue.rating_models[model][p].items.numpy()
-            values = vectors[[items[place][1] for place in here]] @ vector
-        low, high = catalogue.parties[p].table.scale
-        for place, value in zip(here, values.clip(low, high).tolist(), strict=True):
-            predicted[place] = value
-    return predicted
+
+    def explain(
+        self,
+        best: Sequence[ScoredItem],
+        visible: Sequence[int],
+        max_reasons: int = MOST_REASONS,
+        filters: Filters = NO_FILTERS,
+    ) -> list[Explanation]:
+        """Explain each item of a list by the user's ratings at the parties `visible`, with up to `max_reasons` liked items.
+
+        A reason is given only where it moved the item: the user's ratings add to it, they place it above its rank for the average
+        user, and each named item adds clearly. `average`, `habit` and `taste` come from folding in (`fold_in.py`).
+        """
+        catalogue = self.catalogue
+        rated = self.user.find_ratings(catalogue, visible, training=True)
+        priors = catalogue.priors[self.model]
+        joint = self.model == FEDERATED
+        folds = fold_in_at(priors, rated, {p for p, _, _ in best}, ranks=catalogue.ranks, joint=joint)
+        usual = {p: self._score_for_average(p, filters) for p in folds}
+        places = dict.fromkeys(folds, 0)
+        explanations = []
+        for (p, row, score), stars in zip(best, self._predict_ratings(best), strict=True):
+            places[p] += 1
+            fold = folds[p]
+            mine = rated if joint else [given for given in rated if given.party == p]
+            typical = priors[p].typical
+            adds = [part[0] for part in fold.split_score(priors[p].project_items(np.array([row])) - typical)]
+            average = float(priors[p].level[row])
+            habit = float(typical @ fold.z)
+            taste = sum(float(part.sum()) for part in adds)
+            items = 0.0
+            weights = self._ranker(p).item_weights
+            if weights is not None:
+                items = float(weights.split_score(row, self.at[p].owned).sum())
+                adds = [
+                    part + weights.split_score(row, given.items) if given.party == p else part
+                    for part, given in zip(adds, mine, strict=True)
+                ]
+            if catalogue.ranks:
+                score = float(self.at[p].vector @ self._ranker(p).model.items[row]) + items
+            rest = score - average - habit - taste - items
+            rank = 1 + int((usual[p] > average).sum())
+            # someone without ratings here may be known elsewhere
+            moved = rank > places[p] and (taste + items > 0 if mine else joint and rest > 0)
+            because = self._name_reasons(adds, mine, max_reasons) if moved else []
+            kind: Literal["liked", "popular", "similar", "none"] = "none"
+            if because:
+                kind = "liked"
+            elif rank <= len(best):
+                kind = "popular"
+            elif moved and (stars is None or place_in_scale(stars, catalogue.parties[p].table.scale) >= 0.5):
+                kind = "similar"
+            explanations.append(Explanation(average, habit, taste, items, rest, rank, kind, because))
+        return explanations
+
+    def _score_for_average(self, party: int, filters: Filters) -> NDArray[np.float32]:
+        """Return the average user's scores of the items that match `filters`, without those that this user has rated."""
+        level = self.catalogue.priors[self.model][party].level
+        allowed = self.catalogue.parties[party].filter_items(filters)
+        kept = np.ones(len(level), bool) if allowed is None else allowed.numpy().copy()
+        kept[self.at[party].rated] = False
+        scores: NDArray[np.float32] = level[kept]
+        return scores
+
+    def _name_reasons(
+        self, adds: Sequence[NDArray[np.float64]], rated: Sequence[UserRatings], max_reasons: int
+    ) -> list[Reason]:
+        """Describe the liked items with the largest clear contributions. A rating below the upper quarter is no reason."""
+        clear = CLEAR_LIKE if self.catalogue.ranks else CLEAR_STARS
+        found = []
+        for part, given in zip(adds, rated, strict=True):
+            party = self.catalogue.parties[given.party]
+            for i in np.flatnonzero((given.ratings >= party.liked_from) & (part >= clear)):
+                item = party.describe(int(given.items[i]))
+                fields = (
+                    item.item,
+                    item.title,
+                    item.party,
+                    item.columns,
+                    float(given.ratings[i]),
+                    float(part[i]),
+                )
+                found.append(Reason(*fields))
+        return sorted(found, key=lambda reason: reason.adds, reverse=True)[:max_reasons]
+
+
+def make_lists(
+    profiles: Sequence[UserProfile], k: int, filters: Filters = NO_FILTERS
+) -> list[list[ScoredItem]]:
+    """Return the k best items of each user, scored together."""
+    ranked = iter(
+        rank_together([query for profile in profiles for query in profile.make_queries(k, filters)])
+    )
+    return [profile.merge([next(ranked) for _ in profile.parties], k) for profile in profiles]
+
+
+def find_similar(
+    catalogue: Catalogue,
+    party: int,
+    item: int,
+    parties: Sequence[int],
+    k: int,
+    filters: Filters = NO_FILTERS,
+) -> list[SimilarItem]:
+    """Return the k items most similar to `item`, by the cosine of item directions in taste space.
+
+    The directions are those of the model that orders lists. A party that mixes only popularity and item weights into its lists
+    has none, so the directions of the predicted ratings are used instead.
+    """
+    priors = catalogue.priors[FEDERATED]
+    if catalogue.predicts and not priors[party].items[item].any():
+        priors = catalogue.rating_priors[FEDERATED]
+    direction = priors[party].items[item]
+    found: list[ScoredItem] = []
+    for p in parties:
+        lengths = np.linalg.norm(priors[p].items, axis=1) * np.linalg.norm(direction)
+        cosine = priors[p].items @ direction / np.maximum(lengths, 1e-12)
+        if p == party:
+            cosine[item] = -np.inf
+        allowed = catalogue.parties[p].filter_items(filters)
+        if allowed is not None:
+            cosine[~allowed.numpy()] = -np.inf
+        top = np.argpartition(-cosine, min(k, len(cosine)) - 1)[:k]
+        found += [(p, int(row), float(cosine[row])) for row in top if np.isfinite(cosine[row])]
+    best = sorted(found, key=lambda entry: entry[2], reverse=True)[:k]
+    return [
+        SimilarItem(item.item, item.title, item.party, item.columns, value)
+        for p, row, value in best
+        for item in [catalogue.parties[p].describe(row)]
+    ]

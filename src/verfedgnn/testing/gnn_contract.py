@@ -17,7 +17,7 @@ from verfedgnn.gnn.model import OPERATORS, Model
 from verfedgnn.gnn.operator import Operator
 from verfedgnn.plugins import register
 from verfedgnn.privacy.projection import IdentityProjection
-from verfedgnn.protocol.round.forward_backward import Batch, compute
+from verfedgnn.protocol.forward_backward import Batch, compute
 from verfedgnn.testing.random_inputs import (
     ITEMS,
     USERS,
@@ -29,7 +29,7 @@ from verfedgnn.testing.random_inputs import (
     small_edges,
     small_graph,
 )
-from verfedgnn.testing.small_federation import federation, parties
+from verfedgnn.testing.small_federation import federation, parties, settle
 from verfedgnn.training.train import train
 
 OPEN = {
@@ -181,7 +181,7 @@ class GNNContract:
         """Check that every party predicts what one model of all items would, with the parameters of three
         rounds of training.
         """
-        config = self._config(**OPEN, **{"exchange.refresh": 2})
+        config = self._config(**OPEN)
         runtime = federation(parties(40, 30, 500), config)
         members = list(runtime.parties.values())
         for party in members:
@@ -191,6 +191,8 @@ class GNNContract:
                 )
         for _ in range(3):
             runtime.round()
+        assert config.model.form == "propagation"
+        settle(runtime, config.model.layers)
         model = members[0].model
         public = runtime.coordinator.replica.parameters.clone()
         private = {

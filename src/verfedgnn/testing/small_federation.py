@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -25,3 +26,18 @@ def parties(users: int = 200, items: int = 120, ratings: int = 9000, count: int 
 def federation(data: list[PartyData], config: Config) -> LocalRuntime:
     """Join a coordinator and the parties of `data`, ready for the first round."""
     return local_federation([p.input for p in prepare(data, config, CPU)], config)
+
+
+def settle(runtime: LocalRuntime, rounds: int) -> None:
+    """Run rounds in which all parameters stand still, so that the exchange, which is a round late for each layer, catches up."""
+    config = runtime.coordinator.config
+    still = config.model_copy(update={"training": config.training.model_copy(update={"lr": 1e-30})})
+    replica = runtime.coordinator.replica
+    for chosen in (still, config):
+        replica.config = chosen
+        for party in runtime.parties.values():
+            party.replica.config = chosen
+            party.replica.load(replica.arrays(), replica.round)  # the last step was taken with the other rate
+            party.setup = replace(party.setup, config=chosen)
+        for _ in range(rounds if chosen is still else 0):
+            runtime.round()

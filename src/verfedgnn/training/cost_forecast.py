@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from verfedgnn.config import Config
+from verfedgnn.config.tree import FINAL_ROUNDS
 from verfedgnn.core.item_item import MOST_ITEMS, TRIAL_ITEMS
 from verfedgnn.data import PartyData
-from verfedgnn.runs.prepared_data import Prepared, count_data, prepare
-from verfedgnn.runs.run import Run
+from verfedgnn.runs.prepared_data import Prepared, choose_config, count_data, prepare
 from verfedgnn.training.local_runtime import local_federation
 from verfedgnn.training.loop import device_of, usable_device
 from verfedgnn.training.own_models import try_own
@@ -40,6 +40,11 @@ class TrainingCost:
     bytes: float
     """Bytes of all parties, in both directions."""
 
+    def of_rounds(self, rounds: int) -> TrainingCost:
+        """Return the cost of a training of fewer rounds."""
+        share = rounds / self.rounds
+        return TrainingCost(rounds, share * self.seconds, share * self.bytes)
+
 
 @dataclass(frozen=True)
 class CostForecast:
@@ -57,28 +62,13 @@ class CostForecast:
 
     def seconds_of(self, step: str) -> float:
         """Return the seconds of one step of a command (`list_steps`)."""
-        name = step.removeprefix("newcomers, ")
-        if name in self.federated:
-            return self.federated[name].seconds
-        return self.alone.get(name, 0.0)
-
-
-def measured_cost(run: Run) -> CostForecast:
-    """Return the cost of the trainings of a finished run from its metrics, and that of the parties' own models from a trial."""
-    measured = {"lists" if run.config.ranks else "federation": run.metrics}
-    if "lists" in run.metrics:
-        measured["lists"] = run.metrics["lists"]
-    federated = {
-        name: TrainingCost(each["rounds"], each["seconds"], each["bytes"]["up"] + each["bytes"]["down"])
-        for name, each in measured.items()
-    }
-    return CostForecast(federated, own_seconds(run.prepared(), federated))
+        return self.federated[step].seconds if step in self.federated else self.alone.get(step, 0.0)
 
 
 def forecast(parties: Sequence[PartyData], config: Config, *, device: str = "cpu") -> CostForecast | None:
     """Return the expected cost of the trainings of `train`; None if they are too short for a trial."""
     sizes = count_data(parties)
-    config = config.with_code().for_parties(len(parties)).for_data(*sizes)
+    config = choose_config(parties, config)
     if config.training.epochs <= TRIAL or sizes[1] * config.training.epochs < SHORT:
         return None
     prepared = prepare(parties, config, usable_device(device))
@@ -86,6 +76,11 @@ def forecast(parties: Sequence[PartyData], config: Config, *, device: str = "cpu
     if config.trains_lists and all(len(liked(each.train, each.party.ratings.scale)) for each in prepared):
         configs["lists"] = config.for_lists()
     federated = {name: try_rounds(prepared, each) for name, each in configs.items()}
+    if config.trains_final and config.model.form == "solved":
+        for name in list(federated):
+            federated[f"{name}, all ratings"] = federated[name].of_rounds(
+                FINAL_ROUNDS["lists" if name == "lists" else "ratings"]
+            )
     return CostForecast(federated, own_seconds(prepared, configs) if config.training.gate else {})
 
 

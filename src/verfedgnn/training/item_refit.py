@@ -19,6 +19,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from verfedgnn.core.choices import Choices
 from verfedgnn.core.metrics import measure_errors
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.runs.party_model import PartyModel
@@ -32,25 +33,28 @@ _CHUNK = 1 << 18
 """Ratings whose products of columns are held in memory at a time."""
 
 
-def refit_items(model: PartyModel, data: PartyInput) -> PartyModel:
+def refit_items(model: PartyModel, data: PartyInput, choices: Choices) -> PartyModel:
     """Return `model` with the items that predict the party's validation part best, re-estimated or as trained."""
-    own = (
-        model.items.var(0, unbiased=False) > 0
-    )  # the columns that differ between items: embeddings and biases
-    if not len(data.train) or not len(data.valid) or not own.any():
+    varies = model.items.var(0, unbiased=False) > 0  # the columns that differ between items
+    if not len(data.train) or not varies.any() or not (choices.repeats or len(data.valid)):
         return model
     users = model.users.double()
     trained = model.items.double()
     squares, moments = _sums(users, trained, data)
-    squares = squares[:, own][:, :, own]
-    spread = users[data.train.user.long()][:, own].var(0, unbiased=False)
-    candidates = [model]
-    for strength, damping in product(STRENGTHS, BIAS_DAMPINGS):
+    squares = squares[:, varies][:, :, varies]
+    spread = users[data.train.user.long()][:, varies].var(0, unbiased=False)
+
+    def refit(option: tuple[float, float] | None) -> PartyModel:
+        if option is None:
+            return model
+        strength, damping = option
         penalty = torch.where(spread > 0, strength * spread, damping)
         items = trained.clone()
-        items[:, own] += torch.linalg.solve(squares + torch.diag(penalty), moments[:, own])
-        candidates.append(replace(model, items=items.to(model.items)))
-    return min(candidates, key=lambda found: _validation_error(found, data))
+        items[:, varies] += torch.linalg.solve(squares + torch.diag(penalty), moments[:, varies])
+        return replace(model, items=items.to(model.items))
+
+    options = [None, *product(STRENGTHS, BIAS_DAMPINGS)]
+    return refit(choices.choose("items", options, lambda option: _validation_error(refit(option), data)))
 
 
 def _sums(users: Tensor, items: Tensor, data: PartyInput) -> tuple[Tensor, Tensor]:

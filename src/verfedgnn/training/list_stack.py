@@ -24,7 +24,7 @@ from torch import Tensor
 from verfedgnn.core.list_metrics import list_quality
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.training.rating_stack import Stacked, Weights, mix_models
+from verfedgnn.training.rating_stack import Stacked, Weights
 from verfedgnn.training.simple_models import liked, training_counts
 
 STEPS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5, 4.0, 8.0)
@@ -99,8 +99,7 @@ def stack_lists(
     temperature = _temperature(usual, known)
     known = [weight * temperature for weight in known]
     newcomers = [weight * temperature for weight in newcomers]
-    model = mix_models(list(models.values()), known, newcomers, counts)
-    return Stacked(model, dict(zip(names, known, strict=True)), dict(zip(names, newcomers, strict=True)))
+    return Stacked.of(models, known, newcomers, counts)
 
 
 def _newcomer_weights(

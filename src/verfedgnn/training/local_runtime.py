@@ -11,16 +11,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import simulated_secret
-from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
-from verfedgnn.protocol.party.candidate import Candidate
-from verfedgnn.protocol.party.party import FinishedTraining, Party
-from verfedgnn.protocol.party.policy import LOCAL, Policy
-from verfedgnn.protocol.round.replica import Replica
-from verfedgnn.protocol.wire.messages import (
+from verfedgnn.protocol.coordinator import ClosedRound, Coordinator
+from verfedgnn.protocol.messages import (
     Finish,
     Hello,
     Message,
@@ -31,6 +28,9 @@ from verfedgnn.protocol.wire.messages import (
     decode,
     encode,
 )
+from verfedgnn.protocol.party import Candidate, FinishedTraining, Party
+from verfedgnn.protocol.party_setup import LOCAL, Policy
+from verfedgnn.protocol.replica import Replica
 from verfedgnn.runs.ledger import Direction, Ledger
 
 PARALLEL_SIZE = 1 << 22
@@ -66,31 +66,25 @@ class LocalRuntime:
         return parties
 
     def round(self) -> ClosedRound:
-        """Run one round with all its trips."""
-        while True:
-            starts = self.coordinator.open()
-            if self.coordinator.masks is not None:
-                self._exchange(list(self.coordinator.share_requests().items()))
-                shares = [each for each in self.coordinator.proceed() if isinstance(each[1], TripShares)]
-                self._exchange(shares)
-            for name, received in self._up(self._replies(self._down(starts))).items():
-                assert isinstance(received, RoundReply)
-                self.coordinator.receive(name, received)
-            if self.coordinator.masks is not None:
-                self._exchange(self.coordinator.proceed())
-            closed = self.coordinator.close()
-            if self.coordinator.trip == 0:
-                return closed
+        """Run one round."""
+        starts = self.coordinator.open()
+        if self.coordinator.masks is not None:
+            self._exchange(list(self.coordinator.share_requests().items()))
+            shares = [each for each in self.coordinator.proceed() if isinstance(each[1], TripShares)]
+            self._exchange(shares)
+        for name, received in self._up(self._replies(self._down(starts))).items():
+            assert isinstance(received, RoundReply)
+            self.coordinator.receive(name, received)
+        if self.coordinator.masks is not None:
+            self._exchange(self.coordinator.proceed())
+        return self.coordinator.close()
 
     def _exchange(self, messages: Sequence[tuple[str, Message]]) -> None:
         """Carry messages about masks to parties, and their answers to the coordinator."""
         for name, message in messages:
             (received,) = self._down({name: message}).values()
             party = self.parties[name]
-            answers = [party.handle(received)]
-            if party.masks is not None:
-                answers.append(party.masks.shares_ahead())
-            for answer in answers:
+            for answer in (party.handle(received), party.masks.shares_ahead()):
                 if answer is not None:
                     (reply,) = self._up({name: answer}).values()
                     self.coordinator.take(name, reply)
@@ -146,13 +140,19 @@ def local_federation(
     *,
     party: type[Party] = Party,
     policy: Policy = LOCAL,
+    start: Tensor | None = None,
 ) -> LocalRuntime:
-    """Join a coordinator and one party for each input on this machine; secrets derive from the configured seed."""
+    """Join a coordinator and one party for each input on this machine; secrets derive from the configured seed.
+
+    The training continues from the public parameters `start`, if they are given.
+    """
     ratings = sum(len(data.train) for data in inputs)
     config = config.for_parties(len(inputs)).for_data(inputs[0].users, ratings)
-    coordinator = Coordinator(config, [data.name for data in inputs], device, masked=policy.masks)
+    coordinator = Coordinator(
+        config, [data.name for data in inputs], device, masked=policy.masks, start=start
+    )
     candidates = [
-        Candidate(data, config, simulated_secret(config.seed, index), device, policy, party)
+        Candidate(data, config, simulated_secret(config.seed, index), device, policy, party, start=start)
         for index, data in enumerate(inputs)
     ]
     return LocalRuntime(coordinator, candidates)

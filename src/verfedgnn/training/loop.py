@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.core.files import writing
-from verfedgnn.core.option_names import option, resume_words
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.party import FinishedTraining, Party
+from verfedgnn.core.option_names import option
+from verfedgnn.privacy.accounting import SIMULATED, privacy_report
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.party import FinishedTraining, Party
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import history_entry
@@ -25,29 +25,9 @@ from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.release_counts import ReleaseCounts
 from verfedgnn.runs.run import read_history, write_history
+from verfedgnn.training.finished import Trained, resume_hint
 from verfedgnn.training.local_runtime import local_federation
 from verfedgnn.training.progress import Progress, Stop, Watcher, never
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The result of a training loop, before any gate."""
-
-    models: list[PartyModel]
-    """Model of the best validation, for each party in order."""
-    public: Tensor
-    """Public parameters of the best validation, flat."""
-    rounds: int
-    best_round: int
-    """Round of the best validation."""
-    seconds: float
-    """Seconds spent in rounds."""
-    ratings: int
-    """Number of training ratings of all parties."""
-    history: list[dict[str, Any]]
-    ledger: Ledger
-    releases: ReleaseCounts
-    """Largest number of releases of any party, of each kind."""
 
 
 class TrainingLoop:
@@ -60,11 +40,13 @@ class TrainingLoop:
         *,
         folder: Path | None = None,
         party: type[Party] = Party,
+        start: Tensor | None = None,
     ) -> None:
         self.prepared = prepared
         self.config = config
         self.folder = folder
-        self.runtime = local_federation([p.input for p in prepared], config, device_of(prepared), party=party)
+        inputs = [each.input for each in prepared]
+        self.runtime = local_federation(inputs, config, device_of(prepared), party=party, start=start)
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
         self.releases = {name: ReleaseCounts() for name in self.coordinator.names}
@@ -85,11 +67,13 @@ class TrainingLoop:
             closed = self.runtime.round()
             self.seconds += time.perf_counter() - began
             for name, reply in coordinator.replies.items():
-                self.releases[name].count(reply, refreshes=self.config.exchange.refresh)
-            if closed.valid_error is not None:
-                self._record_validation(closed.round, closed.valid_error)
+                self.releases[name].count(reply)
+            # without validation ratings, an error says nothing
+            error = None if self.config.split.kind == "all" else closed.valid_error
+            if error is not None:
+                self._record_validation(closed.round, error)
             if watch is not None:
-                watch(self._progress(closed.round, closed.valid_error))
+                watch(self._progress(closed.round, error))
             done = coordinator.done
             stopping = not done and stop()
             if self.folder is not None and (
@@ -108,7 +92,7 @@ class TrainingLoop:
     def _progress(self, round: int, error: float | None) -> Progress:
         judged = self.config.judged
         return Progress(
-            label="lists" if self.config.ranks else "federation",
+            label=training_label(self.config),
             round=round,
             rounds=self.coordinator.rounds,
             valid=None if error is None else judged(error),
@@ -124,6 +108,19 @@ class TrainingLoop:
 
     def _trained(self, finished: Sequence[FinishedTraining]) -> Trained:
         best = self.coordinator.best
+        releases = ReleaseCounts.most(self.releases.values())
+        projection = next(iter(self.runtime.parties.values())).projection
+        privacy = privacy_report(
+            self.config,
+            releases=releases.gradients,
+            exchanges=releases.neighbourhoods,
+            users=self.prepared[0].party.ratings.n_users,
+            rows=0 if projection is None else projection.rows,
+            protected=projection is None or projection.protected,
+            validations=len(self.history),
+            randomness=SIMULATED,
+            parties=[each.input for each in self.prepared],
+        )
         return Trained(
             models=[PartyModel.from_arrays(each.model) for each in finished],
             public=self.coordinator.public,
@@ -133,7 +130,7 @@ class TrainingLoop:
             ratings=self.coordinator.ratings,
             history=self.history,
             ledger=self.runtime.ledger,
-            releases=ReleaseCounts.most(self.releases.values()),
+            privacy=privacy,
         )
 
     # -- checkpoints -------------------------------------------------------------------------------------
@@ -175,16 +172,15 @@ class TrainingLoop:
         return safe_names([p.party for p in self.prepared])
 
 
+def training_label(config: Config) -> str:
+    """Return the name of a training in progress reports."""
+    name = "lists" if config.ranks else "federation"
+    return f"{name}, all ratings" if config.split.kind == "all" else name
+
+
 def device_of(prepared: Sequence[Prepared]) -> torch.device:
     """Return the device that the prepared data is on."""
     return prepared[0].train.user.device
-
-
-def resume_hint(folder: Path | None) -> str:
-    """Return a hint on how to resume an interrupted training."""
-    if folder is None:
-        return f"nothing is kept; pass {option('out')} to be able to resume"
-    return f"resume with {resume_words(folder)}"
 
 
 def usable_device(device: str | torch.device) -> torch.device:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from verfedgnn.config.model_forms import Sizes, choose_sizes
+from verfedgnn.core.choices import Choices
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.metrics import measure_errors, measure_ranking
@@ -28,7 +30,7 @@ from verfedgnn.gnn.factor_model import (
     as_product,
     solve_factors,
 )
-from verfedgnn.gnn.list_model import PublicLists, choose_strengths, pair_weights, solve_lists
+from verfedgnn.gnn.list_model import PublicLists, Strengths, choose_strengths, pair_weights, solve_lists
 from verfedgnn.gnn.rater_solver import PublicRaters, solve_raters
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.training.progress import Progress, Stop, Watcher, never
@@ -110,31 +112,33 @@ class OwnRatings:
 
 
 def own_rating_models(
-    data: PartyInput, seed: int, *, watch: Watcher | None = None, stop: Stop = never
+    data: PartyInput, seed: int, choices: Choices, *, watch: Watcher | None = None, stop: Stop = never
 ) -> dict[str, PartyModel]:
     """Return a party's own models of ratings by name: *alone* and, on dense data, *alone raters*."""
     own = OwnRatings.of(data)
     label = f"{data.name} alone"
     judge = _judge_ratings(data)
-    models = {"alone": _best(_factor_rounds(own, seed), judge, label, watch, stop)}
-    if own.sizes.raters:
-        models["alone raters"] = _best(_rater_rounds(own, seed), judge, label, watch, stop)
-    return models
+    sizes = choices.make("sizes", lambda: own.sizes)
+    rounds = {"alone": _factor_rounds(own, sizes.dim, seed)}
+    if sizes.raters:
+        rounds["alone raters"] = _rater_rounds(own, sizes.raters, seed)
+    return {name: _best(name, each, judge, label, choices, watch, stop) for name, each in rounds.items()}
 
 
 def own_list_model(
-    data: PartyInput, seed: int, *, watch: Watcher | None = None, stop: Stop = never
+    data: PartyInput, seed: int, choices: Choices, *, watch: Watcher | None = None, stop: Stop = never
 ) -> PartyModel:
     """Return a party's own model that orders lists."""
     own = OwnRatings.of(data)
     wanted = data.valid.take(data.valid.rating >= upper_quarter(data.scale))
-    return _best(
-        _list_rounds(own, data, seed), _judge_lists(data, wanted), f"{data.name} alone, lists", watch, stop
-    )
+    size = choices.make("sizes", lambda: own.sizes).lists
+    strengths = choices.make("strengths", lambda: choose_strengths(len(own.ratings), data.items))
+    rounds = _list_rounds(own, data, size, strengths, seed)
+    label = f"{data.name} alone, lists"
+    return _best("alone", rounds, _judge_lists(data, wanted), label, choices, watch, stop)
 
 
-def _factor_rounds(own: OwnRatings, seed: int) -> Iterator[SolvedRound]:
-    size = own.sizes.dim
+def _factor_rounds(own: OwnRatings, size: int, seed: int) -> Iterator[SolvedRound]:
     vectors = own.draw(size, 1.0, torch.Generator().manual_seed(seed))
     public = PublicFactors.initial(vectors, own.biases, own.counts)
     home = ItemFactors(torch.zeros((own.graph.items, size + 1)).to(vectors))
@@ -145,9 +149,8 @@ def _factor_rounds(own: OwnRatings, seed: int) -> Iterator[SolvedRound]:
         public = public.step(solved.gradient, solved.gram)
 
 
-def _rater_rounds(own: OwnRatings, seed: int) -> Iterator[SolvedRound]:
+def _rater_rounds(own: OwnRatings, hidden: int, seed: int) -> Iterator[SolvedRound]:
     generator = torch.Generator().manual_seed(seed)
-    hidden = own.sizes.raters
     first = [own.draw(hidden, 0.1, generator), own.biases.unsqueeze(1), own.draw(hidden, 0.3, generator)]
     tables = torch.cat([*first, torch.zeros_like(first[0])], 1)
     public = PublicRaters(tables, torch.zeros_like(tables), own.counts)
@@ -160,11 +163,10 @@ def _rater_rounds(own: OwnRatings, seed: int) -> Iterator[SolvedRound]:
         public = public.step(solved.gradient, solved.gram, deviation)
 
 
-def _list_rounds(own: OwnRatings, data: PartyInput, seed: int) -> Iterator[SolvedRound]:
-    generator = torch.Generator().manual_seed(seed)
-    size = own.sizes.lists
-    users = own.draw(size, list_model.START / size**0.5, generator)
-    strengths = choose_strengths(len(own.ratings), data.items)
+def _list_rounds(
+    own: OwnRatings, data: PartyInput, size: int, strengths: Strengths, seed: int
+) -> Iterator[SolvedRound]:
+    users = own.draw(size, list_model.START / size**0.5, torch.Generator().manual_seed(seed))
     weights = pair_weights(own.ratings, upper_quarter(data.scale))
     by_user = torch.zeros_like(own.counts).index_add_(0, own.graph.edge_users.long(), weights)
     public = PublicLists(users, torch.zeros_like(users), by_user, data.items, strengths)
@@ -175,13 +177,18 @@ def _list_rounds(own: OwnRatings, data: PartyInput, seed: int) -> Iterator[Solve
 
 
 def _best(
+    name: str,
     rounds: Iterator[SolvedRound],
     judge: Callable[[Tensor, Tensor], tuple[float, dict[str, float]]],
     label: str,
+    choices: Choices,
     watch: Watcher | None,
     stop: Stop,
 ) -> PartyModel:
-    """Return the model of the round with the lowest validation error."""
+    """Return the model of the round with the lowest validation error, or of the round that was chosen before."""
+    if choices.repeats:
+        users, items = next(islice(rounds, choices.make(name, lambda: 1) - 1, None))
+        return PartyModel(users, items, items)
     best: tuple[float, int, dict[str, float], SolvedRound] | None = None
     for round, solved in zip(range(1, ROUNDS + 1), rounds, strict=False):
         error, judged = judge(*solved)
@@ -194,6 +201,8 @@ def _best(
         if round - max(best[1], ROUNDS_BEFORE_PRIOR) >= PATIENCE:
             break
     assert best is not None
+    chosen = best[1]
+    choices.make(name, lambda: chosen)
     users, items = best[3]
     return PartyModel(users, items, items)
 
@@ -222,9 +231,13 @@ def _judge_lists(
 def try_own(data: PartyInput, *, ranks: bool) -> float:
     """Return the expected seconds of a party's own models: three rounds of each, times the rounds that they usually take."""
     own = OwnRatings.of(data)
-    trials = [_list_rounds(own, data, 0)] if ranks else [_factor_rounds(own, 0)]
-    if not ranks and own.sizes.raters:
-        trials.append(_rater_rounds(own, 0))
+    sizes = own.sizes
+    strengths = choose_strengths(len(own.ratings), data.items)
+    trials = (
+        [_list_rounds(own, data, sizes.lists, strengths, 0)] if ranks else [_factor_rounds(own, sizes.dim, 0)]
+    )
+    if not ranks and sizes.raters:
+        trials.append(_rater_rounds(own, sizes.raters, 0))
     began = time.perf_counter()
     for rounds in trials:
         for _ in range(3):

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from verfedgnn.config import Config
+from verfedgnn.core.choices import Choices
 from verfedgnn.core.rating_scale import scale_unit
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.round.solved_round import own_totals
+from verfedgnn.protocol.solved_round import own_totals
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.training.item_refit import refit_items
@@ -43,6 +44,8 @@ class Gated:
     """The mixture of all models."""
     alone: Stacked
     """The mixture of the models that do not come from the federation."""
+    ways: dict[str, PartyModel]
+    """What lift compares: simple, means (for ratings, where they are shared), alone and federated."""
 
     @property
     def weights(self) -> dict[str, dict[str, float]]:
@@ -55,27 +58,31 @@ def gate_parties(
     models: Sequence[PartyModel],
     public: Tensor,
     config: Config,
+    choices: Sequence[Choices],
     *,
     watch: Watcher | None = None,
     stop: Stop = never,
 ) -> list[Gated]:
-    """Train each party's own models and choose its mixture; `public` are the public parameters, flat."""
+    """Train each party's own models and choose its mixture; `public` are the public parameters, flat.
+
+    `choices` records what each party chooses, or repeats it.
+    """
     gated = []
-    for party, model in zip(prepared, models, strict=True):
-        alone = train_own(party, config, watch=watch, stop=stop)
-        if config.gradients.mechanism == "skellam":
-            model = refit_items(model, party.input)
-        gated.append(gate_party(party, model, alone, public, config))
+    for party, model, chosen in zip(prepared, models, choices, strict=True):
+        alone = train_own(party, config, chosen, watch=watch, stop=stop)
+        if config.gradients.protects_ratings:
+            model = refit_items(model, party.input, chosen)
+        gated.append(gate_party(party, model, alone, public, config, chosen))
     return gated
 
 
 def train_own(
-    party: Prepared, config: Config, *, watch: Watcher | None = None, stop: Stop = never
+    party: Prepared, config: Config, choices: Choices, *, watch: Watcher | None = None, stop: Stop = never
 ) -> dict[str, PartyModel]:
     """Train a party's own models, for ratings or for lists, and return them by name."""
     if config.ranks:
-        return {"alone": own_list_model(party.input, config.seed, watch=watch, stop=stop)}
-    return own_rating_models(party.input, config.seed, watch=watch, stop=stop)
+        return {"alone": own_list_model(party.input, config.seed, choices, watch=watch, stop=stop)}
+    return own_rating_models(party.input, config.seed, choices, watch=watch, stop=stop)
 
 
 def gate_party(
@@ -84,63 +91,69 @@ def gate_party(
     alone: dict[str, PartyModel],
     public: Tensor,
     config: Config,
+    choices: Choices,
 ) -> Gated:
-    """Return one party's mixtures, with and without the federated models."""
+    """Return one party's mixtures: what it serves, what it would serve without the federation, and with shared means only."""
     ranks = config.ranks
-    parts = (
-        list_parts(party, alone, federated)
-        if ranks
-        else rating_parts(party, alone, config, federated, others_totals(party, public, config))
-    )
+    if ranks:
+        parts = list_parts(party, alone, choices) | {"federated": federated}
+    else:
+        parts = rating_parts(party, alone, choices, others_totals(party, public, config))
+        parts |= split_models(federated, config)
     home = {name: model for name, model in parts.items() if name not in FEDERATED}
-    mixed = mix_parts(home, party, ranks=ranks)
-    return Gated(mix_parts(parts, party, mixed, ranks=ranks), mixed)
+    alone_mixed = mix_parts(home, party, choices, "mixture alone", ranks=ranks)
+    served = mix_parts(parts, party, choices, "mixture", alone_mixed, ranks=ranks)
+    ways = {"simple": next(iter(parts.values()))}
+    if FEDERATED[0] in parts:
+        ways["means"] = parts[FEDERATED[0]]
+    return Gated(served, alone_mixed, ways | {"alone": alone_mixed.model, "federated": served.model})
 
 
-def gate_alone(party: Prepared, alone: dict[str, PartyModel], config: Config) -> Stacked:
+def gate_alone(party: Prepared, alone: dict[str, PartyModel], config: Config, choices: Choices) -> Stacked:
     """Return the mixture of a party that has not joined."""
-    ranks = config.ranks
-    parts = list_parts(party, alone, None) if ranks else rating_parts(party, alone, config)
-    return mix_parts(parts, party, ranks=ranks)
+    parts = list_parts(party, alone, choices) if config.ranks else rating_parts(party, alone, choices)
+    return mix_parts(parts, party, choices, "mixture alone", ranks=config.ranks)
 
 
 def mix_parts(
     parts: dict[str, PartyModel],
     party: Prepared,
+    choices: Choices,
+    name: str,
     start: Stacked | None = None,
     *,
     ranks: bool,
 ) -> Stacked:
-    """Return the best mixture of `parts` on the validation part; a search for lists begins with the mixture `start`."""
-    if ranks:
-        return stack_lists(parts, party.input, start)
-    return stack_ratings(parts, party.valid, training_counts(party.input))
+    """Return the mixture of `parts` that is best on the validation part, or that of the choices called `name` if they repeat.
+
+    A search for lists begins with the mixture `start`.
+    """
+    counts = training_counts(party.input)
+    if choices.repeats:
+        known, newcomers = choices.recorded[name]
+        return Stacked.of(parts, known, newcomers, counts)
+    mixed = stack_lists(parts, party.input, start) if ranks else stack_ratings(parts, party.valid, counts)
+    choices.recorded[name] = list(mixed.known.values()), list(mixed.newcomers.values())
+    return mixed
 
 
 def rating_parts(
-    party: Prepared,
-    alone: dict[str, PartyModel],
-    config: Config,
-    federated: PartyModel | None = None,
-    others: Tensor | None = None,
+    party: Prepared, alone: dict[str, PartyModel], choices: Choices, others: Tensor | None = None
 ) -> dict[str, PartyModel]:
-    """Return the models that a party can mix to predict ratings, by name; the simplest comes first.
+    """Return the models without federated vectors that a party can mix to predict ratings, by name; the simplest comes first.
 
     `others` are the other parties' numbers of ratings and sums of residuals by user (`others_totals`).
     """
     data = party.input
     device = party.train.user.device
-    means = fit_party_means(data)
+    means = fit_party_means(data, choices)
     parts = {"means": means_model(means, means.user_offset, device)}
     if others is not None:
         elsewhere = others.cpu().double().numpy()
-        offset = means.federated_offset(elsewhere, scale_unit(data.scale), data.valid, data.scale)
+        offset = means.federated_offset(elsewhere, scale_unit(data.scale), data.valid, data.scale, choices)
         parts["federated means"] = means_model(means, offset, device)
-    parts["EASE"] = residual_model(data, parts["means"])
-    parts |= alone
-    if federated is not None:
-        parts |= split_models(federated, config)
-    return parts
+    parts["EASE"] = residual_model(data, parts["means"], choices)
+    return parts | alone
 
 
 def others_totals(party: Prepared, public: Tensor, config: Config) -> Tensor | None:
@@ -167,11 +180,6 @@ def split_models(model: PartyModel, config: Config) -> dict[str, PartyModel]:
     return found
 
 
-def list_parts(
-    party: Prepared, alone: dict[str, PartyModel], federated: PartyModel | None
-) -> dict[str, PartyModel]:
-    """Return the models that a party can mix to order lists, by name; the simplest comes first."""
-    parts = {"popularity": popularity_model(party.input), "EASE": ease_model(party.input)} | alone
-    if federated is not None:
-        parts["federated"] = federated
-    return parts
+def list_parts(party: Prepared, alone: dict[str, PartyModel], choices: Choices) -> dict[str, PartyModel]:
+    """Return the models that a party can mix on its own to order lists, by name; the simplest comes first."""
+    return {"popularity": popularity_model(party.input), "EASE": ease_model(party.input, choices)} | alone

@@ -14,7 +14,7 @@ users. A model trained alone knows nothing about newcomers, so its weight goes t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +46,18 @@ class Stacked:
     newcomers: Weights
     """Weights for users without training ratings at the party, by name of the model."""
 
+    @classmethod
+    def of(
+        cls,
+        models: Mapping[str, PartyModel],
+        known: Sequence[float],
+        newcomers: Sequence[float],
+        counts: Tensor,
+    ) -> Stacked:
+        """Mix `models` with the weights of each, for users with `counts` training ratings at the party (N,)."""
+        mixed = mix_models(list(models.values()), known, newcomers, counts)
+        return cls(mixed, dict(zip(models, known, strict=True)), dict(zip(models, newcomers, strict=True)))
+
 
 def stack_ratings(models: Mapping[str, PartyModel], valid: Pairs, counts: Tensor) -> Stacked:
     """Return the best mixture of `models` for one party; the first model is the simple reference f_0.
@@ -59,11 +71,7 @@ def stack_ratings(models: Mapping[str, PartyModel], valid: Pairs, counts: Tensor
     equal = np.full(len(names) - 1, 1 / len(names))
     known = _solve(predicted[~new], rating[~new], equal, PRIOR)
     newcomers = _solve(predicted[new], rating[new], _newcomer_prior(names[1:], known), NEWCOMER_PRIOR)
-    by_band = {False: _shares(known), True: _shares(newcomers)}
-    model = mix_models(list(models.values()), by_band[False], by_band[True], counts)
-    return Stacked(
-        model, dict(zip(names, by_band[False], strict=True)), dict(zip(names, by_band[True], strict=True))
-    )
+    return Stacked.of(models, _shares(known), _shares(newcomers), counts)
 
 
 def _newcomer_prior(names: list[str], known: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -96,7 +104,7 @@ def _shares(weights: NDArray[np.float64]) -> list[float]:
 
 
 def mix_models(
-    models: list[PartyModel], known: list[float], newcomers: list[float], counts: Tensor
+    models: Sequence[PartyModel], known: Sequence[float], newcomers: Sequence[float], counts: Tensor
 ) -> PartyModel:
     """Return the weighted sum of `models` as one model: a product of longer vectors.
 

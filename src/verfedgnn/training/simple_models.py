@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from verfedgnn.core.choices import Choices
 from verfedgnn.core.item_item import ItemScores, fit_item_scores, fit_residuals
 from verfedgnn.core.list_metrics import rank_each
 from verfedgnn.core.pairs import Pairs, PartyInput
@@ -22,9 +23,9 @@ RESIDUAL_DAMPINGS = (10.0, 30.0, 100.0, 300.0)
 """Values of EASE's lambda that are tried for ratings, in units of the squared scale."""
 
 
-def fit_party_means(data: PartyInput) -> Means:
+def fit_party_means(data: PartyInput, choices: Choices | None = None) -> Means:
     """Fit a party's own user and item means."""
-    return fit_means(data.train, data.valid, data.users, data.items, data.scale)
+    return fit_means(data.train, data.valid, data.users, data.items, data.scale, choices)
 
 
 def means_model(means: Means, user_offset: NDArray[np.float64], device: torch.device) -> PartyModel:
@@ -43,7 +44,7 @@ def popularity_model(data: PartyInput) -> PartyModel:
     return PartyModel(torch.ones((data.users, 1), device=items.device), items, items[:, :0])
 
 
-def ease_model(data: PartyInput) -> PartyModel:
+def ease_model(data: PartyInput, choices: Choices) -> PartyModel:
     """Fit EASE on the party's own training ratings; choose lambda by NDCG@20 on the validation part."""
     wanted = liked(data.valid, data.scale)
     nothing = torch.zeros((data.users, 0), device=data.train.user.device)
@@ -54,12 +55,11 @@ def ease_model(data: PartyInput) -> PartyModel:
         found = rank_each(model.score, data.users, data.items, [data.train], wanted)
         return -float(found.ndcg.mean()) if len(found.ndcg) else 0.0
 
-    return replace(
-        without, item_scores=fit_item_scores(data.train, data.users, data.items, EASE_DAMPINGS, error)
-    )
+    scores = fit_item_scores(data.train, data.users, data.items, EASE_DAMPINGS, error, choices)
+    return replace(without, item_scores=scores)
 
 
-def residual_model(data: PartyInput, means: PartyModel) -> PartyModel:
+def residual_model(data: PartyInput, means: PartyModel, choices: Choices) -> PartyModel:
     """Return `means` with EASE on what they leave of the training ratings; choose lambda by RMSE on the validation part."""
     left = replace(data.train, rating=(data.train.rating - means.predict(data.train)).float())
 
@@ -74,7 +74,7 @@ def residual_model(data: PartyInput, means: PartyModel) -> PartyModel:
         return float((predicted - data.valid.rating).square().sum())
 
     dampings = [damping * scale_unit(data.scale) ** 2 for damping in RESIDUAL_DAMPINGS]
-    return add(fit_residuals(left, data.users, data.items, dampings, error))
+    return add(fit_residuals(left, data.users, data.items, dampings, error, choices))
 
 
 def liked(pairs: Pairs, scale: tuple[float, float]) -> Pairs:

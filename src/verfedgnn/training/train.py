@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from verfedgnn.config import Config, load_config
-from verfedgnn.core.errors import ConfigError, Interrupted, RunError
+from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.files import lock_folder, make_folder
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.data.ratings import format_count
-from verfedgnn.privacy.accounting import SIMULATED, privacy_report
-from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.round.replica import parameters_digest
+from verfedgnn.protocol.party import Party
 from verfedgnn.runs.forget_record import ForgottenUsers, read_forgotten_users
-from verfedgnn.runs.metrics_file import build_metrics
 from verfedgnn.runs.party_tables import read_party_tables
-from verfedgnn.runs.prepared_data import Prepared, count_data, prepare
+from verfedgnn.runs.prepared_data import (
+    Prepared,
+    choose_config,
+    describe_twins,
+    leave_out_twins,
+    prepare,
+)
 from verfedgnn.runs.run import Run, begin_folder, describe_code_change, write_history
 from verfedgnn.runs.run_before import read_before, recorded_before, write_before
 from verfedgnn.runs.run_folder import empty_run, holds_run
-from verfedgnn.runs.run_layout import FORGOTTEN, LISTS
-from verfedgnn.training.loop import Trained, TrainingLoop, device_of, resume_hint, usable_device
-from verfedgnn.training.party_gate import gate_parties
+from verfedgnn.runs.run_layout import FINAL, FORGOTTEN, LISTS
+from verfedgnn.training.finished import Trained, make_run
+from verfedgnn.training.loop import TrainingLoop, usable_device
 from verfedgnn.training.progress import Stop, Watcher, never
 from verfedgnn.training.simple_models import liked
 
@@ -62,7 +67,7 @@ def train(
     if not isinstance(config, Config):
         raise ConfigError('config must be a Config, for example Config.preset("paper", epochs=20)')
     check_parties(parties)
-    config = config.with_code().for_parties(len(parties)).for_data(*count_data(parties))
+    config = choose_config(parties, config)
     folder = Path(out) if out is not None else None
     if folder is not None and party is not Party:
         raise ConfigError("a run folder does not record a subclass of Party; leave out `out`")
@@ -72,9 +77,11 @@ def train(
     parties, parts = _leave_out(parties, parts, forgotten)
     before = None if earlier is None else read_before(earlier, parties)
     prepared = prepare(parties, config, usable_device(device), parts)
-    loops = _make_loops(prepared, config, folder, party=party)
+    if config.split.kind == "random" and parts is None:
+        prepared = leave_out_twins(prepared, config)
+    training = Training(prepared, config, folder, party)
     if folder is None:
-        return _run_to_end(loops, watch, stop, before)
+        return training.run(watch, stop, before)
     with lock_folder(folder):
         if replaced:
             empty_run(folder)
@@ -82,9 +89,8 @@ def train(
             write_before(folder, before)
         if forgotten.hashes:
             forgotten.write(folder / FORGOTTEN)
-        begin_folder(folder, config, parties, [each.parts for each in prepared])
-        _begin_folders(loops)
-        return _run_to_end(loops, watch, stop, before)
+        begin_folder(folder, config, parties, [each.parts for each in training.prepared])
+        return training.run(watch, stop, before)
 
 
 def resume(
@@ -112,12 +118,8 @@ def _resume(folder: Path, *, device: str | torch.device, watch: Watcher | None, 
             f"{folder} was begun with {other}; install the earlier version to resume, or train again with {option('overwrite', True)}"
         )
     parties, parts = read_party_tables(folder / "parties")
-    prepared = prepare(parties, config, usable_device(device), parts)
-    loops = _make_loops(prepared, config, folder)
-    _begin_folders(loops)
-    for loop in loops:
-        loop.restore()
-    return _run_to_end(loops, watch, stop, recorded_before(folder))
+    training = Training(prepare(parties, config, usable_device(device), parts), config, folder)
+    return training.run(watch, stop, recorded_before(folder))
 
 
 def _leave_out(
@@ -134,102 +136,59 @@ def _leave_out(
     return [PartyData(party.name, table) for party, table in zip(parties, tables, strict=True)], parts
 
 
-def _make_loops(
-    prepared: Sequence[Prepared],
-    config: Config,
-    folder: Path | None,
-    *,
-    party: type[Party] = Party,
-) -> list[TrainingLoop]:
-    """Return the training loops of a run: the configured one and, if the configuration asks for it, one for lists.
+@dataclass(frozen=True)
+class Training:
+    """The trainings of one run: the judged one, of ratings and of lists, and the one on all ratings."""
 
-    Lists are not trained if a party has no liked rating to learn from.
-    """
-    loops = [TrainingLoop(prepared, config, folder=folder, party=party)]
-    if config.trains_lists and all(len(liked(p.train, p.party.ratings.scale)) for p in prepared):
-        own = None if folder is None else folder / LISTS
-        loops.append(
-            TrainingLoop(
-                prepared,
-                config.for_lists(),
-                folder=own,
-                party=party,
-            )
-        )
-    return loops
+    prepared: Sequence[Prepared]
+    config: Config
+    folder: Path | None
+    party: type[Party] = Party
 
+    def run(self, watch: Watcher | None, stop: Stop, before: dict[str, Any] | None) -> Run:
+        """Train and judge, then train on all ratings what is served, and return the run with its metrics.
 
-def _begin_folders(loops: Sequence[TrainingLoop]) -> None:
-    """Create the folder and the history of every training that has none yet."""
-    for loop in loops:
-        if loop.folder is not None and not (loop.folder / "history.jsonl").is_file():
-            make_folder(loop.folder)
-            write_history(loop.folder, [])
+        Trainings that have begun in the folder continue from their checkpoints.
+        """
+        judged = self._train(watch, stop)
+        final: list[Trained] = []
+        if self.config.trains_final and self.config.model.form == "solved":
+            folder = None if self.folder is None else self.folder / FINAL
+            whole = [each.with_everything(self.config) for each in self.prepared]
+            everything = Training(whole, self.config.for_final(), folder, self.party)
+            final = everything._train(watch, stop, [each.public for each in judged])
+        run = make_run(self.prepared, self.config, judged, final, folder=self.folder, watch=watch, stop=stop)
+        if before is not None:
+            run.metrics["after"] = before
+        if self.config.split.kind == "random" and "lift" in run.metrics:
+            run.metrics["lift"]["twins"] = describe_twins(self.prepared)
+        if self.folder is not None:
+            run.complete_folder(self.folder)
+        return run
 
+    def _train(
+        self, watch: Watcher | None, stop: Stop, starts: Sequence[Tensor | None] = (None, None)
+    ) -> list[Trained]:
+        """Run the configured training and, if the configuration asks for it, one for lists.
 
-def _run_to_end(
-    loops: Sequence[TrainingLoop], watch: Watcher | None, stop: Stop, before: dict[str, Any] | None
-) -> Run:
-    """Run all training loops, let every party choose its mixtures, and return the run with its metrics."""
-    folder = loops[0].folder
-    trained = [loop.run(watch, stop) for loop in loops]
-    try:
-        runs = [_gated_run(loop, each, watch, stop) for loop, each in zip(loops, trained, strict=True)]
-    except Interrupted:
-        raise Interrupted(
-            "the federation is trained, but the parties' own models are not", resume_hint(folder)
-        ) from None
-    run = runs[0]
-    if before is not None:
-        run.metrics["after"] = before
-    if len(runs) > 1:
-        run.add_lists(runs[1])
-    if folder is not None:
-        run.complete_folder(folder)
-    return run
+        Lists are not trained if a party has no liked rating to learn from.
+        """
+        loops = [self._make_loop(self.config, self.folder, starts[0])]
+        if (
+            len(starts) > 1
+            and self.config.trains_lists
+            and all(len(liked(each.train, each.party.ratings.scale)) for each in self.prepared)
+        ):
+            own = None if self.folder is None else self.folder / LISTS
+            loops.append(self._make_loop(self.config.for_lists(), own, starts[1]))
+        return [loop.run(watch, stop) for loop in loops]
 
-
-def _gated_run(loop: TrainingLoop, trained: Trained, watch: Watcher | None, stop: Stop) -> Run:
-    """Return the run of one finished loop; with a gate, each party serves its mixture."""
-    config = loop.config
-    models = trained.models
-    gated = None
-    if config.training.gate:
-        gated = gate_parties(loop.prepared, models, trained.public, config, watch=watch, stop=stop)
-        models = [each.served.model for each in gated]
-    first = next(iter(loop.runtime.parties.values()))
-    metrics = build_metrics(
-        loop.prepared,
-        models,
-        config,
-        trained.ledger,
-        rounds=trained.rounds,
-        best_round=trained.best_round,
-        seconds=trained.seconds,
-        privacy=privacy_report(
-            config,
-            releases=trained.releases.gradients,
-            exchanges=trained.releases.neighbourhoods,
-            users=first.data.users,
-            rows=first.projection.rows if first.projection is not None else 0,
-            protected=first.projection.protected if first.projection is not None else True,
-            validations=len(trained.history),
-            randomness=SIMULATED,
-            parties=[each.data for each in loop.runtime.parties.values()],
-        ),
-        digest=parameters_digest(trained.public),
-        gates=[each.weights for each in gated] if gated else None,
-        federated=trained.models if gated else None,
-    )
-    return Run(
-        config,
-        [each.party for each in loop.prepared],
-        [each.parts for each in loop.prepared],
-        models,
-        metrics,
-        trained.history,
-        trained.ledger,
-        trained.public,
-        device_of(loop.prepared),
-        alone=[each.alone.model for each in gated] if gated else None,
-    )
+    def _make_loop(self, config: Config, folder: Path | None, start: Tensor | None) -> TrainingLoop:
+        """Return a training loop with a folder and a history, at the checkpoint that the folder holds."""
+        loop = TrainingLoop(self.prepared, config, folder=folder, party=self.party, start=start)
+        if folder is not None:
+            if not (folder / "history.jsonl").is_file():
+                make_folder(folder)
+                write_history(folder, [])
+            loop.restore()
+        return loop

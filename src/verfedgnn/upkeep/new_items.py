@@ -12,8 +12,8 @@ import numpy as np
 from verfedgnn.core.errors import DataError, RunError
 from verfedgnn.data import TRAIN
 from verfedgnn.data.ids import find_positions
-from verfedgnn.data.item_table import ItemTable
 from verfedgnn.data.ratings import Ratings
+from verfedgnn.data.table_sources import ItemTable
 from verfedgnn.data.value_parsing import latest_plausible_time
 from verfedgnn.runs.added_items import (
     AddedItem,

@@ -3,7 +3,6 @@
 
 const nameOf = (item) => item.title || `Item ${item.item}`;
 const keyOf = (item) => `${item.party}\n${item.item}`;
-const percent = (share) => `${(share * 100).toFixed(2)} %`;
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 const round = (value) => (Number.isInteger(value) ? `${value}` : value.toFixed(1));
 
@@ -12,8 +11,8 @@ function kindOf(item) {
   return [...(item.party === state.party ? [] : [item.party]), ...kinds.map(([, value]) => value)].join(" · ");
 }
 
-function stars(value, share = false) {
-  return make("span", { class: share ? "stars share" : "stars" }, share ? percent(value) : round(value));
+function stars(value) {
+  return make("span", { class: "stars" }, round(value));
 }
 
 // The title of an item with its kind; an item without a title shows its id.
@@ -23,16 +22,14 @@ function named(item, ...more) {
 }
 
 // The reasons for a list. Items that the user liked and that most of the list follows from are named once, `above` it. `lines` has what
-// else is to be said about each item, or null: at most two liked items, or that customers with a similar taste like it. An item that the
-// user's ratings do not move up has no such reason. Items that any new customer would see follow from nobody's taste if the user is new.
-function reasonsFor(best, model) {
-  const found = best.map((item) => (item.why.moved > 0 && (state.user !== null || isPersonal(item.why)) ? namedReasons(item.why) : [])), counts = new Map();
+// else is to be said about each item, or null: at most two liked items, or that customers with a similar taste like it.
+function reasonsFor(best) {
+  const found = best.map((item) => [...new Set(item.why.because.map(nameOf))].slice(0, 2)), counts = new Map();
   for (const name of found.flat()) counts.set(name, (counts.get(name) ?? 0) + 1);
   const common = [...counts].filter(([, count]) => best.length > 2 && 2 * count > best.length).sort((a, b) => b[1] - a[1]).map(([name]) => name).slice(0, 2);
   const follow = (names) => names.some((name) => common.includes(name));
   const listed = (names) => names.flatMap((name, index) => [index ? " and " : "", make("b", {}, name)]);
-  const unknown = model === "alone" && state.count === 0;
-  const taste = best.map((item, index) => !unknown && !found[index].length && item.why.moved > 0 && isPersonal(item.why)), alike = taste.every((is) => is);
+  const taste = best.map((item) => item.why.kind === "similar"), alike = taste.every((is) => is);
   const lines = found.map((names, index) => {
     const own = names.filter((name) => !common.includes(name));
     if (own.length) return make("p", { class: "why" }, `${follow(names) ? "Also because" : "Because"} this user liked `, ...listed(own), ".");
@@ -40,11 +37,6 @@ function reasonsFor(best, model) {
   });
   const most = found.every(follow) ? "All" : "Most";
   return { above: common.length ? [` ${most} of these items follow from `, ...listed(common), ", which this user liked."] : [], lines };
-}
-
-function namedReasons(why) {
-  const clear = why.because.filter((reason) => reason.adds >= (state.run.ranks ? 0.02 : 0.05));
-  return [...new Set(clear.map(nameOf))].slice(0, 2);
 }
 
 // Whether a new customer would not see the item in a list of this length.

@@ -173,11 +173,10 @@ const placed = (place) => (place > 0 ? `rank ${place}` : `below rank ${COMPARED}
 function showBest() {
   const model = state.lists[state.model] ? state.model : "federated", other = model === "alone" ? "federated" : "alone";
   const { best } = state.lists[model], party = partyOf(state.party);
-  const { above, lines } = reasonsFor(best, model);
+  const { above, lines } = reasonsFor(best);
   const entries = best.map((item, index) => {
     const line = make("div", { class: "line" }, make("span", { class: "place" }, `${index + 1}`), named(item, moved(item, index + 1, other)),
-      state.run.ranks && item.rating !== null ? make("span", { class: "small-share" }, percent(item.score)) : null,
-      item.rating === null ? stars(item.score, true) : stars(item.rating));
+      item.rating === null ? null : stars(item.rating));
     const [low, high] = partyOf(item.party).scale, share = state.run.ranks ? item.score / best[0].score : (item.rating - low) / (high - low || 1);
     return make("li", {}, line, meter(share), lines[index]);
   });
@@ -217,7 +216,7 @@ function withoutTitles(party) {
 function ordering(run, party) {
   const merged = party || run.parties.length === 1 ? "" : " The lists of the organisations are merged here; in a federation nobody has all of them.";
   if (!run.ranks) return `Ordered by predicted rating.${merged}`;
-  const order = `Ordered by the score, the share of each item in the scores of all.${merged}`;
+  const order = `Ordered by the score, which the bars show; it says nothing about how sure a like is.${merged}`;
   return run.predicts ? `${order} Stars are predicted ratings.` : order;
 }
 
@@ -234,7 +233,7 @@ function explanation(ranks) {
   const parts = ranks ? "four parts: the score for the average user, what the user's ratings add to every item, one contribution per rating to this item, and one for each item that users often have together with it" : "three parts: the prediction for the average user, how high this user rates in general, and one contribution per rating";
   return [
     `A reason is an item that the user liked. At most two are named for each recommendation, those that contribute most. Other ratings count in the score, too, but are not named.`,
-    "A reason that most items share is named once, above the list. An item without a reason is popular with many customers, or customers with a similar taste like it; then a line says so.",
+    "A reason that most items share is named once, above the list. A reason is given only where the user's ratings moved the item up, compared with the list for the average customer. If customers with a similar taste like an item, a line says so.",
     `Reasons are computed by folding in: a fit estimates the user's taste from their own ratings alone. The ${ranks ? "score" : "prediction"} is then a sum of ${parts}.`,
     "The trained model also uses the ratings of all other users and, in a federation, of other organisations. The reasons therefore explain most of a recommendation, but not all of it. The API returns all parts.",
   ];

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.party import Party
 from verfedgnn.runs.metrics_file import round_seconds
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.train import train

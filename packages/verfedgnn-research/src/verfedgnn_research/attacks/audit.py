@@ -67,7 +67,7 @@ def safer(config: Config) -> dict[str, Config]:
             continue
         if changed != config:
             found[name] = changed
-    if config.gradients.mechanism != "skellam" and not config.ranks:
+    if not config.gradients.protects_ratings and not config.ranks:
         found["preset private"] = Config.preset("private").model_copy(
             update={"seed": config.seed, "split": config.split}
         )

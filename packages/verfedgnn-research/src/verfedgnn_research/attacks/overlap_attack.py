@@ -23,7 +23,7 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
-from verfedgnn.protocol.round.solved_round import is_first, read_totals
+from verfedgnn.protocol.solved_round import is_first, read_totals
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn_research.attacks.federation_sample import sample_users
 from verfedgnn_research.attacks.many_releases import ReleaseAverage

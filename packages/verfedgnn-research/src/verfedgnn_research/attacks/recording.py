@@ -20,13 +20,12 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import PartyData, check_parties
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.candidate import Candidate
-from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.round.aggregation import gradient_bits, sum_gradients
-from verfedgnn.protocol.round.solved_round import SolvedStep
-from verfedgnn.protocol.wire.fixed_point import wrap_signed
-from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
+from verfedgnn.privacy.masking import wrap_signed
+from verfedgnn.privacy.protections import protection_of
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.messages import RoundReply, RoundStart
+from verfedgnn.protocol.party import Candidate, Party
+from verfedgnn.protocol.solved_round import SolvedStep
 from verfedgnn.runs.prepared_data import Prepared, count_data, prepare
 from verfedgnn.training.local_runtime import LocalRuntime
 
@@ -109,7 +108,7 @@ class ObservableParty(Party):
         """Return the party's own protected gradient as it enters the sum; on one machine no masks are drawn."""
         if not self.config.masking:
             return sent
-        return wrap_signed(sent, gradient_bits(self.config, self.parties))
+        return wrap_signed(sent, self.replica.protection.bits)
 
     @property
     def neighbours(self) -> Tensor:
@@ -147,7 +146,7 @@ class RecordedFederation:
         """
         arrays = {name: reply.gradient for name, reply in trip.replies.items() if reply.gradient is not None}
         if self.config.masking:
-            known = {TOGETHER: sum_gradients(list(arrays.values()), self.config, len(self.parties))}
+            known = {TOGETHER: protection_of(self.config, len(self.parties)).add_up(list(arrays.values()))}
         else:
             known = {name: np.asarray(values) for name, values in arrays.items()}
         return {

@@ -24,7 +24,7 @@ from verfedgnn.config import Config
 from verfedgnn.gnn.factor_model import as_product
 from verfedgnn.gnn.list_model import choose_strengths
 from verfedgnn.gnn.rater_solver import READ, choose_reads, read_items, solve_raters
-from verfedgnn.protocol.round.solved_round import STEPS_PER_DEVIATION, read_columns
+from verfedgnn.protocol.solved_round import STEPS_PER_DEVIATION, read_columns
 from verfedgnn_research.attacks.recording import ObservableParty, RecordedFederation
 
 Who = Literal["party", "colluders"]

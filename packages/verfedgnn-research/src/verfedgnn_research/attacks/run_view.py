@@ -20,9 +20,9 @@ from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.gnn.operator import Neighbourhood
-from verfedgnn.privacy.gradient_protection import protect
 from verfedgnn.privacy.projection import IdentityProjection, Projection, make_projection
-from verfedgnn.protocol.round.forward_backward import Batch, PassResult, compute
+from verfedgnn.privacy.protections import protection_of
+from verfedgnn.protocol.forward_backward import Batch, PassResult, compute
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
 
@@ -119,7 +119,8 @@ class RunInternals:
 
     def released(self, gradient: Tensor, key: NoiseKey) -> Tensor:
         """Return a gradient as it leaves the party: rescaled, clipped, then ternary or noised."""
-        return protect(gradient, self.run.config.gradients, key).to(torch.float32)
+        released = protection_of(self.run.config, len(self.run.parties)).protect(gradient, key)
+        return torch.from_numpy(released).to(self.run.device, torch.float32)
 
     def of_users(self, gradient: Tensor) -> Tensor:
         """Return the user embeddings' part (N, D) of a flat gradient."""

@@ -17,8 +17,8 @@ from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.core.random_streams import NoiseStream
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.gnn.model import Model, neighbour_from
-from verfedgnn.protocol.party.party import Party, noise_key
-from verfedgnn.protocol.wire.messages import RoundStart
+from verfedgnn.protocol.messages import RoundStart
+from verfedgnn.protocol.party import Party, noise_key
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
@@ -77,10 +77,8 @@ class FedPerGNN(Method):
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
         """Train a federation with pseudo-interactions and count the bytes that FedPerGNN would send."""
-        if config.training.participation < 1 or config.exchange.refresh:
-            raise ConfigError(
-                "FedPerGNN is counted for all parties in every round; leave participation and exchange.refresh at their defaults"
-            )
+        if config.training.participation < 1:
+            raise ConfigError("FedPerGNN is counted for all parties in every round; leave participation at 1")
 
         class Counted(PseudoParty):
             rows: ClassVar[Counter[str]] = Counter()

@@ -11,7 +11,7 @@ import torch
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
-from verfedgnn.plugins.contract import MethodPlugin
+from verfedgnn.plugins import MethodPlugin
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.training.progress import Watcher

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
-from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.party import Party
 from verfedgnn.training.train import train
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
 

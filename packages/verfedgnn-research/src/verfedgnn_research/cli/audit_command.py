@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from verfedgnn.cli.next_step import TrainingWords, show_next
+from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet, Threads, WholeRun, use_threads
 from verfedgnn_research.cli.progress_bars import AuditProgress
@@ -125,14 +125,13 @@ def _show_next(output: Output, work: Audit, folder: Path) -> None:
     if not now:
         show_next(output, sentences, ["serve", str(folder)])
         return
-    words = TrainingWords.load(folder)
     safer = min((name for name in work.found if name != THIS), key=count_learning, default=THIS)
     if safer == THIS and len(work.variants) == 1:
         sentences.append(
             "Safer variants were not tried; without --no-compare the audit measures what they cost."
         )
         show_next(output, sentences, ["audit", str(folder)])
-    elif count_learning(safer) >= now or words is None:
+    elif count_learning(safer) >= now:
         sentences.append("The report of the audit says what helps.")
         show_next(output, sentences, ["report", str(folder)])
     else:
@@ -145,6 +144,5 @@ def _show_next(output: Output, work: Audit, folder: Path) -> None:
         )
         left = f"{count_learning(safer) or 'none'} of them {'does' if count_learning(safer) == 1 else 'do'}"
         sentences.append(f"With the variant '{safer}' {left}{cost}.")
-        if safer == PRIVATE:
-            words = words.declared(work.run.parties)
-        show_next(output, sentences, words.train(VARIANT_OPTIONS[safer], out=folder))
+        sentences.append(f"Train with {' '.join(VARIANT_OPTIONS[safer])}.")
+        show_next(output, sentences, ["report", str(folder)])

@@ -128,7 +128,7 @@ def tune(
     output.result(found, tuned.provenance, f"written: {out}, {picture}; the study is {database}")
     users = None if chosen.users == "any" else chosen.users
     words = TrainingWords.of(data, reading, parties=parties, by=by, users=users, preset=out)
-    show_next(output, [_describe(tuned)], words.train(out="runs/tuned", lift=len(read) > 1))
+    show_next(output, [_describe(tuned)], words.train(out="runs/tuned"))
 
 
 def _describe(tuned: Tuned) -> str:

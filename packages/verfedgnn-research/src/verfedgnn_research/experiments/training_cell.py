@@ -70,6 +70,10 @@ class Cell:
         """Return the method's settings with the cell's own changes."""
         chosen = method(self.method)
         base = build_config(preset=chosen.preset, model=self.gnn, overrides={"seed": self.seed})
+        if base.split.kind == "auto":  # the same parts for every method
+            base = base.with_values(
+                {"split.kind": "rating", "split.fractions": [0.6, 0.2, 0.2], "final": False}
+            )
         return chosen.configure(base).with_values(dict(self.settings))
 
     def read(self) -> list[PartyData]:
@@ -88,8 +92,6 @@ class Cell:
         about += self._plugins(config)
         if self.parties is None or self.by is not None:  # the files decide who has which item, not the seed
             about.append(_cut(self.read()))
-        if config.split.kind == "time":
-            about.append(_times(self.read()))
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
     def _plugins(self, config: Config) -> list[str]:
@@ -159,15 +161,6 @@ def _read(
 def _cut(parties: Sequence[PartyData]) -> str:
     text = "\n".join(f"{party.name}\t{item}" for party in parties for item in party.ratings.item_ids.tolist())
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _times(parties: Sequence[PartyData]) -> str:
-    digest = hashlib.sha256()
-    for party in parties:
-        table = party.ratings
-        order = np.lexsort((table.item, table.user))
-        digest.update(b"" if table.time is None else np.ascontiguousarray(table.time[order]).tobytes())
-    return digest.hexdigest()
 
 
 def checksum(cell: Cell) -> str:

@@ -1,0 +1,119 @@
+"""Sums of what the parties send: the array types, shapes and sizes that travel, and how they add up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verfedgnn.config import Config
+from verfedgnn.config.sections import FRACTION_BITS
+from verfedgnn.core.errors import DivergedError
+from verfedgnn.gnn.model import Model
+from verfedgnn.privacy.masking import wrap_signed
+from verfedgnn.privacy.projection import exchanged_rows
+from verfedgnn.privacy.protections import Unmasking, protection_of
+from verfedgnn.protocol.framing import BESIDES_ARRAYS
+
+FULL_COPY = 8
+"""Bytes per parameter of a full copy: the parameter and its accumulator."""
+ALIGNMENT_BYTES = 40
+"""Bytes a user in messages of the alignment: a point of the curve and its seal, or a pseudonym and an earlier row."""
+
+
+def neighbourhood_type(config: Config) -> np.dtype[Any]:
+    """Return the array type of neighbourhoods on the wire: fixed point, as residues if masked."""
+    return np.dtype(f"{'u' if config.masking else 'i'}{config.exchange.bits // 8}")
+
+
+def neighbourhood_shape(config: Config, model: Model) -> tuple[int, int, int]:
+    """Return the shape (K, q, C) of exchanged neighbourhoods; it is empty without an exchange."""
+    rows = exchanged_rows(config, model.users)
+    if config.model.form != "propagation" or not rows:
+        return 0, 0, 0
+    return config.model.layers, rows, model.operator.columns
+
+
+# -- sizes of messages -----------------------------------------------------------------------------------------
+
+
+def largest_alignment(users: int) -> int:
+    """Return the bytes of the largest message about the alignment of a party with that many users."""
+    return BESIDES_ARRAYS + ALIGNMENT_BYTES * users
+
+
+def largest_from_coordinator(config: Config, model: Model) -> int:
+    """Return the bytes of the largest message to a party: a RoundStart with a full copy, missed updates and a sum."""
+    return BESIDES_ARRAYS + 2 * FULL_COPY * model.size + _neighbourhood_bytes(config, model)
+
+
+def largest_from_party(config: Config, model: Model, parties: int) -> int:
+    """Return the bytes of the largest message to the coordinator: a RoundReply."""
+    gradient = model.size * protection_of(config, parties).sent_type.itemsize
+    return BESIDES_ARRAYS + gradient + _neighbourhood_bytes(config, model)
+
+
+def largest_array(config: Config, model: Model, other_arrays: int) -> int:
+    """Return the bytes of the largest packed array of a round: all neighbourhoods, or `other_arrays` if that is more."""
+    return max(other_arrays, _neighbourhood_bytes(config, model))
+
+
+def _neighbourhood_bytes(config: Config, model: Model) -> int:
+    return math.prod(neighbourhood_shape(config, model)) * neighbourhood_type(config).itemsize
+
+
+# -- sums ------------------------------------------------------------------------------------------------------
+
+
+def sum_neighbourhoods(
+    shared: Sequence[NDArray[Any]], config: Config, unmask: Unmasking = lambda total: total
+) -> NDArray[Any]:
+    """Add up neighbourhoods (K, q, C) and `unmask` their sum, modulo 2^bits; return signed integers."""
+    total = np.zeros_like(shared[0])
+    for values in shared:
+        total += values
+    total = unmask(total)
+    return wrap_signed(total, config.exchange.bits)
+
+
+def participation_scale(items: Sequence[int], active: Sequence[int], without: int | None = None) -> float:
+    """Return sum of all M_i / sum of M_i over the active parties (Sec. 4.6), 0 if no party is left to scale.
+
+    `without` leaves one party out of both sums.
+    """
+    whole = sum(m for p, m in enumerate(items) if p != without)
+    part = sum(items[p] for p in active if p != without)
+    return whole / part if part else 0.0
+
+
+# Conversion of arrays to the integers that travel; real numbers travel in fixed point.
+#
+# Sums of integers are exact in any order and can be masked. In fixed point, a recipient subtracts its own share of a sum without
+# rounding.
+
+
+def to_fixed(values: Tensor, parties: int, bits: int = 32) -> Tensor:
+    """Convert real numbers to multiples of 2^-20 (32 bits) or 2^-32 (64), with room for `parties` of them.
+
+    A value out of range raises `DivergedError`.
+    """
+    # A power of two times a float32 is exact, and so is rounding it.
+    scaled = (values * float(1 << FRACTION_BITS[bits])).round_()
+    limit = (2 ** (bits - 1) - 1) // max(1, parties)
+    least, most = torch.stack(torch.aminmax(scaled)).tolist() if scaled.numel() else (0.0, 0.0)
+    if not (least >= -limit and most <= limit):  # written so that NaN fails, too
+        raise DivergedError(
+            f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS[bits]):.0f}, the fixed-point range with "
+            f"{parties} parties: training has diverged (lower training.lr), or exact degrees need exchange.bits = 64"
+        )
+    return scaled.to(torch.int64 if bits == 64 else torch.int32)
+
+
+def from_fixed(values: Tensor, bits: int = 32) -> Tensor:
+    """Convert the result of `to_fixed`, or sums and differences of such results, back to real numbers."""
+    return values.to(torch.float32).mul_(1.0 / (1 << FRACTION_BITS[bits]))

@@ -1,0 +1,545 @@
+"""The coordinator's side of the protocol (Algorithm 1, server). It holds public parameters and sums, and nothing else.
+
+    open -> RoundStart to each party -> receive each RoundReply -> close: add up, take the public step
+
+With masks, `masks.py` adds steps to a round: shares before the RoundStart, and shares that unmask the sum after the replies.
+`proceed` goes from one step to the next. A round that loses a party is opened again, as another attempt.
+
+It never sees ratings, degrees or item embeddings: no message carries them. `states.py` lists what may follow what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verfedgnn.config import Config
+from verfedgnn.config.party_counts import active_count, too_few
+from verfedgnn.core.errors import ConfigError, ProtocolError
+from verfedgnn.core.random_streams import SharedStream, shared_generator
+from verfedgnn.core.rating_scale import typical_rating
+from verfedgnn.gnn.model import Model
+from verfedgnn.privacy.masking import MaskStream
+from verfedgnn.protocol.aggregation import largest_array, largest_from_party
+from verfedgnn.protocol.checkpoint_state import CheckpointState
+from verfedgnn.protocol.masks import MaskedTrip, fewest_survivors
+from verfedgnn.protocol.message_checks import reply_problem
+from verfedgnn.protocol.messages import (
+    Finish,
+    Hello,
+    ListSignature,
+    MaskShares,
+    Message,
+    Place,
+    RoundReply,
+    RoundStart,
+    Unmask,
+    Welcome,
+)
+from verfedgnn.protocol.public_state import BestValidation, PublicState
+from verfedgnn.protocol.replica import Replica, parameters_digest
+from verfedgnn.protocol.states import COORDINATOR_STATES, CoordinatorAction, CoordinatorState
+
+
+@dataclass(frozen=True)
+class ClosedRound:
+    """What the coordinator learnt from a finished round."""
+
+    round: int
+    valid_error: float | None
+    """Validation error of all parties; None without a validation."""
+    abandoned: bool = False
+    """Whether the round has no update, because its sum could not be completed."""
+
+
+class Membership:
+    """The parties of a training, in the order that fixes every sum. A round needs `quorum` of them."""
+
+    def __init__(self, names: Sequence[str], quorum: int) -> None:
+        self.names = list(names)
+        self.quorum = quorum
+        self.hellos: dict[str, Hello] = {}
+        """The last Hello of every party that ever joined."""
+        self.present: set[str] = set()
+        """Parties that were welcomed and not lost since."""
+        self.slow: set[str] = set()
+        """Connected parties that missed a round; their late reply brings them back."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every party has joined at least once."""
+        return len(self.hellos) == len(self.names)
+
+    @property
+    def here(self) -> list[int]:
+        """Indices of the parties that are present."""
+        return [i for i, name in enumerate(self.names) if name in self.present]
+
+    def lose(self, name: str, *, slow: bool) -> None:
+        """Mark a party as gone, or as slow."""
+        self.present.discard(name)
+        self.slow.discard(name)
+        if slow:
+            self.slow.add(name)
+
+    def bring_back(self, name: str) -> bool:
+        """Mark a slow party as present; return whether it was slow."""
+        if name not in self.slow:
+            return False
+        self.slow.discard(name)
+        self.present.add(name)
+        return True
+
+
+class Coordinator:
+    """Runs the rounds of one training.
+
+    `names` are the parties, in the order that fixes every sum. `quorum` parties must be present for a round; by default all. The
+    names `agreement` (of the federation file) and `training` guard against mixing up federations. `masked` says whether the parties
+    draw masks; on one machine they do not.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        names: Sequence[str],
+        device: torch.device | str = "cpu",
+        *,
+        quorum: int | None = None,
+        agreement: str | None = None,
+        training: str = "local",
+        masked: bool = False,
+        start: Tensor | None = None,
+    ) -> None:
+        self.config = config
+        self.names = list(names)
+        self.device = torch.device(device)
+        self.agreement = agreement
+        self.training = training
+        self.masked = masked and config.masking
+        self.start = start
+        """Public parameters of the training that this one continues; None if it begins anew."""
+        self.state = CoordinatorState.GATHERING
+        self.members = Membership(names, len(self.names) if quorum is None else quorum)
+        self.best = BestValidation(config)
+        self.round = 0
+        self.attempt = 0
+        """How often the open round was repeated."""
+        self.replied: dict[str, int] = {}
+        """Last round that each party has replied to."""
+        self.drawn: list[int] = []
+        """A_t, the active parties of the open round."""
+        self.open_parties: dict[str, RoundStart] = {}
+        """What each party of the open round was asked."""
+        self.replies: dict[str, RoundReply] = {}
+        """Replies to the open round, or to the last one."""
+        self.masks: MaskedTrip | None = None
+        """The masks of the open round; None without masks."""
+        self.commitment: list[int] | None = None
+        """The survivor list that parties committed to in the open round; no other sum can be completed."""
+        self._shares_ahead: MaskedTrip | None = None
+        """Shares that the parties send ahead, for the next round among the same parties."""
+        self._gone: set[str] = set()
+        """Parties lost since the open round began. They do not know of it, even if they came back."""
+
+    def _advance(self, action: CoordinatorAction) -> None:
+        self.state = COORDINATOR_STATES.after(self.state, action)
+
+    # -- joining and leaving -----------------------------------------------------------------------------
+
+    def hello(self, message: Hello) -> None:
+        """Check a party's first message against what is agreed on, and remember it; `welcome` lets the party in."""
+        if message.party not in self.names:
+            raise ProtocolError("a party that is not among the expected ones said hello")
+        reason = self._refusal(message)
+        if reason is not None:
+            raise ProtocolError(f"{message.party}: {reason}")
+        self.lose(message.party)
+        self.best.holders.discard(message.party)
+        self._shares_ahead = None  # they are sealed for the keys of an earlier stay
+        self.members.hellos[message.party] = message
+        if self.members.complete and self.state is CoordinatorState.GATHERING:
+            self._start_training()
+
+    def _refusal(self, hello: Hello) -> str | None:
+        """Return why a Hello is refused, with the remedy; None if it is accepted."""
+        replied = self.replied.get(hello.party, 0)
+        if hello.config != self.config.digest():
+            return "its configuration differs from the shared one; copy the coordinator's federation file"
+        if hello.agreement != self.agreement:
+            return "its federation file (roster, certificates or rules) is not the coordinator's; fetch the current one"
+        if hello.training not in (None, self.training):
+            return (
+                f"its checkpoint belongs to training {hello.training}, this one is {self.training}; start it with "
+                "another --out"
+            )
+        if hello.training is None and replied:
+            return "it has taken part in this training, and its run folder does not know that; use its previous --out"
+        if hello.released is not None and hello.released < replied:
+            return (
+                f"it has sent round {replied}, and its run folder ends with round {hello.released}: the folder is a copy or "
+                "an old backup, and the party went on elsewhere; use the newest one"
+            )
+        known = self.best.digests.get(hello.round)
+        if hello.digest is not None and known is not None and hello.digest != known:
+            return f"its public parameters of round {hello.round} are not this training's; start it with another --out"
+        if (hello.mask_key is None) == self.config.masking:
+            return "its key for masks is missing, or the configuration has no masks; use the coordinator's configuration"
+        if not hello.scale[0] <= hello.scale[1]:
+            return (
+                "its rating scale is upside down: the lowest rating is above the highest; check its ratings"
+            )
+        before = self.members.hellos.get(hello.party, hello)
+        sizes = [(h.users, h.items, h.ratings) for h in (before, hello)]
+        if (sizes[0], tuple(before.scale)) != (sizes[1], tuple(hello.scale)):
+            then, now = ("{:,} users, {:,} items and {:,} training ratings".format(*size) for size in sizes)
+            return f"it first joined with {then}, and now has {now}; go back to that data or begin a new training"
+        for name, other in self.members.hellos.items():
+            if other.users != hello.users:
+                return (
+                    f"it has {hello.users:,} common users, {name} has {other.users:,}; align the users again"
+                )
+            if other.alignment != hello.alignment:
+                return f"its users are aligned differently from those of {name}; align the users again"
+        return None
+
+    @property
+    def began(self) -> bool:
+        """Whether all parties have joined once, so that the replica exists."""
+        return self.state not in (CoordinatorState.GATHERING, CoordinatorState.CANCELLED)
+
+    def _start_training(self) -> None:
+        self._advance(CoordinatorAction.START_TRAINING)
+        hellos = [self.members.hellos[name] for name in self.names]
+        self.items = [hello.items for hello in hellos]
+        self.model = Model(self.config.model, hellos[0].users)
+        problem = too_few(self.config, min(self.active_count, self.members.quorum), len(self.names))
+        if problem is not None:
+            raise ConfigError(problem)
+        self.typical = sum(typical_rating(hello.scale) for hello in hellos) / len(hellos)
+        self.ratings = sum(hello.ratings for hello in hellos)
+        replica = Replica.initial(
+            self.config, self.model, self.items, self.ratings, self.typical, self.device, self.start
+        )
+        self.public_state = PublicState(replica)
+        self.rounds = self.replica.rounds
+
+    @property
+    def replica(self) -> Replica:
+        """The public parameters and their optimiser's state."""
+        return self.public_state.replica
+
+    @property
+    def public(self) -> Tensor:
+        """The public parameters of the best validation, flat; a single 0 if the training was cancelled."""
+        return self.public_state.best if self.began else torch.zeros(1)
+
+    @property
+    def public_digest(self) -> str:
+        """The hash of these parameters."""
+        return parameters_digest(self.public)
+
+    def welcome(self, name: str) -> Welcome:
+        """Let a party in, and return the answer to its Hello, with a full copy of the public parameters if the party needs one."""
+        self.public_state.welcome(name)
+        self.members.present.add(name)
+        return Welcome(
+            index=self.names.index(name),
+            items=self.items,
+            stay=self.members.hellos[name].stay,
+            training=self.training,
+            config=self.config.digest(),
+            ratings=self.ratings,
+            typical=self.typical,
+            round=self.replica.round,
+            **(self.replica.full_copy() if self.replica.round else {}),
+            digest=self.replica.state_digest(),
+        )
+
+    def lose(self, name: str, *, slow: bool = False) -> None:
+        """Continue without a party until it joins again or, if it is only slow, until its reply comes."""
+        if not slow:
+            self._gone.add(name)
+        self.members.lose(name, slow=slow)
+
+    # -- one round: open, receive, close -----------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether a round can be opened: all parties have joined once, and a quorum is present."""
+        members = self.members
+        return self.began and members.complete and len(members.present) >= members.quorum
+
+    def open(self, among: Sequence[int] | None = None) -> dict[str, RoundStart]:
+        """Open the next round, or repeat the open one, and return the RoundStart for each party.
+
+        Parties in the same situation get the same object. `among` sets the active parties instead of drawing them. With masks, a
+        RoundStart is sent once the shares of all active parties are here (`share_requests`, `proceed`).
+        """
+        repeated = self.state is not CoordinatorState.IDLE
+        self._advance(CoordinatorAction.ASK_FOR_SHARES if self.masked else CoordinatorAction.OPEN)
+        if repeated:
+            self.attempt += 1
+        else:
+            self.round, self.attempt, self.commitment = self.round + 1, 0, None
+        present = self.members.here
+        self.drawn = self.draw_active(self.round, present) if among is None else list(among)
+        self.open_parties, self.replies, self._gone = {}, {}, set()
+        evaluate = self.replica.evaluates_in(self.round)
+        starts: dict[tuple[int, int], RoundStart] = {}
+        for index in present:
+            name = self.names[index]
+            if index not in self.drawn and not evaluate:
+                continue
+            situation = self.public_state.describe_party(name)
+            if situation not in starts:
+                starts[situation] = RoundStart(
+                    round=self.round,
+                    attempt=self.attempt,
+                    active=self.drawn,
+                    evaluate=evaluate,
+                    best_round=self.best.round,
+                    **self.public_state.changes_for(name),
+                )
+            self.open_parties[name] = starts[situation]
+        if self.masked:
+            ahead, self._shares_ahead = self._shares_ahead, None
+            fits = ahead is not None and (ahead.place, ahead.active) == (self.place, self.drawn)
+            self.masks = ahead if fits else MaskedTrip(self.place, self.drawn)
+        return self.open_parties
+
+    @property
+    def place(self) -> Place:
+        """Round and attempt of the open round."""
+        return self.round, self.attempt
+
+    @property
+    def active_count(self) -> int:
+        """Number of parties that take part in a round when all are present."""
+        return active_count(self.config, len(self.names))
+
+    def draw_active(self, round: int, present: Sequence[int]) -> list[int]:
+        """Draw A_t, the parties that take part in a round, from those present (Sec. 4.6)."""
+        if self.active_count >= len(present):
+            return list(present)
+        rng = shared_generator(self.config.seed, SharedStream.ACTIVE_PARTIES, round)
+        return sorted(rng.choice(present, self.active_count, replace=False).tolist())
+
+    def take(self, name: str, message: Message) -> None:
+        """Take a party's message about the open round. Raise `ProtocolError` if it does not fit."""
+        if isinstance(message, RoundReply):
+            self.receive(name, message)
+            return
+        COORDINATOR_STATES.after(self.state, type(message), name)
+        assert isinstance(message, MaskShares | ListSignature | Unmask)
+        self.members.bring_back(name)
+        index = self.names.index(name)
+        masks, problem = self.masks, None
+        if isinstance(message, MaskShares):
+            for due in (self._shares_ahead, masks if self.state is CoordinatorState.SHARING else None):
+                if due is not None and (due.place, due.request) == (message.place, message.request):
+                    problem = due.take_shares(index, message)
+        elif masks is not None and masks.place == message.place:
+            if isinstance(message, Unmask):
+                problem = masks.take_reveal(index, message)
+            elif index in masks.survivors:
+                masks.signatures[index] = message
+        if problem is not None:
+            raise ProtocolError(f"{name}: {problem}")
+
+    def receive(self, name: str, reply: RoundReply) -> bool:
+        """Take a party's reply; return False if it is late and was ignored. Raise `ProtocolError` if it does not fit the round."""
+        COORDINATOR_STATES.after(self.state, RoundReply, name)
+        known = self.public_state.parameters_round
+        late = reply.place < self.place
+        late |= self.state in (CoordinatorState.AGREEING, CoordinatorState.UNMASKING)
+        if late and name in known:
+            if self.members.bring_back(name):
+                known[name] = min(reply.round, self.replica.round + 1) - 1
+            return False
+        start = self.open_parties.get(name)
+        if start is None or name in self.replies or self.state is CoordinatorState.SHARING:
+            raise ProtocolError(f"{name}: no reply is due from this party")
+        active = self.names.index(name) in self.drawn
+        problem = reply_problem(reply, start, self.replica, active=active)
+        if problem is not None:
+            raise ProtocolError(f"{name}: {problem}")
+        self.public_state.note_reply(name, start)
+        self.replies[name] = reply
+        self.replied[name] = reply.round
+        self.members.bring_back(name)
+        return True
+
+    def close(self) -> ClosedRound:
+        """Add up the replies, judge the validation and take the public step.
+
+        Raise `SumError` if masked values do not add up to gradients; the round can then only be abandoned.
+        """
+        state = self.public_state
+        replies = {index: self.replies[name] for index, name in self._active if name in self.replies}
+        summed = state.add_up(self.round, replies, self._streams())
+        error = self._judge_validation()
+        self._advance(CoordinatorAction.CLOSE)
+        self.open_parties, self.masks = {}, None
+        if not self.done:  # nobody would use the last step, and all members end in the same state without it
+            state.step(self.round, list(replies), summed)
+        return ClosedRound(self.round, error)
+
+    def abandon(self) -> ClosedRound:
+        """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
+        error = self._judge_validation()
+        self._advance(CoordinatorAction.ABANDON)
+        self.open_parties, self.masks, self._shares_ahead = {}, None, None
+        self.public_state.skip(self.round)
+        return ClosedRound(self.round, error, abandoned=True)
+
+    def _judge_validation(self) -> float | None:
+        """Return the validation error of the open round; None if it has no validation."""
+        if not self.replies or not any(start.evaluate for start in self.open_parties.values()):
+            return None
+        error = self.best.judge(self.round, self.replies, self.names, self.replica.digest())
+        if self.best.is_newest:
+            self.public_state.keep_best()
+        return error
+
+    # -- the masks of a round, and who is due ------------------------------------------------------------
+
+    def share_requests(self) -> dict[str, Message]:
+        """Return the requests for shares to send after `open`; none without masks, or if shares are sent ahead."""
+        if self.masks is None or not self.masks.request:
+            return {}
+        request = self.masks.share_request([self.members.hellos[name] for name in self.names])
+        return dict.fromkeys(self._names_of(self.masks.active), request)
+
+    @property
+    def closable(self) -> bool:
+        """Whether the open round can be closed once nobody is due; otherwise `proceed` goes on to its next step."""
+        return self.masks is None or self.state is CoordinatorState.UNMASKING
+
+    def proceed(self) -> list[tuple[str, Message]]:
+        """Go on to the next step of a masked round when nobody is due, and return its messages."""
+        masks = self.masks
+        assert masks is not None
+        if self.state is CoordinatorState.SHARING:
+            self._advance(CoordinatorAction.OPEN)
+            shares = [(self.names[index], masks.trip_shares(index)) for index in masks.active]
+            return [*shares, *self.open_parties.items()]
+        if self.state is CoordinatorState.TRIP:
+            masks.survivors = [i for i in masks.active if self.names[i] in self.replies]
+            self.commitment = masks.survivors
+            self._advance(CoordinatorAction.UNMASK if masks.complete else CoordinatorAction.AGREE)
+            if masks.complete and self.config.training.participation == 1:
+                self._shares_ahead = MaskedTrip((self.round + 1, 0), masks.active, ahead=True)
+        else:
+            self._advance(CoordinatorAction.UNMASK)
+        message = masks.survivor_message()
+        return [(name, message) for name in self._names_of(masks.survivors) if name not in self._gone]
+
+    def _streams(self) -> list[MaskStream]:
+        """Return the masks in the sums of the open round."""
+        if self.masks is None:
+            return []
+        self.masks.recover()
+        start = self.open_parties[self.names[self.masks.survivors[0]]]
+        return self.masks.streams(self.public_state.mask_context(start))
+
+    @property
+    def due(self) -> list[str]:
+        """Parties whose answer the present step of the open round needs."""
+        masks = self.masks
+        if self.state is CoordinatorState.TRIP or masks is None:
+            return [name for name in self.open_parties if name not in self.replies]
+        if self.state is CoordinatorState.SHARING:
+            # A party that was lost since has forgotten its seeds.
+            return [name for i, name in self._active if i not in masks.shares or name in self._gone]
+        answered = masks.signatures if self.state is CoordinatorState.AGREEING else masks.reveals
+        return self._names_of(index for index in masks.survivors if index not in answered)
+
+    @property
+    def absent(self) -> list[str]:
+        """Due parties that were lost or are slow."""
+        return [name for name in self.due if name in self._gone or name in self.members.slow]
+
+    @property
+    def spares_absent(self) -> bool:
+        """Whether the open round can be completed without the absent parties."""
+        masks = self.masks
+        if masks is None or self.state is CoordinatorState.SHARING:
+            return False
+        absent = {self.names.index(name) for name in self.absent}
+        if self.state is not CoordinatorState.TRIP:
+            return len(set(masks.survivors) - absent) >= masks.threshold
+        survivors = [index for index in masks.active if index not in absent]
+        smallest = min(self.members.quorum, self.active_count)
+        fewest = fewest_survivors(
+            self.config, parties=len(self.names), active=len(self.drawn), smallest=smallest
+        )
+        return self.commitment in (None, survivors) and len(survivors) >= fewest
+
+    @property
+    def _active(self) -> list[tuple[int, str]]:
+        """Indices and names of the active parties of the open round."""
+        return [(index, self.names[index]) for index in self.drawn]
+
+    def _names_of(self, indices: Iterable[int]) -> list[str]:
+        return [self.names[index] for index in indices]
+
+    @property
+    def largest_array(self) -> int:
+        """Bytes of the largest array that a reply may hold."""
+        gradient = self.model.size * self.replica.protection.sent_type.itemsize
+        return largest_array(self.config, self.model, gradient)
+
+    @property
+    def largest_message(self) -> int:
+        """Bytes of the largest message that a party may send."""
+        return largest_from_party(self.config, self.model, len(self.names))
+
+    # -- the end, and checkpoints ------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are over, or patience with the validation error is."""
+        return self.round >= self.rounds or self.best.patience_is_over
+
+    def finish(self) -> dict[str, Finish]:
+        """End the training and return the last message to each party; those that have the parameters get none."""
+        self._advance(CoordinatorAction.FINISH)
+        best = self.best
+        short = Finish(round=self.round, best_round=best.round, digest=self.public_digest)
+        full = short.model_copy(update={"parameters": self.public.cpu().numpy()})
+        return {name: short if name in best.holders else full for name in self.names}
+
+    def cancel(self) -> dict[str, Finish]:
+        """Cancel the training before it starts, and return the last message to each party."""
+        self._advance(CoordinatorAction.CANCEL)
+        return dict.fromkeys(self.names, Finish(round=0, best_round=0, digest=self.public_digest))
+
+    def checkpoint(self) -> CheckpointState:
+        """Return everything that training changed, between two rounds."""
+        state = CheckpointState()
+        hellos = [self.members.hellos[name] for name in self.names]
+        state.values = {
+            "training": self.training,
+            "round": self.round,
+            "replied": self.replied,
+            "hellos": [hello.model_dump_json(exclude={"mask_key", "mask_signature"}) for hello in hellos],
+        }
+        for part in (self.best, self.public_state):
+            part.put(state)
+        return state
+
+    def restore(self, state: CheckpointState) -> None:
+        """Continue from a checkpoint; parties that have not joined yet join as if they came back."""
+        values = state.values
+        if not self.began:
+            self.members.hellos = {h.party: h for h in map(Hello.model_validate_json, values["hellos"])}
+            self._start_training()
+        self.training = values["training"]
+        self.round = values["round"]
+        self.replied = dict(values["replied"])
+        self.best.restore(state)
+        self.public_state.restore(state, self.round)

@@ -1,1 +1,0 @@
-"""The coordinator's side of the protocol (Algorithm 1, server)."""

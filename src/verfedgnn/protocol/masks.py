@@ -1,0 +1,518 @@
+"""The masks of a round on both sides: what the parties must agree on, each party's masks, and the coordinator's part."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verfedgnn.config import Config
+from verfedgnn.config.party_counts import fewest_parties_in_sum
+from verfedgnn.core.array_hash import hash_arrays
+from verfedgnn.core.errors import ProtocolError
+from verfedgnn.privacy.id_matching import Sealer
+from verfedgnn.privacy.masking import (
+    SEED,
+    MaskKey,
+    MaskSeeds,
+    MaskStream,
+    add_masks,
+    check_public_key,
+    lost_streams,
+    recover_seeds,
+    self_stream,
+    share_threshold,
+    to_residues,
+)
+from verfedgnn.privacy.protections import SumError
+from verfedgnn.protocol.messages import (
+    Hello,
+    ListSignature,
+    MaskShares,
+    Message,
+    Place,
+    RoundStart,
+    ShareRequest,
+    Survivors,
+    TripShares,
+    Unmask,
+)
+from verfedgnn.protocol.party_setup import Policy
+from verfedgnn.protocol.replica import Replica
+
+
+def mask_context(start: RoundStart, replica: Replica, last_sum: str) -> bytes:
+    """Hash what the coordinator must have sent to all active parties alike; between other parties, masks do not cancel.
+
+    `replica` is at the start of the round. `last_sum` is the hash of the summed neighbourhoods (`sum_digest`), "" if there is none.
+    """
+    facts = start.place, start.active, (replica.items, replica.ratings, replica.digest()), last_sum
+    return hashlib.sha256(repr(facts).encode()).digest()
+
+
+def sum_digest(parties: Sequence[int], round: int, total: NDArray[Any] | None) -> str:
+    """Return the hash of summed neighbourhoods (K, q, C), of the parties in the sum, and of its round."""
+    digest = hashlib.sha256(repr((list(parties), round)).encode())
+    if total is not None:
+        digest.update(hash_arrays([total]))
+    return digest.hexdigest()
+
+
+def list_statement(training: str, place: Place, active: Sequence[int], survivors: Sequence[int]) -> str:
+    """Return what a party signs when it commits to a survivor list."""
+    return json.dumps([training, place, list(active), list(survivors)])
+
+
+def fewest_survivors(config: Config, *, parties: int, active: int, smallest: int) -> int:
+    """Return how many of the `active` parties a masked sum must include after dropouts.
+
+    At least the threshold of the shares, the agreed number (`smallest`), and what every sum needs. Parties scale Skellam noise to
+    the number of active parties, so a sum of noised values includes all of them.
+    """
+    if config.gradients.protects_ratings:
+        return active
+    return max(share_threshold(active), smallest, fewest_parties_in_sum(config, parties))
+
+
+def named(place: Place) -> dict[str, int]:
+    """Return a place as the fields of a message."""
+    return {"round": place[0], "attempt": place[1]}
+
+
+# -- A party's masks during one stay (docs/protocol.md, "Masks") --------------------------------------------
+#
+#     ShareRequest -> MaskShares; TripShares; RoundStart -> masked values; Survivors -> ListSignature or Unmask
+#
+# Seeds and shares live in memory only, and only until they are revealed or the next round replaces them. What must survive a restart
+# is the list that the party committed to (`ListCommitments`).
+
+SEALED = 12 + 2 * SEED + 16
+"""Bytes of sealed shares: a nonce, a share of each seed, and a tag."""
+
+
+class ListCommitments:
+    """The survivor lists that a party committed to: one for each round of a training, across attempts and restarts.
+
+    This class keeps them in memory; a federation also writes them to disk.
+    """
+
+    def __init__(self) -> None:
+        self._lists: dict[tuple[str, int], list[int]] = {}
+
+    def find(self, training: str, round: int) -> list[int] | None:
+        """Return the list of a round; None if there is none."""
+        return self._lists.get((training, round))
+
+    def commit(self, training: str, round: int, survivors: Sequence[int]) -> None:
+        """Commit to a list; raise `ProtocolError` if the party committed to another list of the same round."""
+        known = self.find(training, round)
+        if known is None:
+            self.write(training, round, survivors)
+            self._lists[training, round] = list(survivors)
+        elif known != list(survivors):
+            raise ProtocolError(
+                f"the coordinator asks for a second sum in round {round}, over parties {list(survivors)} after {known}; "
+                "the difference of two sums would reveal single parties"
+            )
+
+    def write(self, training: str, round: int, survivors: Sequence[int]) -> None:
+        """Make a commitment durable. In memory, there is nothing to do."""
+
+
+@dataclass
+class TripSecrets:
+    """The secrets of one attempt of a round."""
+
+    place: Place
+    active: list[int]
+    request: str
+    """Name of the coordinator's request; empty if the shares were sent ahead."""
+    seeds: MaskSeeds = field(default_factory=MaskSeeds)
+    own_share: bytes = b""
+    keys: dict[int, str] = field(default_factory=dict)
+    """Public mask keys of the active parties; empty until the others' shares are here."""
+    shares: dict[int, bytes] = field(default_factory=dict)
+    """This party's shares of the active parties' two seeds."""
+    answered: bool = False
+    """Whether the party answered with masked values."""
+    context: bytes = b""
+
+
+class PartyMasks:
+    """Masks of one party. Every stay has a new key, and every attempt of a round has new seeds."""
+
+    def __init__(self, name: str, config: Config, policy: Policy, commitments: ListCommitments) -> None:
+        self.name = name
+        self.config = config
+        self.policy = policy
+        self.commitments = commitments
+        self._sealer = Sealer()
+        self._training = ""
+        self._index = -1
+        self._parties = 0
+        self._stay_keys: dict[int, str] = {}
+        """Verified public keys of the other parties' stays."""
+        self._trip: TripSecrets | None = None
+        """The trip whose values may still be unmasked, or whose shares are being exchanged."""
+        self._next: tuple[TripSecrets, MaskShares] | None = None
+        """The next trip, prepared ahead."""
+        self._last: Place = (0, 0)
+        """The last attempt that was masked."""
+
+    @property
+    def key(self) -> str | None:
+        """The party's public key of this stay."""
+        return self._sealer.public
+
+    @property
+    def signature(self) -> str | None:
+        """The party's signature of its key; None where nobody vouches for keys."""
+        vouching = self.policy.vouching
+        return None if vouching is None else vouching.sign(self.policy.mask_purpose, self._sealer.public)
+
+    def join(self, training: str, index: int, parties: int) -> None:
+        """Note the training, and the party's place in it."""
+        self._training = training
+        self._index = index
+        self._parties = parties
+
+    def handle(self, message: Message) -> Message | None:
+        """Answer a message about masks."""
+        if isinstance(message, ShareRequest):
+            return self._share(message)
+        if isinstance(message, TripShares):
+            self._take_shares(message)
+            return None
+        assert isinstance(message, Survivors)
+        return self._answer_survivors(message)
+
+    # -- keys and shares ---------------------------------------------------------------------------------
+
+    def _share(self, message: ShareRequest) -> MaskShares:
+        """Draw the seeds of a trip and share them with its parties."""
+        if message.place <= self._last:
+            raise self._error(f"asks for new masks of round {message.round}, which was answered")
+        self._check_active(message.active)
+        self._take_keys(message)
+        self._next = None
+        self._trip = TripSecrets(message.place, message.active, message.request)
+        return self._seal(self._trip, self.commitments.find(self._training, message.round))
+
+    def _check_active(self, active: list[int]) -> None:
+        known = range(self._parties)
+        if active != sorted(set(active)) or self._index not in active or not set(active) <= set(known):
+            raise self._error("asks for masks among parties that do not exist, or without this one")
+        if len(active) < max(2, self.policy.smallest):
+            raise self._error(f"asks for masks among {len(active)} parties, fewer than the agreed number")
+
+    def _take_keys(self, message: ShareRequest) -> None:
+        """Verify and take the keys of the other parties' stays."""
+        if not len(message.active) == len(message.mask_keys) == len(message.mask_signatures):
+            raise self._error("sent another number of mask keys than of parties")
+        keys = dict(zip(message.active, message.mask_keys, strict=True))
+        if keys[self._index] != self.key or len(set(keys.values())) != len(keys):
+            raise self._error("sent public keys that are not those of the parties")
+        for (party, key), signature in zip(keys.items(), message.mask_signatures, strict=True):
+            if self.policy.vouching is not None:
+                self.policy.vouching.check(self.policy.mask_purpose, party, key, signature)
+            check_public_key(key)
+        self._stay_keys = keys
+
+    def _seal(self, trip: TripSecrets, committed: list[int] | None = None) -> MaskShares:
+        """Split the seeds of a trip, and seal a share for every other party."""
+        rows = []
+        shares = trip.seeds.split(len(trip.active))
+        for party, share in zip(trip.active, shares, strict=True):
+            if party == self._index:
+                trip.own_share = share
+                rows.append(bytes(SEALED))
+            else:
+                about = self._about(trip, self._index, party, trip.seeds.key.public)
+                rows.append(self._sealer.seal(self._stay_keys[party], about, share))
+        sealed = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), SEALED)
+        key = trip.seeds.key.public
+        return MaskShares(
+            **named(trip.place), request=trip.request, key=key, sealed=sealed, committed=committed
+        )
+
+    def _about(self, trip: TripSecrets, sender: int, receiver: int, key: str) -> bytes:
+        """Return what a sealed share is bound to."""
+        facts = [self._training, trip.place, trip.request, trip.active, sender, receiver, key]
+        return b"verfedgnn shares 2" + json.dumps(facts).encode()
+
+    def prepare_next(self) -> None:
+        """Draw and split the seeds of the next round ahead, while the coordinator waits, if it probably has the same parties."""
+        trip = self._trip
+        if self._next is None and trip is not None and trip.answered and self._sends_ahead:
+            ahead = TripSecrets((trip.place[0] + 1, 0), trip.active, "")
+            self._next = (ahead, self._seal(ahead))
+
+    @property
+    def _sends_ahead(self) -> bool:
+        return self.config.training.participation == 1
+
+    def shares_ahead(self) -> MaskShares | None:
+        """Return the shares of the next trip to send after an Unmask; None if they are not sent ahead."""
+        if self._trip is not None or self._next is None:
+            return None
+        self._trip, message = self._next
+        self._next = None
+        return message
+
+    def _take_shares(self, message: TripShares) -> None:
+        """Open the shares that the other parties sealed for this one."""
+        trip = self._trip
+        if trip is None or trip.place != message.place or trip.keys:
+            raise self._error(f"sent shares of round {message.round} that were not asked for")
+        shape = (len(trip.active), SEALED)
+        if (
+            len(message.trip_keys) != shape[0]
+            or message.sealed.shape != shape
+            or message.sealed.dtype != np.uint8
+        ):
+            raise self._error("sent shares of another shape")
+        keys = dict(zip(trip.active, message.trip_keys, strict=True))
+        if keys[self._index] != trip.seeds.key.public or len(set(keys.values())) != len(keys):
+            raise self._error("sent mask keys that are not those of the parties")
+        for row, (party, key) in zip(message.sealed, keys.items(), strict=True):
+            if party == self._index:
+                trip.shares[party] = trip.own_share
+            else:
+                about = self._about(trip, party, self._index, key)
+                trip.shares[party] = self._open(party, about, row.tobytes())
+        trip.keys = keys
+
+    def _open(self, party: int, about: bytes, sealed: bytes) -> bytes:
+        try:
+            share = self._sealer.open(self._stay_keys[party], about, sealed)
+        except ProtocolError:
+            raise self._error(
+                f"sent shares of party {party} that do not open; they were changed or replayed"
+            ) from None
+        if len(share) != 2 * SEED:
+            raise self._error(f"sent shares of party {party} of another length")
+        return share
+
+    def check_start(self, message: RoundStart) -> None:
+        """Raise `ProtocolError` unless the shares of all parties of a round are here."""
+        if self.policy.masks:
+            self._open_trip(message)
+
+    def _open_trip(self, message: RoundStart) -> TripSecrets:
+        trip = self._trip
+        active = message.active
+        if trip is None or trip.place != message.place or trip.active != active or not trip.keys:
+            raise self._error(f"starts round {message.round} without the shares of its parties")
+        return trip
+
+    # -- masks -------------------------------------------------------------------------------------------
+
+    def hide(
+        self, values: NDArray[Any], message: RoundStart, context: bytes, use: int, bits: int
+    ) -> NDArray[Any]:
+        """Return `values` with this party's masks, as residues of that many bits; on one machine masks would hide nothing."""
+        if self.policy.masks:
+            values = add_masks(values, self.streams(message, context), use)
+        return to_residues(values, bits)
+
+    def streams(self, message: RoundStart, context: bytes) -> list[MaskStream]:
+        """Return this party's masks of a round; `context` is that of its first use (`mask_context`)."""
+        trip = self._open_trip(message)
+        if not trip.answered:
+            trip.answered = True
+            trip.context = context
+            self._last = message.place
+        return trip.seeds.streams(self._index, trip.keys, trip.context)
+
+    # -- unmasking ---------------------------------------------------------------------------------------
+
+    def _answer_survivors(self, message: Survivors) -> ListSignature | Unmask:
+        """Commit to a survivor list; sign it if a party was lost, and reveal shares once enough parties committed to it."""
+        trip = self._trip
+        if trip is None or not trip.answered or trip.place != message.place:
+            raise self._error(f"asks to unmask round {message.round}, which is not open here")
+        self._check_survivors(message, trip)
+        self.commitments.commit(self._training, message.round, message.survivors)
+        if message.survivors != trip.active:
+            statement = list_statement(self._training, trip.place, trip.active, message.survivors)
+            if message.signatures is None:
+                vouching = self.policy.vouching
+                signature = "" if vouching is None else vouching.sign("survivors", statement)
+                return ListSignature(**named(trip.place), signature=signature)
+            self._check_signatures(message, statement, share_threshold(len(trip.active)))
+        if message.survivors == trip.active:
+            self.prepare_next()
+        else:
+            self._next = None
+        self._trip = None  # from here on, no second share can leave
+        lost = set(trip.active) - set(message.survivors)
+        rows = [trip.shares[v][SEED:] if v in lost else trip.shares[v][:SEED] for v in trip.active]
+        shares = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, SEED)
+        return Unmask(**named(trip.place), shares=shares)
+
+    def _check_survivors(self, message: Survivors, trip: TripSecrets) -> None:
+        survivors = message.survivors
+        if survivors != sorted(set(survivors)) or not set(survivors) <= set(trip.active):
+            raise self._error("names survivors that did not take part")
+        if self._index not in survivors:
+            raise self._error("asks a party to unmask a sum that it is not part of")
+        fewest = fewest_survivors(
+            self.config, parties=self._parties, active=len(trip.active), smallest=self.policy.smallest
+        )
+        if len(survivors) < fewest:
+            raise self._error(
+                f"asks to unmask a sum over {len(survivors)} of {len(trip.active)} parties, fewer than {fewest}"
+            )
+
+    def _check_signatures(self, message: Survivors, statement: str, needed: int) -> None:
+        signatures = message.signatures or []
+        if len(signatures) != len(message.survivors):
+            raise self._error("sent another number of signatures than of survivors")
+        valid = sum(map(self._signed, message.survivors, [statement] * len(signatures), signatures))
+        if valid < needed:
+            raise self._error(
+                f"shows {valid} signatures of its survivor list, but {needed} parties must have signed the same list"
+            )
+
+    def _signed(self, party: int, statement: str, signature: str) -> bool:
+        if self.policy.vouching is None:
+            return True
+        try:
+            self.policy.vouching.check("survivors", party, statement, signature)
+        except ProtocolError:
+            return False
+        return True
+
+    def _error(self, problem: str) -> ProtocolError:
+        return ProtocolError(
+            f"{self.name}: the coordinator {problem}; compare transcripts with the other parties"
+        )
+
+
+class NoMasks(PartyMasks):
+    """The masks of a party whose configuration has none."""
+
+    key = None
+    signature = None
+
+    def handle(self, message: Message) -> Message | None:
+        """Raise `ProtocolError`: no message about masks is expected."""
+        raise ProtocolError(
+            f"{self.name}: the coordinator sent a message about masks, but this party draws none"
+        )
+
+    def check_start(self, message: RoundStart) -> None:
+        """Accept every round."""
+
+    def hide(
+        self, values: NDArray[Any], message: RoundStart, context: bytes, use: int, bits: int
+    ) -> NDArray[Any]:
+        """Return `values`."""
+        return values
+
+
+# -- The coordinator's part in the masks of one trip: it relays shares, fixes the survivor list, and removes the masks from the sum
+
+
+class MaskedTrip:
+    """The masks of one attempt of a round among the `active` parties, from their shares to the unmasked sum.
+
+    `request` names the coordinator's request for shares; it is empty if the parties send them ahead.
+    """
+
+    def __init__(self, place: Place, active: Sequence[int], *, ahead: bool = False) -> None:
+        self.place = place
+        self.active = list(active)
+        self.request = "" if ahead else secrets.token_hex(8)
+        self.threshold = share_threshold(len(self.active))
+        self.shares: dict[int, MaskShares] = {}
+        self.survivors: list[int] = []
+        """The parties in the sum; empty until the list is fixed."""
+        self.signatures: dict[int, ListSignature] = {}
+        self.reveals: dict[int, Unmask] = {}
+        self._seeds: dict[int, bytes] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether the sum includes all active parties."""
+        return self.survivors == self.active
+
+    @property
+    def committed(self) -> set[tuple[int, ...]]:
+        """The survivor lists that parties committed to in earlier attempts."""
+        return {tuple(m.committed) for m in self.shares.values() if m.committed is not None}
+
+    def share_request(self, hellos: Sequence[Hello]) -> ShareRequest:
+        """Return the request for shares; `hellos` are those of all parties, in order."""
+        chosen = [hellos[index] for index in self.active]
+        return ShareRequest(
+            **named(self.place),
+            request=self.request,
+            active=self.active,
+            mask_keys=[hello.mask_key or "" for hello in chosen],
+            mask_signatures=[hello.mask_signature or "" for hello in chosen],
+        )
+
+    def take_shares(self, index: int, message: MaskShares) -> str | None:
+        """Take a party's shares; return what is wrong with them, if anything."""
+        if index not in self.active or index in self.shares:
+            return "no shares are due from this party"
+        if message.sealed.ndim != 2 or len(message.sealed) != len(self.active):
+            return "it sent shares for another number of parties"
+        if any(message.key == other.key for other in self.shares.values()):
+            return "its mask key is another party's"
+        self.shares[index] = message
+        return None
+
+    def trip_shares(self, index: int) -> TripShares:
+        """Return the keys and shares for one party."""
+        column = self.active.index(index)
+        return TripShares(
+            **named(self.place),
+            trip_keys=[self.shares[sender].key for sender in self.active],
+            sealed=np.stack([self.shares[sender].sealed[column] for sender in self.active]),
+        )
+
+    def survivor_message(self) -> Survivors:
+        """Return the survivor list, with the signatures once they are collected."""
+        signatures = None
+        if self.signatures:
+            known = {index: message.signature for index, message in self.signatures.items()}
+            signatures = [known.get(index, "") for index in self.survivors]
+        return Survivors(**named(self.place), survivors=self.survivors, signatures=signatures)
+
+    def take_reveal(self, index: int, message: Unmask) -> str | None:
+        """Take a party's revealed shares; return what is wrong with them, if anything."""
+        if index not in self.survivors or index in self.reveals:
+            return "no shares to unmask are due from this party"
+        if message.shares.shape != (len(self.active), SEED) or message.shares.dtype != np.uint8:
+            return "it revealed shares of another shape"
+        self.reveals[index] = message
+        return None
+
+    def recover(self) -> None:
+        """Recover the seeds that the sum needs; raise `SumError` if shares do not fit a lost party's key."""
+        chosen = sorted(self.reveals)[: self.threshold]
+        shares = {
+            self.active.index(index) + 1: [row.tobytes() for row in self.reveals[index].shares]
+            for index in chosen
+        }
+        self._seeds = dict(zip(self.active, recover_seeds(shares), strict=True))
+        for index, seed in self._seeds.items():
+            if index not in self.survivors and MaskKey(seed).public != self.shares[index].key:
+                raise SumError("the revealed shares do not add up to the key of a lost party")
+
+    def streams(self, context: bytes) -> list[MaskStream]:
+        """Return the masks in the sum over the survivors, once their seeds are recovered."""
+        keys = {index: self.shares[index].key for index in self.survivors}
+        streams = []
+        for index, seed in self._seeds.items():
+            lost = index not in keys
+            streams += lost_streams(seed, index, keys, context) if lost else [self_stream(seed, context)]
+        return streams

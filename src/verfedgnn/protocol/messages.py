@@ -1,0 +1,354 @@
+"""The messages of the protocol. docs/protocol.md says who sends each of them and what it reveals."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from verfedgnn.protocol.framing import Bytes, Fixed, Floats, Message, decode, encode, encode_parts
+
+__all__ = [
+    "Finish",
+    "Finished",
+    "Hello",
+    "ListSignature",
+    "MaskShares",
+    "Message",
+    "Refused",
+    "RoundReply",
+    "RoundStart",
+    "ShareRequest",
+    "Survivors",
+    "TripShares",
+    "Unmask",
+    "Waiting",
+    "Welcome",
+    "copied_state",
+    "decode",
+    "encode",
+    "encode_parts",
+]
+
+Place = tuple[int, int]
+"""Round and attempt."""
+
+_KEY = "^[0-9a-f]{64}$"
+_SIGNATURE = "^[0-9a-f]{2,200}$"
+_MOST = 1 << 40
+"""Largest number of users, items or ratings: more than anybody has, small enough to compute with."""
+
+Star = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+"""A rating."""
+
+
+class Hello(Message):
+    """A party's first message to the coordinator: its name, and the sizes that are public by agreement."""
+
+    kind = 1
+    party: str = Field(min_length=1, max_length=200)
+    users: int = Field(ge=1, le=_MOST)
+    """N, the number of common users; the same at every party."""
+    items: int = Field(ge=1, le=_MOST)
+    """M_p, shared with all parties (Sec. 3.1)."""
+    ratings: int = Field(ge=0, le=_MOST)
+    """Number of training ratings, by which a round's batch is shared among the parties."""
+    scale: tuple[Star, Star]
+    """Lowest and highest rating, for the initial values."""
+    config: str = Field(max_length=64)
+    """SHA-256 of the configuration."""
+    stay: str = Field("", max_length=64)
+    """Random name of this stay; the Welcome that answers this Hello repeats it."""
+    agreement: str | None = Field(None, max_length=64)
+    """SHA-256 of the federation file: roster, certificates, rules."""
+    alignment: str | None = Field(None, max_length=64)
+    """Name of the user alignment that its rows follow; the same at every party."""
+    training: str | None = Field(None, max_length=64)
+    """The training that its checkpoint belongs to, if it has one."""
+    round: int = Field(0, ge=0, lt=1 << 32)
+    """Round of its last confirmed validation, if there is one."""
+    digest: str | None = Field(None, max_length=64)
+    """Hash of its public parameters in that round."""
+    released: int | None = Field(None, ge=0, lt=1 << 32)
+    """Last round of which it has released something, according to its run folder; None without one."""
+    lost: int = Field(0, ge=0, lt=1 << 32)
+    """Round that it has released and cannot repeat, because a power cut took the values; 0 if there is none."""
+    mask_key: str | None = Field(None, pattern=_KEY)
+    """Public key for sealed messages between parties, if masking is on; new for every stay."""
+    mask_signature: str | None = Field(None, pattern=_SIGNATURE)
+    """Signature of that key by the party's certificate."""
+
+
+class Welcome(Message):
+    """The coordinator's answer to a Hello: the party's place, all sizes, the public parameters.
+
+    It has no copy of them before the first round, since the party draws them from the agreed seed.
+    """
+
+    kind = 2
+    arrays: ClassVar = {"parameters": "float32", "accumulator": "float32"}
+    index: int = Field(ge=0)
+    items: list[Annotated[int, Field(ge=1, le=_MOST)]] = Field(min_length=1)
+    """M_i of all parties, in order."""
+    stay: str = Field(max_length=64)
+    """Name of the stay, from the Hello that this answers."""
+    training: str = Field(max_length=64)
+    """Random name of this training, so that no checkpoint of another training is mistaken for it."""
+    config: str = Field(max_length=64)
+    """SHA-256 of the coordinator's configuration, which the party checks."""
+    ratings: int = Field(ge=0, le=_MOST)
+    """Training ratings of all parties together."""
+    typical: float = Field(gt=0, le=1e6)
+    """Mean of the parties' typical ratings, for the initial values."""
+    round: int = Field(ge=0, lt=1 << 32)
+    parameters: Floats | None = None
+    """Full copy of the parameters; None before the first round."""
+    accumulator: Floats | None = None
+    """State of the optimiser, one value per parameter."""
+    digest: str = Field(max_length=64)
+    """Hash of the coordinator's parameters and the state of the optimiser."""
+
+
+class AttemptMessage(Message):
+    """A message about one attempt of a round. An attempt is repeated because a party was lost; each has its own masks."""
+
+    round: int = Field(ge=1, lt=1 << 32)
+    attempt: int = Field(0, ge=0, le=65535)
+
+    @property
+    def place(self) -> Place:
+        """Round and attempt."""
+        return self.round, self.attempt
+
+
+class RoundStart(AttemptMessage):
+    """The coordinator's start of a round: what the last rounds changed, and what to do now."""
+
+    kind = 3
+    arrays: ClassVar = {
+        "updates": "any",
+        "neighbourhoods": "fixed",
+        "parameters": "float32",
+        "accumulator": "float32",
+    }
+    active: list[int]
+    """A_t, the parties that train, and mask their values for each other; the others only validate."""
+    evaluate: bool
+    """Whether to send the validation error."""
+    best_round: int = Field(ge=0)
+    """Round of the best validation so far; a party that has the model of that round keeps it."""
+    updates_from: int = Field(ge=0)
+    """Round of the first update in `updates`."""
+    update_parties: list[list[int]]
+    """For each update, the parties whose gradients it sums; empty for an abandoned round, which has no update."""
+    updates: Bytes | Floats | None = None
+    """Summed protected gradients, one round after the other."""
+    neighbourhood_parties: list[int]
+    """Parties whose neighbourhoods `neighbourhoods` sums; empty without a sum."""
+    neighbourhood_round: int = Field(0, ge=0)
+    """Round in which these parties sent them."""
+    neighbourhoods: Fixed | None = None
+    """Sum of neighbourhoods (K, q, C) in fixed point, unless the party has it already."""
+    parameters: Floats | None = None
+    """Full copy instead of updates, for a party that missed many."""
+    accumulator: Floats | None = None
+
+
+def copied_state(message: Welcome | RoundStart) -> dict[str, Floats]:
+    """Return the full copy of the public parameters in a message, by name of the array; empty if it has none."""
+    arrays = {"parameters": message.parameters, "accumulator": message.accumulator}
+    return {name: values for name, values in arrays.items() if values is not None}
+
+
+class RoundReply(AttemptMessage):
+    """A party's answer to a RoundStart: its protected share of the round."""
+
+    kind = 4
+    arrays: ClassVar = {"gradient": "any", "neighbourhoods": "fixed"}
+    gradient: Bytes | Floats | None = None
+    """Protected gradient of the public parameters: signs, residues if masked, or real numbers."""
+    neighbourhoods: Fixed | None = None
+    """The party's neighbourhoods (K, q, C) in fixed point, projected or masked."""
+    error: float | None = Field(None, ge=0, le=1e30, allow_inf_nan=False)
+    """If asked: squared errors summed over the party's validation ratings, or 1 - NDCG@20 summed over its users."""
+    count: int | None = Field(None, ge=0, le=_MOST)
+    """Number of these ratings or users."""
+    digest: str | None = Field(None, max_length=64)
+    """Hash of the party's public parameters, sent with a validation."""
+
+
+class ShareRequest(AttemptMessage):
+    """The coordinator's request for fresh mask keys and shares for one attempt of a round."""
+
+    kind = 9
+    request: str = Field(max_length=64)
+    """Random name of this request, which the answers repeat."""
+    active: list[int]
+    """The parties that take part."""
+    mask_keys: list[str]
+    """Public keys of the active parties' stays, in order."""
+    mask_signatures: list[str]
+    """Signatures of these keys by the parties' certificates."""
+
+
+class MaskShares(AttemptMessage):
+    """A party's public mask key for one attempt of a round, and sealed shares of its two seeds for every active party."""
+
+    kind = 10
+    arrays: ClassVar = {"sealed": "fixed"}
+    request: str = Field("", max_length=64)
+    """Name of the request that this answers; empty if the party sends its shares for the next round ahead."""
+    key: str = Field(pattern=_KEY)
+    """Public mask key of this attempt."""
+    sealed: Bytes
+    """One row for each active party: that party's shares, sealed for it."""
+    committed: list[int] | None = None
+    """The survivor list that the party committed to in an earlier attempt of this round, if there was one."""
+
+
+class TripShares(AttemptMessage):
+    """The active parties' public mask keys, and the shares that they sealed for the recipient."""
+
+    kind = 11
+    arrays: ClassVar = {"sealed": "fixed"}
+    trip_keys: list[Annotated[str, Field(pattern=_KEY)]]
+    """Public mask keys of the active parties, in order."""
+    sealed: Bytes
+    """One row from each active party."""
+
+
+class Survivors(AttemptMessage):
+    """The coordinator's list of the parties whose masked replies it adds up."""
+
+    kind = 12
+    survivors: list[int]
+    signatures: list[Annotated[str, Field(max_length=200)]] | None = None
+    """Signatures of this list by the survivors, in order, "" if missing; None while they are being collected or if nobody was lost."""
+
+
+class ListSignature(AttemptMessage):
+    """A party's signature of a survivor list. It commits the party to that list."""
+
+    kind = 13
+    signature: str = Field(max_length=200)
+
+
+class Unmask(AttemptMessage):
+    """A party's shares for one survivor list: of a survivor's self-mask, or of a lost party's mask key."""
+
+    kind = 14
+    arrays: ClassVar = {"shares": "fixed"}
+    shares: Bytes
+    """One share for each active party, in order."""
+
+
+class Finish(Message):
+    """The coordinator's last message: the public parameters of the best validation, to parties that do not have them."""
+
+    kind = 5
+    arrays: ClassVar = {"parameters": "float32"}
+    round: int = Field(ge=0)
+    best_round: int = Field(ge=0)
+    """As in RoundStart."""
+    parameters: Floats | None = None
+    """None for a party that took part in the best validation and has not rejoined since."""
+    digest: str = Field(max_length=64)
+    """Hash of these parameters."""
+
+
+class Finished(Message):
+    """A party's last message: it has its model."""
+
+    kind = 6
+    digest: str = Field(max_length=64)
+    """Hash of the public parameters that it keeps."""
+
+
+class Refused(Message):
+    """Sent in either direction: why a message was refused. The sender continues without the recipient."""
+
+    kind = 7
+    reason: str = Field(max_length=500)
+
+
+class Waiting(Message):
+    """The coordinator's acknowledgement: which parties are still missing."""
+
+    kind = 8
+    missing: list[str]
+    align: bool = False
+    """Whether all parties must align again, because a party came without aligned users."""
+    second: bool = False
+    """Whether a second process wanted to join under the recipient's name, and was refused."""
+
+
+# -- The messages of user alignment; `protocol.user_alignment` says who sends which when -------------------
+
+
+MOST_USERS = 1 << 31
+"""Users of a party and rows of a federation, at most; row numbers are 32-bit integers."""
+_SESSION = "^[0-9a-f]{32}$"
+
+
+class AlignHello(Message):
+    """A party's announcement to the coordinator that it is ready to align."""
+
+    kind = 16
+    party: str = Field(min_length=1, max_length=200)
+    agreement: str = Field(max_length=64)
+    users: int = Field(ge=1, lt=MOST_USERS)
+    """Number of pseudonyms the party will send, padding included."""
+    seal_key: str = Field(pattern="^[0-9a-f]{64}$")
+    """Public key with which other parties seal messages for this one."""
+    seal_signature: str = Field(pattern="^[0-9a-f]{2,200}$")
+
+
+class AlignStart(Message):
+    """The coordinator's message to every party that all are present."""
+
+    kind = 17
+    session: str = Field(pattern=_SESSION)
+    index: int = Field(ge=0)
+    seal_keys: list[str]
+    seal_signatures: list[str]
+
+
+class Sealed(Message):
+    """A message from party to party, relayed by the coordinator, which cannot read it."""
+
+    kind = 18
+    arrays: ClassVar = {"data": "any"}
+    session: str = Field(pattern=_SESSION)
+    peer: int = Field(ge=0)
+    """Index of the recipient on the way up, of the sender on the way down."""
+    data: Bytes
+
+
+class Pseudonyms(Message):
+    """A party's users as pseudonyms, sent to the coordinator."""
+
+    kind = 19
+    arrays: ClassVar = {"values": "any"}
+    session: str = Field(pattern=_SESSION)
+    values: Bytes
+    """Pseudonyms (n, 16), sorted and distinct."""
+
+
+class UserRows(Message):
+    """The coordinator's answer to a party: the row of each of its pseudonyms."""
+
+    kind = 20
+    arrays: ClassVar = {"rows": "fixed"}
+    session: str = Field(pattern=_SESSION)
+    users: int = Field(ge=0, lt=MOST_USERS)
+    """Number of rows of the federation; 0 if the parties share no user."""
+    rows: Fixed
+    """Rows (n,) in the order of the pseudonyms, -1 for users who do not take part."""
+
+
+class Aligned(Message):
+    """A party's confirmation to the coordinator that it has its rows."""
+
+    kind = 21
+    session: str = Field(pattern=_SESSION)
+    users: int = Field(ge=0, lt=MOST_USERS)

@@ -1,0 +1,587 @@
+"""The party's side of the protocol (Algorithm 1, client).
+
+    Candidate.hello -> Welcome -> Party;  RoundStart -> Party.answer_round -> RoundReply;  Finish -> Party.finish
+
+Ratings, degrees, item embeddings and noise never leave the party; docs/protocol.md lists the fields of its reply.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verfedgnn.config import Config
+from verfedgnn.core.errors import DivergedError, ProtocolError
+from verfedgnn.core.graph import Graph
+from verfedgnn.core.key_stream import NoiseKey
+from verfedgnn.core.metrics import mean_by_user, squared_errors
+from verfedgnn.core.pairs import PartyInput
+from verfedgnn.core.random_streams import NoiseStream, PartyStream
+from verfedgnn.privacy import masking
+from verfedgnn.privacy.masking import wrap_signed
+from verfedgnn.privacy.projection import IdentityProjection, Projection, make_projection
+from verfedgnn.privacy.rating_dp import (
+    add_item_noise,
+    add_validation_noise,
+    protects_users,
+    sensitivity,
+    sum_validation,
+)
+from verfedgnn.protocol.aggregation import (
+    FULL_COPY,
+    from_fixed,
+    largest_array,
+    largest_from_coordinator,
+    participation_scale,
+    to_fixed,
+)
+from verfedgnn.protocol.checkpoint_state import to_tensor
+from verfedgnn.protocol.forward_backward import Batch, PassResult, compute
+from verfedgnn.protocol.masks import ListCommitments, NoMasks, PartyMasks, mask_context, sum_digest
+from verfedgnn.protocol.message_checks import check_full_copy, check_public, check_start
+from verfedgnn.protocol.messages import (
+    Finish,
+    Finished,
+    Hello,
+    Message,
+    Place,
+    RoundReply,
+    RoundStart,
+    ShareRequest,
+    Survivors,
+    TripShares,
+    Welcome,
+    copied_state,
+)
+from verfedgnn.protocol.party_progress import (
+    PartyProgress,
+    ReceivedNeighbourhoods,
+    SentNeighbourhoods,
+)
+from verfedgnn.protocol.party_setup import LOCAL, Batches, PartySetup, Policy
+from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, NoLedger, ReleaseLedger
+from verfedgnn.protocol.replica import Replica, parameters_digest, rounds_per_epoch
+from verfedgnn.protocol.solved_round import SolvedStep, encode_release, solve_at_home
+from verfedgnn.protocol.states import PARTY_STATES, PartyState
+
+Released = dict[str, NDArray[Any]]
+"""Values that leave the party, before masks, by kind."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a party computed at home in one round."""
+
+    users: Tensor
+    """Users and items whose product predicts, in units of the targets."""
+    items: Tensor
+    neighbourhoods: Tensor | None = None
+    """Projected neighbourhoods of the party's own items (K, q, C); None without an exchange."""
+    gradient: Tensor | None = None
+    """Flat gradient of the public parameters; None in a round without training, and where items are solved."""
+    private_gradients: dict[str, Tensor] = field(default_factory=dict)
+    solved: SolvedStep | None = None
+    """The solved items and what the party releases; None where items are trained."""
+
+
+@dataclass(frozen=True)
+class FinishedTraining:
+    """A party's result of a training."""
+
+    reply: Finished
+    public: Tensor
+    """Public parameters of the best validation, flat."""
+    model: dict[str, Tensor]
+    """The party's model of the best validation: h_u, h_v and e_v^0."""
+
+
+class Party:
+    """One organisation that has joined a training. `Candidate.welcome` creates it."""
+
+    def __init__(
+        self,
+        setup: PartySetup,
+        progress: PartyProgress,
+        *,
+        index: int,
+        replica: Replica,
+        projection: Projection | IdentityProjection | None,
+        masks: PartyMasks,
+        ledger: ReleaseLedger,
+    ) -> None:
+        self.setup = setup
+        self.name = setup.name
+        self.data = setup.data
+        self.model = setup.model
+        self.progress = progress
+        self.index = index
+        """The party's place in the order that fixes every sum."""
+        self.replica = replica
+        self.parties = len(replica.items)
+        self.graph: Graph = setup.make_graph(sum(replica.items))
+        """Graph of the training ratings."""
+        self.batches = Batches(setup, replica.rounds_per_epoch)
+        self.projection = projection
+        """Projection of the exchange; None if the configuration exchanges nothing."""
+        self.masks = masks
+        """Masks of this stay."""
+        self.ledger = ledger
+        """Account of what the party has released."""
+        self._last: Place = (0, 0)
+        """The last attempt that was answered. None is answered twice, so no mask is used twice."""
+
+    @property
+    def config(self) -> Config:
+        """Configuration of the training."""
+        return self.setup.config
+
+    def handle(self, message: Message) -> Message | None:
+        """Answer one message of the coordinator; return None if it needs no answer."""
+        if isinstance(message, RoundStart):
+            return self.answer_round(message)
+        if isinstance(message, Finish):
+            return self.finish(message).reply
+        if isinstance(message, ShareRequest | TripShares | Survivors):
+            return self.masks.handle(message)
+        raise PARTY_STATES.unexpected(PartyState.JOINED, type(message), self.name)
+
+    # -- one round -------------------------------------------------------------------------------------------
+
+    def answer_round(self, message: RoundStart) -> RoundReply:
+        """Answer one round (Algorithm 1, client)."""
+        self._admit(message)  # order, bounds, budget: refuses before anything changes
+        self.take_in(message)  # 1. the public step of the last round, and the others' neighbourhoods
+        active = self.index in message.active
+        computed = self.compute(message, train=active)  # 2. at home: the model, and the gradient
+        made: Released = {}
+        if message.evaluate:
+            made[VALIDATION] = self._validate(message, computed)
+        if active:
+            if computed.neighbourhoods is not None:
+                fixed = to_fixed(computed.neighbourhoods, self.parties, self.config.exchange.bits)
+                made[NEIGHBOURHOODS] = fixed.cpu().numpy()
+            self._step_private(message, computed)  # 3. the step at home
+            made[GRADIENT] = self._protect(message, computed)  # 4. what the others may see
+        # In the ledger before it leaves; a repeated round gets what it got before.
+        released = self.ledger.release(message.round, message.active, made)
+        return self._reply(message, released)  # 5. masked
+
+    def _admit(self, message: RoundStart) -> None:
+        """Raise `ProtocolError` unless the round was agreed on, and is new."""
+        if message.place <= self._last:
+            raise ProtocolError(f"{self.name}: the coordinator starts round {message.round} a second time")
+        check_start(message, self.replica, self.index, self.setup.policy.smallest)
+        self.ledger.check_round(message.round)
+        if self.index in message.active:
+            self.masks.check_start(message)
+        self._last = message.place
+
+    def take_in(self, message: RoundStart) -> None:
+        """Take the public step of the last round, and the sum of neighbourhoods."""
+        progress, replica = self.progress, self.replica
+        replica.keep_best(message.best_round)
+        replica.catch_up(message)  # refuses updates that do not fit, before anything is kept
+        progress.keep_best(message.best_round)
+        progress.confirm_announced(message.round)
+        progress.start_round(message.round)
+        if message.neighbourhoods is not None:
+            progress.received = read_neighbourhoods(
+                message, self.index, replica, own=progress.sent, last=progress.received
+            )
+
+    def compute(self, message: RoundStart, *, train: bool) -> Computed:
+        """Solve the items, or compute one pass of propagation, with gradients to `train`."""
+        if self.model.solved is not None:
+            rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, message.round)
+            drawn = torch.from_numpy(rng.random(len(self.setup.solved_targets), np.float32))
+            step = self._solve_items(self.replica.parameters, drawn.to(self.setup.device))
+            for (
+                name,
+                values,
+            ) in step.private.items():  # also without training: they are the model that is validated
+                self.progress.private.parameters[name].copy_(values)
+            return Computed(step.users, step.items, solved=step)
+        batch = self.batch(message.round) if train else None
+        result = self._propagate(self.replica.parameters, batch)
+        gradient = result.public_gradient
+        if gradient is not None and not gradient.sum().isfinite():
+            raise DivergedError(
+                f"training diverged at '{self.name}' in round {message.round}; lower training.lr"
+            )
+        return Computed(result.users, result.items, result.neighbourhoods, gradient, result.private_gradients)
+
+    def _protect(self, message: RoundStart, computed: Computed) -> NDArray[Any]:
+        """Return the protected gradient, before masks."""
+        if computed.solved is None:
+            assert computed.gradient is not None
+            return self.protect_gradient(computed.gradient, message)
+        protection = self.replica.protection
+        stream = protection.rounding(
+            noise_key(self.setup, NoiseStream.GRADIENT, message, [computed.solved.gradient])
+        )
+        return encode_release(self.model, self.replica.parameters, computed.solved, stream, protection.noise)
+
+    def _reply(self, message: RoundStart, released: Released) -> RoundReply:
+        """Mask the values of sums and return the reply."""
+        reply: dict[str, Any] = {}
+        if VALIDATION in released:
+            error, count = released[VALIDATION].tolist()
+            digest = self.replica.digest()
+            self.progress.announced = (message.round, digest)
+            reply |= {"error": error, "count": int(count), "digest": digest}
+        if NEIGHBOURHOODS in released:
+            values = released[NEIGHBOURHOODS]
+            self.progress.sent = SentNeighbourhoods(message.round, values)
+            reply["neighbourhoods"] = self._mask(
+                values, message, masking.NEIGHBOURHOOD, self.config.exchange.bits
+            )
+        if GRADIENT in released:
+            protection = self.replica.protection
+            values = protection.summand(released[GRADIENT])
+            reply["gradient"] = self._mask(values, message, masking.GRADIENT, protection.bits)
+        return RoundReply(round=message.round, attempt=message.attempt, **reply)
+
+    # -- the steps of a round --------------------------------------------------------------------------------
+
+    def batch(self, round: int) -> Batch:
+        """Return the party's share of the round's batch."""
+        return self.batches.in_round(round)
+
+    def _step_private(self, message: RoundStart, computed: Computed) -> None:
+        """Step the private parameters along their gradients and the regulariser of items (eq. 5); solved items are in place."""
+        if computed.solved is not None:
+            return
+        private, gradients = self.progress.private, computed.private_gradients
+        if self.setup.protects_ratings:
+            key = noise_key(self.setup, NoiseStream.ITEM_ROWS, message, list(gradients.values()))
+            gradients = add_item_noise(gradients, self.config, key)
+        l2 = 2 * self.config.training.l2 / sum(self.replica.items)
+        items = gradients["items"] + l2 * private.parameters["items"]
+        private.step(gradients | {"items": items}, self.config)
+
+    def _solve_items(self, public: Tensor, drawn: Tensor) -> SolvedStep:
+        """Solve the items for some public parameters; `drawn` chooses what the second model reads."""
+        return solve_at_home(
+            self.model,
+            public,
+            self.progress.private.parameters,
+            self.graph,
+            self.setup.solved_targets,
+            drawn,
+            ratings=self.replica.ratings,
+            items=sum(self.replica.items),
+        )
+
+    def _served(self, users: Tensor, items: Tensor) -> dict[str, Tensor]:
+        """Return an evaluated model that predicts in the party's own rating scale."""
+        users, items = self.setup.targets.to_rating_scale(users, items)
+        embeddings = self.progress.private.parameters["items"].clone()
+        return {"users": users, "items": items, "embeddings": embeddings}
+
+    def _validate(self, message: RoundStart, computed: Computed) -> NDArray[np.float64]:
+        """Keep the evaluated model, and return its validation error and count, protected as configured."""
+        setup = self.setup
+        model = self._served(computed.users, computed.items)
+        self.progress.evaluated = (message.round, model)
+        if not setup.protects_ratings:
+            return np.array(setup.targets.validate(model["users"], model["items"]))
+        squared = squared_errors(model["users"], model["items"], self.data.valid)
+        if protects_users(self.config):  # each user counts once
+            squared = mean_by_user(squared, self.data.valid)
+        sums = sum_validation(squared, self.data.scale, self.config)
+        key = noise_key(setup, NoiseStream.VALIDATION, message, [squared])
+        return np.array(add_validation_noise(sums, self.data.scale, self.config, key))
+
+    def protect_gradient(self, gradient: Tensor, message: RoundStart) -> NDArray[Any]:
+        """Return a public gradient as it leaves the party, before masks."""
+        if protects_users(self.config):
+            gradient = clip_contributions(gradient, self.setup)
+        key = noise_key(self.setup, NoiseStream.GRADIENT, message, [gradient])
+        return self.replica.protection.protect(gradient, key, sharing=len(message.active))
+
+    def _mask(self, values: NDArray[Any], message: RoundStart, use: int, bits: int) -> NDArray[Any]:
+        """Return `values` as they travel: with masks, as residues of that many bits."""
+        received = self.progress.received
+        context = mask_context(message, self.replica, "" if received is None else received.digest)
+        return self.masks.hide(values, message, context, use, bits)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def finish(self, message: Finish) -> FinishedTraining:
+        """Return the model of the best validation, which the party may have missed."""
+        public = self._best_parameters(message)
+        if parameters_digest(public) != message.digest:
+            raise ProtocolError(
+                f"{self.name}: the public parameters of the result are not those that the coordinator announced; "
+                "rejoin to get them"
+            )
+        progress = self.progress
+        progress.keep_best(message.best_round)
+        if progress.best is None or progress.best[0] != message.best_round:
+            progress.best = (message.best_round, self._evaluate(public))
+        return FinishedTraining(Finished(digest=message.digest), public, progress.best[1])
+
+    def _best_parameters(self, message: Finish) -> Tensor:
+        """Return the public parameters of the best validation: those of the message, or the copy that this party kept."""
+        self.replica.keep_best(message.best_round)
+        kept = self.replica.best
+        if message.parameters is not None:
+            check_public(message.parameters, self.model)
+            return to_tensor(message.parameters, self.setup.device)
+        if kept is not None and kept[0] == message.best_round:
+            return kept[1]
+        raise ProtocolError(
+            f"{self.name}: the coordinator finishes without the parameters of round {message.best_round}, "
+            "which this party does not have; rejoin to get them"
+        )
+
+    def _evaluate(self, public: Tensor) -> dict[str, Tensor]:
+        """Return the model of some public parameters, with the items of the last round, or solved for them."""
+        if self.model.solved is not None:
+            step = self._solve_items(public, torch.zeros_like(self.setup.solved_targets))
+            return self._served(step.users, step.items)
+        result = self._propagate(public)
+        return self._served(result.users, result.items)
+
+    def _propagate(self, public: Tensor, batch: Batch | None = None) -> PassResult:
+        """Compute one pass with some public parameters and the party's own."""
+        return compute(
+            self.model,
+            self.graph,
+            public,
+            self.progress.private.parameters,
+            self.config.training,
+            projection=self.projection,
+            others=self.progress.others,
+            batch=batch,
+        )
+
+
+def read_neighbourhoods(
+    message: RoundStart,
+    index: int,
+    replica: Replica,
+    *,
+    own: SentNeighbourhoods | None,
+    last: ReceivedNeighbourhoods | None,
+) -> ReceivedNeighbourhoods:
+    """Return the others' share of a sum of neighbourhoods, scaled to all other parties (Sec. 4.6).
+
+    `own` is what this party sent into the sum, `last` the sum it received before.
+    """
+    config = replica.config
+    total = message.neighbourhoods
+    assert total is not None
+    # Masks depend on this hash, so those of parties that received different sums do not cancel.
+    values = total if config.masking else None
+    round = message.neighbourhood_round
+    digest = sum_digest(message.neighbourhood_parties, round, values)
+    if last is not None and last.digest == digest:
+        return last
+    if index in message.neighbourhood_parties:
+        if own is None or own.round != round:
+            # The party lost what it sent into this sum. Its last estimate serves until the next sum.
+            return ReceivedNeighbourhoods(digest, round, None if last is None else last.others)
+        total = wrap_signed(total - own.values, config.exchange.bits)
+    scale = participation_scale(replica.items, message.neighbourhood_parties, index)
+    rest = torch.from_numpy(total).to(replica.parameters.device)
+    return ReceivedNeighbourhoods(digest, round, from_fixed(rest, config.exchange.bits).mul_(scale))
+
+
+def noise_key(
+    setup: PartySetup, stream: NoiseStream, message: RoundStart, values: Sequence[Tensor]
+) -> NoiseKey:
+    """Return the key of the noise on `values` in a round.
+
+    Another attempt of the round has the same noise on the same values, so that it repeats the release. Other values have other noise.
+    """
+    digest = hashlib.sha256()
+    if setup.policy.fresh_noise:
+        for value in values:
+            digest.update(value.cpu().numpy().tobytes())
+    return setup.randomness.noise_key(stream, message.round, 0, digest.digest())
+
+
+def clip_contributions(gradient: Tensor, setup: PartySetup) -> Tensor:
+    """Shorten each user's row of a flat public gradient to the contribution that the guarantee for users allows."""
+    views = setup.model.views(gradient)
+    rows = torch.cat([views[name].reshape(setup.model.users, -1) for name in setup.model.per_user], 1)
+    limit = sensitivity(setup.config)
+    factor = limit / rows.norm(dim=1, keepdim=True).clamp(min=limit)
+    return torch.cat([(views[name] * factor).flatten() for name in setup.model.per_user])
+
+
+class Candidate:
+    """One organisation that is not joined yet, or joins again after a lost connection.
+
+    `secret` seeds the party's noise, batches and initial items; no message carries it. `party` is the class to create on joining.
+    `commitments` holds the survivor lists that the party committed to; by default they are kept in memory only. Progress is shared
+    with the joined party, so a candidate that joins again continues where it was.
+    """
+
+    def __init__(
+        self,
+        data: PartyInput,
+        config: Config,
+        secret: bytes,
+        device: torch.device | str = "cpu",
+        policy: Policy = LOCAL,
+        party: type[Party] = Party,
+        ledger: ReleaseLedger | None = None,
+        commitments: ListCommitments | None = None,
+        start: Tensor | None = None,
+    ) -> None:
+        self.setup = PartySetup.of(data, config, secret, device, policy)
+        self.name = data.name
+        self.progress = PartyProgress.initial(self.setup)
+        self.start = start
+        """Public parameters of the training that this one continues; None if it begins anew."""
+        self.party_class = party
+        self.ledger = ledger or NoLedger(config)
+        """Account of what the party releases."""
+        self.commitments = commitments or ListCommitments()
+        self.stay = ""
+        """Random name of the Hello that waits for a Welcome; empty if none does."""
+        self._masks = self._new_masks()
+
+    @property
+    def largest_array(self) -> int:
+        """Bytes of the largest packed array that a RoundStart may hold; missed updates take at most a full copy."""
+        model = self.setup.model
+        return largest_array(self.setup.config, model, FULL_COPY * model.size)
+
+    @property
+    def largest_message(self) -> int:
+        """Bytes of the largest message that the coordinator may send."""
+        return largest_from_coordinator(self.setup.config, self.setup.model)
+
+    def hello(self) -> Hello:
+        """Return the first message of a new stay, with a new mask key."""
+        setup = self.setup
+        verified = self.progress.verified
+        masks = self._masks = self._new_masks()
+        entries = self.ledger.entries
+        # A party that was killed before its first checkpoint knows its training from what it has released.
+        training = self.progress.training or (entries[0].training if entries else None)
+        self.stay = secrets.token_hex(8)
+        return Hello(
+            party=self.name,
+            users=setup.data.users,
+            items=setup.announced_items,
+            ratings=setup.announced_ratings,
+            scale=setup.data.scale,
+            config=setup.config.digest(),
+            stay=self.stay,
+            agreement=setup.policy.agreement,
+            alignment=setup.policy.alignment,
+            training=training,
+            round=verified[0] if verified else 0,
+            digest=verified[1] if verified else None,
+            released=self.ledger.last_released,
+            lost=self.ledger.lost,
+            mask_key=masks.key,
+            mask_signature=masks.signature,
+        )
+
+    def welcome(
+        self,
+        message: Welcome,
+        replica: Replica | None = None,
+        projection: Projection | IdentityProjection | None = None,
+    ) -> Party:
+        """Return the joined party.
+
+        Without a `replica` or `projection` to share, the party makes its own; on one machine all parties share theirs.
+        """
+        self._check(message)
+        self._masks.join(message.training, message.index, len(message.items))
+        joined = self.party_class(
+            self.setup,
+            self.progress,
+            index=message.index,
+            replica=replica or self._make_replica(message),
+            projection=projection or self.projection,
+            masks=self._masks,
+            ledger=self.ledger,
+        )
+        self.ledger.check_training(message.training, joined.replica.rounds)
+        self.progress.training = message.training
+        return joined
+
+    def _check(self, message: Welcome) -> None:
+        """Raise `ProtocolError` unless a Welcome answers the open Hello, and is from the federation that the party meant to join."""
+        if not self.stay or message.stay != self.stay:
+            raise ProtocolError(f"{self.name}: received a Welcome without an open Hello; say hello again")
+        self.stay = ""
+        setup, counts = self.setup, message.items
+        config, policy = setup.config, setup.policy
+        if message.config != config.digest():
+            raise ProtocolError("the coordinator's configuration is not the one agreed on")
+        if (
+            not message.index < len(counts)
+            or counts[message.index] != setup.announced_items
+            or min(counts) < 1
+        ):
+            raise ProtocolError("the coordinator's item counts are not those of this federation")
+        if policy.place not in (None, (message.index, len(counts))):
+            raise ProtocolError("the coordinator's roster is not the one agreed on")
+        if message.ratings < setup.announced_ratings:
+            raise ProtocolError("the coordinator counts fewer training ratings than this party has")
+        rounds = config.training.epochs * rounds_per_epoch(config.training, message.ratings)
+        if rounds > policy.most_rounds:
+            raise ProtocolError(
+                f"the coordinator counts {message.ratings:,} training ratings, which makes {rounds:,} rounds, and the agreement "
+                f"allows {policy.most_rounds:,}: if all parties have so many ratings, raise max_rounds in federation.toml at all "
+                "members"
+            )
+        if message.round or copied_state(message):
+            check_full_copy(message, setup.model)
+        if self.progress.training not in (None, message.training):
+            raise ProtocolError("the coordinator runs another training than that of this party's checkpoint")
+
+    @cached_property
+    def projection(self) -> Projection | IdentityProjection | None:
+        """Projection of the exchange for all users; None if the configuration exchanges nothing."""
+        return make_projection(self.setup.config, self.setup.data.users, self.setup.device)
+
+    def _make_replica(self, message: Welcome) -> Replica:
+        """Return a replica with the public parameters of a Welcome, or as drawn from the agreed seed if it has none.
+
+        Raise `ProtocolError` if they are not those that the coordinator announced.
+        """
+        setup = self.setup
+        replica = Replica.initial(
+            setup.config,
+            setup.model,
+            message.items,
+            message.ratings,
+            message.typical,
+            setup.device,
+            self.start,
+        )
+        copy = copied_state(message)
+        if copy:
+            replica.load(copy, message.round)
+        if replica.state_digest() != message.digest:
+            problem = (
+                "the public parameters received are not those that the coordinator announced"
+                if copy
+                else "the coordinator does not begin with the public parameters that the agreed seed gives here; use the same "
+                "version of verfedgnn everywhere"
+            )
+            raise ProtocolError(f"{self.name}: {problem}")
+        return replica
+
+    def _new_masks(self) -> PartyMasks:
+        """Return masks with a new key."""
+        masks = PartyMasks if self.setup.config.masking else NoMasks
+        return masks(self.name, self.setup.config, self.setup.policy, self.commitments)

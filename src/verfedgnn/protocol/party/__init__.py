@@ -1,1 +1,0 @@
-"""The party's side of the protocol (Algorithm 1, client)."""

@@ -1,0 +1,255 @@
+"""The public step, and the copy of the public parameters that everybody keeps; all copies stay bit-identical."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verfedgnn.config import Config
+from verfedgnn.config.sections import TrainingConfig
+from verfedgnn.core.array_hash import hash_arrays
+from verfedgnn.core.errors import ProtocolError
+from verfedgnn.core.vectors import clip_rows
+from verfedgnn.gnn.model import Model
+from verfedgnn.privacy.protections import protection_of
+from verfedgnn.protocol.aggregation import participation_scale
+from verfedgnn.protocol.messages import RoundStart, copied_state
+from verfedgnn.protocol.solved_round import apply_update
+
+
+@dataclass(frozen=True)
+class Update:
+    """The update of the public parameters of one round."""
+
+    round: int
+    parties: list[int]
+    """Indices of the parties whose gradients the sum includes; empty if the round was abandoned."""
+    total: NDArray[Any]
+
+
+def split_updates(message: RoundStart, size: int) -> list[Update]:
+    """Split the updates of a message by round; `size` is the number of public parameters."""
+    groups = message.update_parties
+    ends = np.cumsum([size if group else 0 for group in groups])[:-1]
+    updates = np.zeros(0, np.int8) if message.updates is None else message.updates
+    totals = np.split(updates, ends)
+    rounds = range(message.updates_from, message.updates_from + len(groups))
+    return [  # without updates, there is one empty total
+        Update(n, group, total) for n, group, total in zip(rounds, groups, totals, strict=False)
+    ]
+
+
+class Replica:
+    """Public parameters and their optimiser's state after the public step of `round`."""
+
+    def __init__(
+        self,
+        config: Config,
+        model: Model,
+        items: Sequence[int],
+        ratings: int,
+        parameters: Tensor,
+        accumulator: Tensor,
+        round: int,
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.protection = protection_of(config, len(items))
+        self.items = list(items)
+        """Number of items of each party."""
+        self.ratings = ratings
+        """Training ratings of all parties."""
+        self.parameters = parameters
+        self.accumulator = accumulator
+        self.round = round
+        self.rounds_per_epoch = rounds_per_epoch(config.training, ratings)
+        self._digest: tuple[int, str] | None = None
+        """Round and hash of the parameters as last asked for."""
+        self._copies: WeakValueDictionary[tuple[int, str], NDArray[np.float32]] = WeakValueDictionary()
+        """Arrays of full copies by round and name, as long as a message holds them."""
+        self.best: tuple[int, Tensor] | None = None
+        """Round of the best validation and the parameters that it validated, if this replica was there."""
+
+    @classmethod
+    def initial(
+        cls,
+        config: Config,
+        model: Model,
+        items: Sequence[int],
+        ratings: int,
+        typical: float,
+        device: torch.device,
+        start: Tensor | None = None,
+    ) -> Replica:
+        """Draw the replica before the first round; `ratings` counts the training ratings of all parties.
+
+        With the public parameters `start` of another training, it continues from them, and counts ratings anew.
+        """
+        drawn = model.initial_public(config.seed, typical) if start is None else start.clone()
+        parameters = drawn.to(device)
+        if start is not None:
+            model.views(parameters)["totals"].zero_()
+        return cls(config, model, items, ratings, parameters, torch.zeros_like(parameters), 0)
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the whole training."""
+        return self.config.training.epochs * self.rounds_per_epoch
+
+    def evaluates_in(self, round: int) -> bool:
+        """Return whether a round has a validation."""
+        every = self.config.training.evaluate_every or self.rounds_per_epoch
+        return round % every == 0 or round == self.rounds
+
+    def keep_best(self, best_round: int) -> None:
+        """Keep a copy of the parameters if the best validation was the last one here; call it before the next step."""
+        if best_round == self.round + 1 and (self.best is None or self.best[0] != best_round):
+            self.best = (best_round, self.parameters.clone())
+
+    # -- copies ----------------------------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> dict[str, Tensor]:
+        return {"parameters": self.parameters, "accumulator": self.accumulator}
+
+    def arrays(self) -> dict[str, NDArray[np.float32]]:
+        """Return the state by name, as arrays that later steps change."""
+        return {name: values.cpu().numpy() for name, values in self._state.items()}
+
+    def full_copy(self) -> dict[str, NDArray[np.float32]]:
+        """Return a copy of the state that nobody can write, for messages; all messages of one round share it."""
+        copies = {}
+        for name, values in self._state.items():
+            copy = self._copies.get((self.round, name))
+            if copy is None:
+                copy = values.to("cpu", copy=True).numpy()
+                copy.flags.writeable = False
+                self._copies[self.round, name] = copy
+            copies[name] = copy
+        return copies
+
+    def load(self, arrays: Mapping[str, NDArray[np.float32]], round: int) -> None:
+        """Take over a full copy; its arrays are asked for one by one."""
+        for name, values in self._state.items():
+            source = arrays[name]
+            values.copy_(torch.from_numpy(source if source.flags.writeable else source.copy()))
+        self.round = round
+        self._digest = None
+        self._copies.clear()
+
+    def digest(self) -> str:
+        """Return the hash of the parameters; computed once a round."""
+        if self._digest is None or self._digest[0] != self.round:
+            self._digest = (self.round, parameters_digest(self.parameters))
+        return self._digest[1]
+
+    def state_digest(self) -> str:
+        """Return the hash of the whole state: the parameters and the optimiser's state."""
+        return parameters_digest(*self._state.values())
+
+    # -- the public step -------------------------------------------------------------------------------------
+
+    def catch_up(self, message: RoundStart) -> None:
+        """Bring the parameters to the start of the message's round; raise `ProtocolError` if that is not possible."""
+        if message.parameters is not None and message.accumulator is not None:
+            if self.round < message.round - 1:
+                self.load(copied_state(message), message.round - 1)
+        else:
+            for update in split_updates(message, self.model.size):
+                if update.round > self.round + 1:
+                    break
+                if update.parties:
+                    total = torch.from_numpy(update.total).to(self.parameters.device)
+                    self.apply(total, update.parties, update.round)
+                else:
+                    self.skip(update.round)
+        if self.round != message.round - 1:
+            raise ProtocolError(
+                f"the coordinator starts round {message.round}, but the public parameters here are of round "
+                f"{self.round}; rejoin to get a full copy"
+            )
+
+    def apply(self, total: Tensor, parties: Sequence[int], round: int) -> None:
+        """Take the public step of a round: the summed protected gradients of `parties`, scaled to all (Sec. 4.6).
+
+        The regulariser of user parameters is added here. An update that was applied before changes nothing.
+        """
+        if round <= self.round:
+            return
+        if round != self.round + 1:
+            raise AssertionError(f"update of round {round} on a replica of round {self.round}")
+        self.round = round
+        if self.model.solved is not None:
+            apply_update(self.model, self.parameters, self.accumulator, total)
+            return
+        training = self.config.training
+        factor = self.protection.worth(participation_scale(self.items, parties))
+        regularisers = {
+            "users": 2 * (training.l2 / self.model.users + training.l2_row / self.rounds_per_epoch),
+            "user_bias": 2 * training.l2_user_bias / self.rounds_per_epoch,
+        }
+        now, sums = self.model.views(self.parameters), self.model.views(self.accumulator)
+        for name, change in self.model.views(total).items():
+            for values, accumulated, summed in pieces(now[name], sums[name], change):
+                gradient = summed.to(torch.float32) * factor
+                if name in regularisers:
+                    gradient += regularisers[name] * values
+                step(values, accumulated, gradient, training.optimizer, training.lr)
+        if self.model.config.bound is not None:
+            now["users"].copy_(clip_rows(now["users"], self.model.config.bound))
+
+    def skip(self, round: int) -> None:
+        """Go on to an abandoned round, which changes no parameter."""
+        if round > self.round + 1:
+            raise AssertionError(f"abandoned round {round} on a replica of round {self.round}")
+        self.round = max(self.round, round)
+
+
+def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
+    """Return how many rounds one epoch over `ratings` training ratings takes."""
+    return max(1, math.ceil(ratings / training.batch)) if training.batch else 1
+
+
+def parameters_digest(*flat: Tensor) -> str:
+    """Return the SHA-256 of flat parameters, and of further arrays of theirs. Masks depend on it, so it is never shortened."""
+    return hash_arrays(values.cpu().numpy() for values in flat).hex()
+
+
+# The optimiser's step for public and private parameters, identical to the bit on every replica.
+#
+# It uses only additions, products, divisions and square roots, which IEEE 754 rounds the same way everywhere.
+
+
+EPS = 1e-10
+PIECE = 1 << 18
+"""Values stepped at a time on the CPU, so that intermediate results stay in its cache."""
+PIECE_ON_GPU = 1 << 24
+"""Values stepped at a time on a GPU, so that intermediate results stay small."""
+
+
+def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, optimizer: str, lr: float) -> None:
+    """Step in place. Adagrad: G += g^2, x -= lr g / (sqrt(G) + eps). SGD: x -= lr g."""
+    for x, total, g in pieces(parameters, accumulator, gradient):
+        if optimizer == "sgd":
+            x -= lr * g
+        else:
+            total += g * g
+            x -= (lr * g) / (total.sqrt() + EPS)
+
+
+def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield matching groups of rows of all tensors, as views."""
+    first = tensors[0]
+    most = PIECE_ON_GPU if first.is_cuda else PIECE
+    if first.numel() <= most:
+        return iter((tensors,))
+    rows = max(1, most // first[:1].numel())
+    return zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)

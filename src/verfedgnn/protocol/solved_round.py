@@ -1,0 +1,450 @@
+"""One round of a model whose items are solved at home: what a party computes, what it releases, and the public step.
+
+The first round shares how many ratings each user has, and the sum of what item means leave of them. Every later round shares the
+gradient of the users, and a few small sums. Everything that is summed is an integer of 8 bits, so that masks hide it:
+
+- a gradient, divided by the root of n_u + 1 and by the unit of its column, is rounded at random. The units follow from the last round's
+  sums, so they are public;
+- a count, a sum of residuals or a small sum is in fixed point, cut into limbs of 8 bits.
+
+Two parties see each other's releases, so each adds noise to all of them (`gradients.noise`). A party with few items shares only the
+size of a small sum, not its directions, which would be those of its items.
+
+The coordinator computes the step and sends it as integers of 8 bits with an exponent per column, so that all replicas stay
+bit-identical on machines whose linear algebra differs in the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verfedgnn.core.graph import Graph
+from verfedgnn.core.key_stream import KeyStream
+from verfedgnn.gnn.factor_model import (
+    ROUNDS_BEFORE_PRIOR,
+    ItemFactors,
+    PublicFactors,
+    as_product,
+    solve_factors,
+)
+from verfedgnn.gnn.list_model import choose_strengths, solve_lists
+from verfedgnn.gnn.model import Model
+from verfedgnn.gnn.rater_solver import PublicRaters, choose_reads, solve_raters
+from verfedgnn.gnn.solved_layout import BYTES, LIMBS, SolvedLayout
+
+LIMB_BITS = 8
+"""Bits of a released integer."""
+LARGEST = 2 ** (LIMB_BITS - 1) - 1
+"""Largest rounded value of one party."""
+STEPS_PER_DEVIATION = 16
+"""Units in the root mean square of a column."""
+SUM_BITS = 24
+"""Fractional bits of a small sum."""
+WIDE_LIMBS = 3
+"""Limbs of a count, and of a sum of residuals."""
+TOTAL_BITS = (1, 10)
+"""Fractional bits of a count, and of a sum of residuals."""
+UPDATE_BITS = 8
+"""Bits of an integer of the public step."""
+WIDE_BYTES = 3
+"""Integers of 8 bits of a count, and of a sum of residuals, on their way back."""
+BIAS_DAMPING = 5.0
+"""Number of ratings at the mean that a user's first bias counts in addition to its own."""
+ITEM_DAMPING = 5.0
+"""Number of ratings at the party's mean that an item's mean counts in addition to its own."""
+FEWEST_DIMENSIONS = 2 * WIDE_LIMBS
+"""Shortest vectors that have room for the sums of the first round."""
+FEWEST_ITEMS = 2
+"""Items for each column from which on a party shares the directions of its small sums."""
+TOTALS_NOISE = 4.0
+"""Noise on a count and on a sum of residuals, in multiples of `gradients.noise`."""
+SUMS_NOISE = 0.1
+"""Noise on an entry of a small sum, in multiples of `gradients.noise` and of the entry's size."""
+
+
+@dataclass(frozen=True)
+class SolvedStep:
+    """What a party computed in a round."""
+
+    gradient: Tensor
+    """The released columns of all users (N, C); in the first round counts and sums of residuals (N, 2)."""
+    sums: dict[str, Tensor]
+    """Small sums by name (`SolvedLayout.sum_shapes`), as shares of means over the federation."""
+    users: Tensor
+    """Users and items whose product predicts, in units of the targets; the mean of two models if there are two."""
+    items: Tensor
+    private: dict[str, Tensor]
+    """The party's items, and its estimates of noise and prior."""
+
+
+def is_first(model: Model, parameters: Tensor) -> bool:
+    """Return whether no public step has been taken yet."""
+    return not bool(model.views(parameters)["totals"].any())
+
+
+def solve_at_home(
+    model: Model,
+    parameters: Tensor,
+    private: Mapping[str, Tensor],
+    graph: Graph,
+    targets: Tensor,
+    drawn: Tensor,
+    *,
+    ratings: int,
+    items: int,
+) -> SolvedStep:
+    """Solve a party's items given the public users, and return the users' gradient given the items.
+
+    `targets` are ratings in units of the party's scale, or for lists the weights of pairs, in the order of the graph's edges by user.
+    `drawn` holds a uniform number for each, which chooses what the second model reads. `ratings` and `items` count those of all parties.
+    """
+    layout = model.solved
+    assert layout is not None
+    views = model.views(parameters)
+    first = is_first(model, parameters)
+    totals = own_totals(model, graph, targets)
+    continues = first and bool(views["users"][:, -1].any())
+    if first:
+        views = {name: view.clone() for name, view in views.items()}
+        _start_users(layout, views, totals)
+    zero = {name: torch.zeros_like(view) for name, view in views.items()}
+    home = private["home"][0]
+    if layout.lists:
+        lists = solve_lists(graph, targets, views["users"], choose_strengths(ratings, items))
+        gradient, served = lists.gradient, (views["users"], lists.items)
+        solved = lists.items
+        sums = {"grams": torch.stack([lists.grams[0] / max(1, ratings), lists.grams[1] / max(1, items)])}
+    else:
+        kept = ItemFactors(private["items"], rounds=ROUNDS_BEFORE_PRIOR if continues else 0)
+        if home[0] > 0:
+            kept = replace(
+                kept, noise=float(home[0]), rounds=int(home[1]), prior=home[2:] if home[2] > 0 else None
+            )
+        factors = solve_factors(graph, targets, layout.factors(views, zero), kept)
+        solved = factors.home.items
+        prior = torch.zeros_like(home[2:]) if factors.home.prior is None else factors.home.prior
+        head = torch.tensor([factors.home.noise, factors.home.rounds]).to(prior)
+        home = torch.cat([head, prior])
+        gradient, sums = factors.gradient, {"gram": factors.gram / max(1, ratings)}
+        served = as_product(views["users"], solved)
+        if layout.rater_columns:
+            raters = solve_raters(graph, targets, layout.raters(views, zero), choose_reads(drawn))
+            assert graph.values is not None
+            gradient = torch.cat([gradient, raters.gradient], 1)
+            sums |= {
+                "rater_gram": raters.gram / max(1, ratings),
+                "deviation": graph.values.square().sum().view(1) / max(1, ratings),
+            }
+            predict, read = as_product(layout.raters(views, zero).split()[0], raters.items)
+            served = torch.cat([served[0], predict], 1), torch.cat([served[1], read], 1) / 2
+    sums = {name: _hide_directions(total, graph.items, lists=layout.lists) for name, total in sums.items()}
+    scaled = gradient / (views["totals"][:, :1] + 1).sqrt()
+    sums["moments"] = scaled.square().mean(0)
+    return SolvedStep(
+        totals if first else gradient, sums, *served, {"items": solved, "home": home.unsqueeze(0)}
+    )
+
+
+def own_totals(model: Model, graph: Graph, targets: Tensor) -> Tensor:
+    """Return the number of each user's ratings at a party, and the sum of what item means leave of them (N, 2).
+
+    For lists, they are the sum of the pairs' weights, and 0.
+    """
+    layout = model.solved
+    assert layout is not None
+    edges = graph.edge_users.long()
+    empty = torch.zeros(graph.users).to(targets)
+    if layout.lists:
+        return torch.stack([empty.index_add(0, edges, targets), empty], 1)
+    one = torch.ones((graph.users, 1)).to(targets)
+    degree = graph.by_item[0].diff().to(targets).unsqueeze(1)
+    means = graph.sum_users(one, targets) / (degree + ITEM_DAMPING)
+    left = targets - graph.products(one, means)
+    return torch.stack([graph.user_degree[:, 0].to(targets), empty.index_add(0, edges, left)], 1)
+
+
+def _start_users(layout: SolvedLayout, views: Mapping[str, Tensor], totals: Tensor) -> None:
+    """Set counts and first biases in place; users without ratings start at 0.
+
+    A training that continues another one keeps that one's biases.
+    """
+    views["totals"].copy_(totals)
+    rated = totals[:, :1] > 0
+    for name in ("users", "raters"):
+        if name in views:
+            views[name].mul_(rated)
+    if layout.lists:
+        return
+    first = totals[:, 1] / (totals[:, 0] + BIAS_DAMPING)
+    biases = [views["users"][:, -1]]
+    if layout.rater_columns:
+        biases.append(views["raters"][:, layout.config.raters])
+    for column in biases:
+        column.copy_(torch.where(column == 0, first, column))
+
+
+def _hide_directions(total: Tensor, items: int, *, lists: bool) -> Tensor:
+    """Return sums of outer products (..., K, K) of a party with so many items, without their directions if the items are few.
+
+    Every direction then has the largest curvature of all, so that no step is too long. The last column of a model of ratings is
+    constant, and keeps its own.
+    """
+    columns = total.shape[-1]
+    if total.shape[-2:-1] != (columns,) or items >= FEWEST_ITEMS * columns:
+        return total
+    own = columns if lists else columns - 1
+    largest = torch.linalg.matrix_norm(total[..., :own, :own], 2)
+    diagonal = torch.cat([largest.unsqueeze(-1).expand(*largest.shape, own), total[..., -1, own:]], -1)
+    return torch.diag_embed(diagonal)
+
+
+# -- what leaves a party -------------------------------------------------------------------------------------
+
+
+def encode_release(
+    model: Model, parameters: Tensor, step: SolvedStep, stream: KeyStream | None, noise: float = 0.0
+) -> NDArray[Any]:
+    """Return a party's release, before masks: integers of 8 bits, or real numbers without a `stream` to round with.
+
+    `noise` is the standard deviation of the noise on a column, in multiples of the column's root mean square.
+    """
+    layout = model.solved
+    assert layout is not None
+    views = model.views(parameters)
+    tables = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in model.shapes.items()}
+    sums = torch.cat([step.sums[name].flatten() for name in layout.sum_shapes]).cpu().double()
+    gradient = step.gradient.cpu().double()
+    first = is_first(model, parameters)
+    if stream is None:
+        tables["sums"][: len(sums)] = sums
+        if first:
+            tables["users"][:, :2] = gradient
+        else:
+            _put_columns(tables, gradient)
+        return model.flat(tables).to(torch.float32).numpy()
+    if noise:
+        sizes = torch.cat([_noise_size(step.sums[name]).flatten() for name in layout.sum_shapes])
+        sums = sums + SUMS_NOISE * noise * sizes.double() * _normal(stream, tuple(sums.shape))
+    fixed = _to_fixed(sums, SUM_BITS, LIMBS)
+    tables["sums"][: LIMBS * len(sums)] = _to_limbs(fixed, LIMBS, LIMB_BITS).flatten().double()
+    if first:
+        if noise:
+            gradient = gradient + TOTALS_NOISE * noise * _normal(stream, tuple(gradient.shape))
+            gradient[:, 0] += TOTALS_NOISE * noise  # a number that is too small makes steps too long
+        whole = _fixed_totals(gradient, WIDE_LIMBS)
+        tables["users"][:, :FEWEST_DIMENSIONS] = (
+            _to_limbs(whole, WIDE_LIMBS, LIMB_BITS).flatten(1).to(torch.float64)
+        )
+    else:
+        units = layout.shared(views["sums"])["units"].cpu().double()
+        scaled = gradient / ((views["totals"][:, :1].cpu().double() + 1).sqrt() * units)
+        if noise:
+            scaled = scaled + noise * STEPS_PER_DEVIATION * _normal(stream, tuple(scaled.shape))
+        drawn = torch.from_numpy(stream.uniform(tuple(scaled.shape)))
+        _put_columns(tables, (scaled + drawn).floor().clamp(-LARGEST, LARGEST))
+    return model.flat(tables).to(torch.int16).numpy()
+
+
+def _noise_size(total: Tensor) -> Tensor:
+    """Return the size of each entry of a small sum, to which its noise is proportional: by its row and column, or the entry itself."""
+    if total.shape[-1:] != total.shape[-2:-1]:
+        return total.cpu()
+    root = total.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+    return (root.unsqueeze(-1) * root.unsqueeze(-2)).cpu()
+
+
+def _normal(stream: KeyStream, shape: tuple[int, ...]) -> Tensor:
+    """Draw normal numbers from a stream of uniform ones (Box and Muller)."""
+    radius, angle = (torch.from_numpy(stream.uniform(shape)) for _ in range(2))
+    return (-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * torch.pi * angle)
+
+
+def _to_fixed(values: Tensor, fraction: int, limbs: int) -> Tensor:
+    """Return integers with `fraction` fractional bits that fit into `limbs` limbs of 8 bits."""
+    limit = 2 ** (LIMB_BITS * limbs - 1) - 2 ** (LIMB_BITS * (limbs - 1))
+    fixed: Tensor = (values * 2**fraction).round().clamp(-limit, limit).to(torch.int64)
+    return fixed
+
+
+def _fixed_totals(totals: Tensor, limbs: int) -> Tensor:
+    """Return counts and sums of residuals (N, 2) as integers that fit into `limbs` limbs."""
+    columns = zip(totals.double().unbind(1), TOTAL_BITS, strict=True)
+    return torch.stack([_to_fixed(column, bits, limbs) for column, bits in columns], 1)
+
+
+def _put_columns(tables: Mapping[str, Tensor], columns: Tensor) -> None:
+    """Write the released columns (N, C) into the tables of the users."""
+    width = tables["users"].shape[1]
+    tables["users"].copy_(columns[:, :width])
+    if "raters" in tables:
+        tables["raters"].copy_(columns[:, width:])
+
+
+def _to_limbs(values: Tensor, limbs: int, bits: int) -> Tensor:
+    """Cut integers into `limbs` signed digits of `bits` bits, the lowest first: (...,) -> (..., limbs)."""
+    digits = []
+    half = 2 ** (bits - 1)
+    for _ in range(limbs):
+        digit = ((values + half) & (2 * half - 1)) - half
+        digits.append(digit)
+        values = (values - digit) >> bits
+    return torch.stack(digits, -1)
+
+
+def _from_limbs(digits: Tensor, bits: int) -> Tensor:
+    """Return the integers of which `_to_limbs` made the digits (..., limbs), or their sums."""
+    places = torch.arange(digits.shape[-1], dtype=torch.int64, device=digits.device)
+    return (digits.to(torch.int64) * 2 ** (bits * places)).sum(-1)
+
+
+# -- the public step -----------------------------------------------------------------------------------------
+
+
+def read_sums(model: Model, total: Tensor) -> dict[str, Tensor]:
+    """Return the small sums in a release, or in a sum of releases, by name."""
+    layout = model.solved
+    assert layout is not None
+    sizes = [int(np.prod(shape)) for shape in layout.sum_shapes.values()]
+    flat = model.views(total)["sums"]
+    if total.is_floating_point():
+        flat = flat[: sum(sizes)]
+    else:
+        flat = _from_limbs(flat[: LIMBS * sum(sizes)].view(-1, LIMBS), LIMB_BITS).double() / 2**SUM_BITS
+    parts = zip(layout.sum_shapes.items(), torch.split(flat, sizes), strict=True)
+    return {name: part.view(shape) for (name, shape), part in parts}
+
+
+def read_totals(model: Model, total: Tensor) -> Tensor:
+    """Return counts and sums of residuals (N, 2) in a release of the first round, or in a sum of releases."""
+    rows = model.views(total)["users"]
+    if total.is_floating_point():
+        return rows[:, :2]
+    limbs = rows[:, :FEWEST_DIMENSIONS].reshape(-1, 2, WIDE_LIMBS)
+    return _from_limbs(limbs, LIMB_BITS) / 2.0 ** torch.tensor(TOTAL_BITS).to(limbs)
+
+
+def read_columns(model: Model, total: Tensor) -> Tensor:
+    """Return the released columns of users (N, C) in a release of a later round, or in a sum of releases."""
+    found = model.views(total)
+    return torch.cat([found[name] for name in ("users", "raters") if name in found], 1)
+
+
+def compute_update(
+    model: Model, parameters: Tensor, velocity: Tensor, total: Tensor, *, ratings: int, items: int
+) -> NDArray[Any]:
+    """Return the update of the public parameters that follows from the sum of all parties' releases."""
+    layout = model.solved
+    assert layout is not None
+    exact = total.is_floating_point()
+    views = model.views(parameters)
+    first = is_first(model, parameters)
+    sums = {name: part.to(parameters) for name, part in read_sums(model, total).items()}
+    new = {name: view.clone() for name, view in views.items()}
+    shared = layout.shared(new["sums"])
+    if first:
+        totals = read_totals(model, total).to(parameters)
+        totals[:, 0].clamp_(min=0)
+        _start_users(layout, new, totals)
+        if not layout.lists:
+            shared["gram"].copy_(sums["gram"] * ratings / totals[:, 0].sum().clamp(min=1))
+    else:
+        columns = read_columns(model, total).to(parameters)
+        if not exact:
+            columns = columns * shared["units"] * (views["totals"][:, :1] + 1).sqrt()
+        _step(layout, views, model.views(velocity), columns, sums, new, ratings=ratings, items=items)
+    shared["units"].copy_(sums["moments"].clamp(min=1e-12).sqrt() / STEPS_PER_DEVIATION)
+    if exact:
+        return model.flat(new).cpu().numpy()
+    return _encode_update(model, layout, views, new, first=first)
+
+
+def _step(
+    layout: SolvedLayout,
+    views: Mapping[str, Tensor],
+    velocity: Mapping[str, Tensor],
+    columns: Tensor,
+    sums: Mapping[str, Tensor],
+    new: Mapping[str, Tensor],
+    *,
+    ratings: int,
+    items: int,
+) -> None:
+    """Take the preconditioned step of every table, in `new`."""
+    if layout.lists:
+        public = layout.public_lists(views, velocity, ratings, items)
+        scale = torch.tensor([ratings, items]).to(columns).view(2, 1, 1)
+        new["users"].copy_(public.step(columns, sums["grams"] * scale).users)
+        return
+    width = layout.columns
+    shared = layout.shared(new["sums"])
+    factors: PublicFactors = layout.factors(views, velocity).step(columns[:, :width], sums["gram"] * ratings)
+    new["users"].copy_(factors.users)
+    shared["gram"].copy_(factors.gram)
+    shared["prior"].copy_(factors.prior)
+    if layout.rater_columns:
+        raters: PublicRaters = layout.raters(views, velocity).step(
+            columns[:, width:], sums["rater_gram"] * ratings, float(sums["deviation"])
+        )
+        new["raters"].copy_(raters.tables)
+
+
+def _encode_update(
+    model: Model, layout: SolvedLayout, old: Mapping[str, Tensor], new: Mapping[str, Tensor], *, first: bool
+) -> NDArray[np.int16]:
+    """Return an update as integers of 8 bits: steps with an exponent per column, and the bytes of the shared values."""
+    tables = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in model.shapes.items()}
+    shared = new["sums"][: layout.shared_size].cpu().contiguous().numpy().view(np.int8)
+    tables["sums"][: len(shared)] = torch.from_numpy(shared.astype(np.int64))
+    if first:
+        tables["users"][:, : 2 * WIDE_BYTES] = _to_limbs(
+            _fixed_totals(new["totals"].cpu(), WIDE_BYTES), WIDE_BYTES, UPDATE_BITS
+        ).flatten(1)
+    else:
+        steps = torch.cat([(new[name] - old[name]).cpu() for name in ("users", "raters") if name in old], 1)
+        largest = steps.double().abs().amax(0).clamp(min=2.0**-60)
+        exponents = torch.ceil(torch.log2(largest / (2 ** (UPDATE_BITS - 1) - 1)))
+        _put_columns(tables, (steps.double() / _powers_of_two(exponents)).round().to(torch.int64))
+        tables["sums"][len(shared) : len(shared) + layout.released] = exponents.to(torch.int64)
+    return model.flat(tables).to(torch.int16).numpy()
+
+
+def _powers_of_two(exponents: Tensor) -> Tensor:
+    """Return 2^x for whole numbers x, exactly and the same on every machine."""
+    return torch.from_numpy(np.ldexp(1.0, exponents.cpu().numpy().astype(np.int32)))
+
+
+def apply_update(model: Model, parameters: Tensor, velocity: Tensor, update: Tensor) -> None:
+    """Apply an update to the public parameters in place, and note the step that each table took in `velocity`."""
+    layout = model.solved
+    assert layout is not None
+    views, moved, found = model.views(parameters), model.views(velocity), model.views(update)
+    before = {name: views[name].clone() for name in ("users", "raters") if name in views}
+    first = is_first(model, parameters)
+    if update.is_floating_point():
+        for name, view in views.items():
+            view.copy_(found[name])
+    else:
+        size = BYTES * layout.shared_size
+        shared = found["sums"][:size].to(torch.int8).cpu().numpy().view(np.float32)
+        views["sums"][: layout.shared_size] = torch.from_numpy(shared.copy()).to(parameters.device)
+        if first:
+            limbs = found["users"][:, : 2 * WIDE_BYTES].reshape(-1, 2, WIDE_BYTES)
+            totals = _from_limbs(limbs, UPDATE_BITS) / 2.0 ** torch.tensor(TOTAL_BITS).to(limbs)
+            _start_users(layout, views, totals.to(parameters))
+        else:
+            exponents = found["sums"][size : size + layout.released].to(parameters.dtype)
+            columns = torch.cat([found[name] for name in before], 1).to(parameters.dtype)
+            columns = columns * _powers_of_two(exponents).to(columns)
+            for name, part in zip(
+                before, torch.split(columns, [v.shape[1] for v in before.values()], 1), strict=True
+            ):
+                views[name].add_(part)
+    for name, values in before.items():
+        moved[name].copy_(torch.zeros_like(values) if first else views[name] - values)

@@ -1,0 +1,260 @@
+"""A state machine as one table: the events that each state allows, and the state that follows.
+
+The tables of the two sides are below. They are the only place that says what may follow what; services and protocol classes ask them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Generic, TypeVar
+
+from verfedgnn.core.errors import ProtocolError
+from verfedgnn.protocol.messages import (
+    Aligned,
+    AlignHello,
+    AlignStart,
+    Finish,
+    Finished,
+    Hello,
+    ListSignature,
+    MaskShares,
+    Message,
+    Pseudonyms,
+    Refused,
+    RoundReply,
+    RoundStart,
+    Sealed,
+    ShareRequest,
+    Survivors,
+    TripShares,
+    Unmask,
+    UserRows,
+    Waiting,
+    Welcome,
+)
+
+S = TypeVar("S", bound=Enum)
+Event = type[Message] | Enum
+"""A received message by its class, or something that this side does."""
+
+
+@dataclass(frozen=True)
+class StateTable(Generic[S]):
+    """Transitions of one state machine. The value of a state describes it to people."""
+
+    transitions: Mapping[S, Mapping[Event, S]]
+    remedies: Mapping[S, str]
+    """What to do about an unexpected event, by state."""
+    late: Mapping[S, frozenset[type[Message]]] = field(default_factory=dict)
+    """Messages that a state ignores, because they answer something from before."""
+
+    def after(self, state: S, event: Event, who: str = "") -> S:
+        """Return the state that follows `state` on `event`; raise `ProtocolError` if the event is not expected."""
+        following = self.transitions[state].get(event)
+        if following is None:
+            raise self.unexpected(state, event, who)
+        return following
+
+    def unexpected(self, state: S, event: Event, who: str = "") -> ProtocolError:
+        """Return the error about an event that `state` does not expect; `who` is the sender or the recipient."""
+        what = f"action {event.value}" if isinstance(event, Enum) else f"{event.__name__} message"
+        start = f"{who}: " if who else ""
+        return ProtocolError(
+            f"{start}unexpected {what} in this state ({state.value}); {self.remedies[state]}"
+        )
+
+    def ignores(self, state: S, event: Event) -> bool:
+        """Return whether `state` ignores an event as a late message."""
+        return event in self.late.get(state, frozenset())
+
+
+# The states of a party towards the coordinator, and what may follow what.
+#
+#     GREETING --Waiting--> QUEUED --Welcome--> JOINED --Finish--> FINISHED
+#         '---------------Welcome---------------^   '-- ShareRequest, TripShares, RoundStart, Survivors: stays JOINED
+#
+# After every lost connection a party says hello again and is GREETING. Until it has joined, the coordinator may ask it to align its
+# users again, or to skip the training.
+
+
+class PartyState(Enum):
+    """State of a party."""
+
+    GREETING = "waiting for an answer to its Hello"
+    QUEUED = "waiting for other parties"
+    REALIGNING = "aligning its users again"
+    JOINED = "taking part in a training"
+    FINISHED = "finished"
+
+
+class PartyEvent(Enum):
+    """Events other than a received message."""
+
+    SAY_HELLO = "say hello"
+    SKIP = "skip a training that does not take place"
+
+
+OF_LAST_STAY: frozenset[type[Message]] = frozenset(
+    {ShareRequest, TripShares, RoundStart, Survivors, Finish, Sealed, UserRows}
+)
+"""Messages that a party ignores until it has joined again."""
+
+PARTY_STATES = StateTable(
+    transitions={
+        PartyState.GREETING: {
+            PartyEvent.SAY_HELLO: PartyState.GREETING,
+            Waiting: PartyState.QUEUED,
+            AlignStart: PartyState.REALIGNING,
+            PartyEvent.SKIP: PartyState.FINISHED,
+            Welcome: PartyState.JOINED,
+        },
+        PartyState.QUEUED: {
+            PartyEvent.SAY_HELLO: PartyState.GREETING,
+            Waiting: PartyState.QUEUED,
+            AlignStart: PartyState.REALIGNING,
+            PartyEvent.SKIP: PartyState.FINISHED,
+            Welcome: PartyState.JOINED,
+        },
+        PartyState.REALIGNING: {},
+        PartyState.JOINED: {
+            PartyEvent.SAY_HELLO: PartyState.GREETING,
+            Waiting: PartyState.JOINED,
+            ShareRequest: PartyState.JOINED,
+            TripShares: PartyState.JOINED,
+            RoundStart: PartyState.JOINED,
+            Survivors: PartyState.JOINED,
+            PartyEvent.SKIP: PartyState.FINISHED,
+            Finish: PartyState.FINISHED,
+        },
+        PartyState.FINISHED: {},
+    },
+    remedies={
+        PartyState.GREETING: "the coordinator should send Waiting or Welcome first",
+        PartyState.QUEUED: "the coordinator should send Welcome first",
+        PartyState.REALIGNING: "the coordinator should wait until this party says hello again",
+        PartyState.JOINED: "the coordinator should send RoundStart or Finish",
+        PartyState.FINISHED: "the training is over; start a new one",
+    },
+    late={
+        PartyState.GREETING: OF_LAST_STAY,
+        PartyState.QUEUED: OF_LAST_STAY,
+        PartyState.JOINED: frozenset({Welcome, Sealed, UserRows}),
+    },
+)
+"""The party's state machine. A Waiting that asks to align again counts as an AlignStart."""
+
+
+# The states of a coordinator, and what may follow what.
+#
+#     GATHERING --all joined--> IDLE --open--> TRIP --close--> IDLE --finish--> FINISHING
+#
+# With masks, a trip has more steps. It can be opened again, or abandoned, in each of them:
+#
+#     IDLE --ask for shares--> SHARING --open--> TRIP --unmask--> UNMASKING --close--> IDLE
+#                                                 '--agree--> AGREEING --unmask--^
+#
+#     GATHERING --cancel--> CANCELLED
+#
+# Parties may say hello, or be lost, in every state. Users are aligned while the coordinator is GATHERING.
+
+
+class CoordinatorState(Enum):
+    """State of a coordinator."""
+
+    GATHERING = "waiting for all parties to join"
+    IDLE = "training, between two trips"
+    SHARING = "training, waiting for mask shares"
+    TRIP = "training, waiting for replies"
+    AGREEING = "training, waiting for signatures of the survivor list"
+    UNMASKING = "training, waiting for shares to unmask a sum"
+    FINISHING = "training is over"
+    CANCELLED = "the training does not take place"
+
+
+class CoordinatorAction(Enum):
+    """Events other than a received message."""
+
+    START_TRAINING = "start the training"
+    ASK_FOR_SHARES = "ask for mask shares"
+    OPEN = "open a trip"
+    AGREE = "agree on a survivor list"
+    UNMASK = "unmask the sum"
+    CLOSE = "close the trip"
+    ABANDON = "abandon the round"
+    FINISH = "finish the training"
+    CANCEL = "cancel the training before it starts"
+
+
+def _stay(state: CoordinatorState) -> dict[Event, CoordinatorState]:
+    """Return the transitions of messages that every state takes and that change no state."""
+    return dict.fromkeys((Hello, Refused, Sealed, Pseudonyms, Aligned), state)
+
+
+_OF_TRIPS = (RoundReply, MaskShares, ListSignature, Unmask)
+"""Messages of the parties during trips. A late one changes nothing, but brings a slow party back."""
+
+
+def _trip(state: CoordinatorState, **actions: CoordinatorState) -> dict[Event, CoordinatorState]:
+    """Return the transitions of a state of an open trip; `actions` are those besides opening it again and abandoning it."""
+    return {
+        **_stay(state),
+        **dict.fromkeys(_OF_TRIPS, state),
+        CoordinatorAction.ASK_FOR_SHARES: CoordinatorState.SHARING,
+        CoordinatorAction.OPEN: CoordinatorState.TRIP,
+        CoordinatorAction.ABANDON: CoordinatorState.IDLE,
+        **{CoordinatorAction[name]: following for name, following in actions.items()},
+    }
+
+
+RESUME = "use the previous --out folder of this party, or start a new training"
+
+COORDINATOR_STATES = StateTable(
+    transitions={
+        CoordinatorState.GATHERING: {
+            **_stay(CoordinatorState.GATHERING),
+            AlignHello: CoordinatorState.GATHERING,
+            CoordinatorAction.START_TRAINING: CoordinatorState.IDLE,
+            CoordinatorAction.CANCEL: CoordinatorState.CANCELLED,
+        },
+        CoordinatorState.IDLE: {
+            **_stay(CoordinatorState.IDLE),
+            **dict.fromkeys(_OF_TRIPS, CoordinatorState.IDLE),  # late, or shares that are sent ahead
+            CoordinatorAction.ASK_FOR_SHARES: CoordinatorState.SHARING,
+            CoordinatorAction.OPEN: CoordinatorState.TRIP,
+            CoordinatorAction.FINISH: CoordinatorState.FINISHING,
+        },
+        CoordinatorState.SHARING: _trip(CoordinatorState.SHARING),
+        CoordinatorState.TRIP: _trip(
+            CoordinatorState.TRIP,
+            AGREE=CoordinatorState.AGREEING,
+            UNMASK=CoordinatorState.UNMASKING,
+            CLOSE=CoordinatorState.IDLE,
+        ),
+        CoordinatorState.AGREEING: _trip(CoordinatorState.AGREEING, UNMASK=CoordinatorState.UNMASKING),
+        CoordinatorState.UNMASKING: _trip(CoordinatorState.UNMASKING, CLOSE=CoordinatorState.IDLE),
+        CoordinatorState.FINISHING: {
+            **_stay(CoordinatorState.FINISHING),
+            **dict.fromkeys(_OF_TRIPS, CoordinatorState.FINISHING),  # late
+            Finished: CoordinatorState.FINISHING,
+            CoordinatorAction.FINISH: CoordinatorState.FINISHING,  # once for every party that joins again
+        },
+        CoordinatorState.CANCELLED: {
+            **_stay(CoordinatorState.CANCELLED),
+            Finished: CoordinatorState.CANCELLED,
+            CoordinatorAction.CANCEL: CoordinatorState.CANCELLED,  # once for every party that joins
+        },
+    },
+    remedies={
+        CoordinatorState.GATHERING: "say hello and wait for a Welcome",
+        CoordinatorState.IDLE: RESUME,
+        CoordinatorState.SHARING: RESUME,
+        CoordinatorState.TRIP: RESUME,
+        CoordinatorState.AGREEING: RESUME,
+        CoordinatorState.UNMASKING: RESUME,
+        CoordinatorState.FINISHING: RESUME,
+        CoordinatorState.CANCELLED: RESUME,
+    },
+)
+"""The coordinator's state machine."""

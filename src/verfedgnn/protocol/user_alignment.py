@@ -1,0 +1,476 @@
+"""Probe users: invented users whom every party adds to its list, so that parties can compare the rows they received.
+
+To the coordinator their pseudonyms look like those of users whom all parties have. If it gives the parties different rows for
+the same users, it very likely does so for a probe, too. The probes' rows are removed after the alignment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verfedgnn.core.errors import DataError, ProtocolError
+from verfedgnn.core.user_rule import UserRule, fewest_parties
+from verfedgnn.privacy.id_matching import (
+    POINT,
+    CurveKey,
+    Each,
+    Sealer,
+    check_set,
+    count_shared,
+    hash_points,
+    make_pseudonyms,
+    match_users,
+    select_unambiguous,
+    sort_order,
+)
+from verfedgnn.protocol.messages import (
+    Aligned,
+    AlignHello,
+    AlignStart,
+    Message,
+    Pseudonyms,
+    Sealed,
+    UserRows,
+    Waiting,
+)
+from verfedgnn.protocol.party_setup import Vouching
+
+PROBES = 64
+"""Number of probes. A coordinator that moves a tenth of the users whom all parties have goes unnoticed once in 850 times."""
+
+
+def probe_ids() -> list[bytes]:
+    """Return the ids of the probes, the same at every party; no id in a table starts with a null byte."""
+    return [b"\0probe %d" % number for number in range(PROBES)]
+
+
+def drop_probes(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return `rows` without the probes' at its end, renumbered as if these had never been; -1 stays."""
+    probes = np.sort(rows[-PROBES:])
+    own = rows[:-PROBES]
+    return np.where(own < 0, -1, own - np.searchsorted(probes, own))
+
+
+# -- What an alignment reveals to whom, in words -----------------------------------------------------------
+
+
+REVEALS = {
+    "keyed": (
+        "The coordinator learns how many users each party has and how many any of them share, under pseudonyms. Together with "
+        "any one party, which knows the key, it could look users up."
+    ),
+    "ecdh": (
+        "The coordinator learns how many users each party has and how many any of them share, under pseudonyms. It could look "
+        "users up only together with the first two parties of the roster, which also learn how many users each party has."
+    ),
+    "none": "Nothing is exchanged: every party's file must list the same users. A hash of the whole list is compared.",
+}
+"""What each method shows to the coordinator and to keyholders."""
+RULE_REVEALS = {
+    "any": "Parties learn the number of users in the federation, not which of their own users others have.",
+    "all": "Parties learn which of their users all the others have.",
+    "some": "Parties learn which of their users are at {} parties or more, not at which.",
+}
+"""What each rule shows to the parties."""
+
+
+def describe_reveals(method: str, rule: UserRule) -> str:
+    """Return what an alignment shows to whom, in words."""
+    if method == "none":
+        return REVEALS[method]
+    shown = RULE_REVEALS[rule] if isinstance(rule, str) else RULE_REVEALS["some"].format(rule)
+    return f"{REVEALS[method]} {shown}"
+
+
+# -- A party's side of the alignment -----------------------------------------------------------------------
+
+
+AlignmentMethod = Literal["keyed", "ecdh"]
+KEYHOLDERS = 2
+"""Parties that hold a key under ecdh: the first ones of the roster."""
+MOST_POINTS = (2**31 - 1 - 64) // POINT
+"""Number of points in one sealed message: ChaCha20-Poly1305 of the library takes less than 2 GiB."""
+
+_KEY = b"key"
+_POINTS = b"points"
+_DUMMY = 32
+
+
+class PartyAlignment:
+    """A party's side of the alignment.
+
+    Args:
+        name: The party.
+        ids: Its users' ids as its table spells them.
+        method: "keyed" or "ecdh".
+        agreement: SHA-256 of the federation file.
+        vouching: Signs this party's key and checks those of the others.
+        each: A `map`, perhaps over several processes.
+        pad_to: Number of pseudonyms to send at least; random ones fill it up.
+        most_users: Number of users that one party may bring; 0 for no limit.
+        fewest_users: Number of users that the federation must have.
+        rule: Which users take part.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ids: NDArray[np.str_],
+        method: AlignmentMethod,
+        agreement: str,
+        vouching: Vouching,
+        each: Each = map,
+        *,
+        pad_to: int = 0,
+        most_users: int = 0,
+        fewest_users: int = 1,
+        rule: UserRule = "any",
+    ) -> None:
+        self.name = name
+        self.method = method
+        self.agreement = agreement
+        self.vouching = vouching
+        self.each = each
+        self.most_users = most_users
+        self.fewest_users = fewest_users
+        self.rule = rule
+        forms, self._places = select_unambiguous(ids)
+        if not len(forms):
+            raise DataError(f"party '{name}' has no user whose id is unambiguous: check its column of users")
+        self._table_users = len(ids)
+        self.ambiguous = len(ids) - len(forms)
+        """Number of users left out: their ids are empty, or equal to another's once spelling is normalised."""
+        dummies = [secrets.token_bytes(_DUMMY) for _ in range(pad_to - len(forms))]
+        own = [text.encode() for text in forms.tolist()] + dummies
+        self._ids = own + probe_ids()
+        if most_users and len(own) > most_users:
+            raise DataError(
+                f"party '{name}' brings {len(own):,} users, but the agreement allows {most_users:,}: raise max_users there"
+            )
+        if method == "ecdh" and len(self._ids) > MOST_POINTS:
+            raise DataError(
+                f"party '{name}' brings {len(own):,} users, and ecdh seals at most {MOST_POINTS:,} in one message; use keyed alignment"
+            )
+        self.session: str | None = None
+        self.alignment = ""
+        """Name of the alignment, once aligned: a hash of its keys, the number of rows, and rows that all parties know."""
+        self.users = 0
+        """Number of rows of the federation, once aligned."""
+        self.rows: NDArray[np.int64] | None = None
+        """Row of each user of the table, -1 for those who do not take part; None until aligned."""
+
+    def hello(self) -> AlignHello:
+        """Return the first message, to be sent again whenever the connection was lost."""
+        self._sealer = Sealer()
+        signature = self.vouching.sign("seal", self._sealer.public)
+        return AlignHello(
+            party=self.name,
+            agreement=self.agreement,
+            users=len(self._ids),
+            seal_key=self._sealer.public,
+            seal_signature=signature,
+        )
+
+    def handle(self, message: Message) -> list[Message]:
+        """Take one message and return those to be sent."""
+        if isinstance(message, AlignStart):
+            return self._start(message)
+        stale = getattr(message, "session", None) != self.session or self.rows is not None
+        if not isinstance(message, Sealed | UserRows) or stale:
+            return []
+        if isinstance(message, UserRows):
+            return self._take_rows(message)
+        if not message.peer < len(self._keys):
+            raise ProtocolError("a sealed message comes from a party that does not exist")
+        for kind, take in ((_KEY, self._take_key), (_POINTS, self._take_points)):
+            if message.data[: len(kind) + 1].tobytes() == kind + b":":
+                sealed = message.data[len(kind) + 1 :].tobytes()
+                context = kind + bytes.fromhex(message.session)
+                return take(message.peer, self._sealer.open(self._keys[message.peer], context, sealed))
+        raise ProtocolError("a sealed message is of an unknown kind")
+
+    def _start(self, message: AlignStart) -> list[Message]:
+        keys = message.seal_keys
+        signatures = message.seal_signatures
+        if len(keys) != len(signatures) or not message.index < len(keys):
+            raise ProtocolError("the coordinator starts an alignment with keys that are not the parties' own")
+        if keys[message.index] != self._sealer.public:
+            return []  # answers an earlier hello
+        for party, (key, signature) in enumerate(zip(keys, signatures, strict=True)):
+            self.vouching.check("seal", party, key, signature)
+        self.session = message.session
+        self.index = message.index
+        self.rows = None
+        self._keys = keys
+        self._owners_seen: set[int] = set()
+        return self._send_key() if self.method == "keyed" else self._send_points()
+
+    # -- keyed ---------------------------------------------------------------------------------------------------------------
+
+    def _send_key(self) -> list[Message]:
+        if self.index:
+            return []
+        key = secrets.token_bytes(32)
+        sealed = [self._seal(peer, _KEY, key) for peer in range(1, len(self._keys))]
+        return [*sealed, self._send_pseudonyms(make_pseudonyms(self._ids, key))]
+
+    def _take_key(self, peer: int, key: bytes) -> list[Message]:
+        if peer or self.method != "keyed" or len(key) != 32:
+            raise ProtocolError("a key for pseudonyms comes from a party that does not draw it")
+        return [self._send_pseudonyms(make_pseudonyms(self._ids, key))]
+
+    # -- ecdh ----------------------------------------------------------------------------------------------------------------
+
+    def _send_points(self) -> list[Message]:
+        self._curve_key = CurveKey(self.each)
+        points = self._curve_key.blind(self._ids)
+        return self._pass_on(self.index, points)
+
+    def _take_points(self, peer: int, data: bytes) -> list[Message]:
+        owner = int.from_bytes(data[:4])
+        points = data[4:]
+        if self.method != "ecdh" or not owner < len(self._keys) or owner in self._owners_seen:
+            raise ProtocolError("a list of points is not due")
+        way = self._way(owner)
+        if self.index not in way or way[way.index(self.index) - 1] != peer:
+            raise ProtocolError("a list of points comes from a party that should not have it")
+        self._owners_seen.add(owner)
+        if owner != self.index:
+            if self.most_users and len(points) > POINT * (self.most_users + PROBES):
+                raise ProtocolError("a list of points holds more users than the agreement allows")
+            return self._pass_on(owner, self._curve_key.apply(points))
+        if len(points) != POINT * len(self._ids):
+            raise ProtocolError("this party's list of points came back with another length")
+        holds_key = self.index < KEYHOLDERS
+        final = points if holds_key else self._curve_key.remove(points)
+        return [self._send_pseudonyms(hash_points(final))]
+
+    def _way(self, owner: int) -> list[int]:
+        """Return the parties a list passes, in order: the keyholders other than its owner, and the owner at the end."""
+        return [party for party in range(min(KEYHOLDERS, len(self._keys))) if party != owner] + [owner]
+
+    def _pass_on(self, owner: int, points: bytes) -> list[Message]:
+        way = self._way(owner)
+        following = way[0] if owner == self.index else way[way.index(self.index) + 1]
+        if following == self.index:  # a federation of one party
+            return [self._send_pseudonyms(hash_points(points))]
+        return [self._seal(following, _POINTS, owner.to_bytes(4) + points)]
+
+    # -- both ----------------------------------------------------------------------------------------------------------------
+
+    def _send_pseudonyms(self, values: NDArray[np.uint8]) -> Message:
+        self._pseudonyms = values
+        self._order = sort_order(values)
+        assert self.session is not None
+        return Pseudonyms(session=self.session, values=values[self._order])
+
+    def _take_rows(self, message: UserRows) -> list[Message]:
+        if not message.users:
+            raise DataError("no user is at two parties: check that all spell user ids in the same way")
+        if message.rows.shape != (len(self._ids),) or message.rows.dtype.kind != "i":
+            raise ProtocolError("the coordinator's rows do not fit the pseudonyms this party sent")
+        rows = np.full(len(self._ids), -1)
+        rows[self._order] = message.rows
+        self._check_rows(rows, message.users)
+        placed = drop_probes(rows)
+        users = message.users - PROBES
+        own = placed[: len(self._places)]
+        if (own < 0).all():
+            raise DataError("none of this party's users is at enough other parties: use --users any")
+        check_user_count(users, self.fewest_users)
+        assert self.session is not None
+        self.alignment = self._name_alignment(rows, message.users)
+        self.users = users
+        self.rows = np.full(self._table_users, -1)
+        self.rows[self._places] = own
+        return [Aligned(session=self.session, users=users)]
+
+    def _check_rows(self, rows: NDArray[np.int64], users: int) -> None:
+        """Raise `ProtocolError` unless the coordinator gave rows to exactly those of this party's users who must have one."""
+        taken = rows[rows >= 0]
+        if (taken >= users).any() or len(np.unique(taken)) != len(taken):
+            raise ProtocolError("the coordinator gives two users one row, or a row that does not exist")
+        fewest = fewest_parties(self.rule, len(self._keys))
+        if (rows[-PROBES:] < 0).any() or (fewest == 1 and len(taken) < len(rows)):
+            raise ProtocolError("the coordinator leaves out users who must take part under the agreed rule")
+        if fewest == len(self._keys) and len(taken) != users:
+            raise ProtocolError(
+                f"the coordinator counts {users:,} users, but {len(taken):,} are at all parties"
+            )
+
+    def _name_alignment(self, rows: NDArray[np.int64], users: int) -> str:
+        """Hash what all parties can see of this alignment; parties whose rows differ get different names."""
+        shared = [self.session, self._keys, users, rows[-PROBES:].tolist()]
+        if fewest_parties(self.rule, len(self._keys)) == len(self._keys):
+            shared.append(
+                [self._ids[i].hex() for i in np.argsort(rows)[-users:]]
+            )  # all parties have all users
+        return hashlib.sha256(repr(shared).encode()).hexdigest()
+
+    def _seal(self, peer: int, kind: bytes, data: bytes) -> Message:
+        assert self.session is not None
+        sealed = self._sealer.seal(self._keys[peer], kind + bytes.fromhex(self.session), data)
+        return Sealed(session=self.session, peer=peer, data=np.frombuffer(kind + b":" + sealed, np.uint8))
+
+
+def check_user_count(users: int, fewest: int) -> None:
+    """Raise `DataError` if a federation has fewer than the agreed number of users."""
+    if users < fewest:
+        raise DataError(
+            f"the federation has {users:,} users, fewer than min_users = {fewest:,}: sums over few users show single users; "
+            "check how user ids are spelled, or lower min_users in federation.toml at all members"
+        )
+
+
+# -- The coordinator's side of the alignment ---------------------------------------------------------------
+
+
+class CoordinatorAlignment:
+    """The coordinator's side of the alignment: it relays sealed messages and matches pseudonyms."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        method: str,
+        agreement: str,
+        rule: UserRule = "any",
+        *,
+        most_users: int = 0,
+        least_overlap: float = 0.0,
+    ) -> None:
+        self.names = list(names)
+        self.method = method
+        self.agreement = agreement
+        self.fewest = fewest_parties(rule, len(names)) if names else 1
+        self.most_users = most_users
+        self.least_overlap = least_overlap
+        """Share of each party's users that some other party must have."""
+        self.hellos: dict[str, AlignHello] = {}
+        self.session: str | None = None
+        self.sets: dict[str, Pseudonyms] = {}
+        self.users: dict[str, int] = {}
+        """Number of rows, as confirmed by the parties that have theirs."""
+
+    def handle(self, name: str, message: Message) -> list[tuple[str, Message]]:
+        """Take one message and return those to be sent, each with its recipient."""
+        if isinstance(message, AlignHello):
+            return self._hello(name, message)
+        handlers: dict[type[Message], Callable[[str, Any], list[tuple[str, Message]]]] = {
+            Sealed: self._relay,
+            Pseudonyms: self._gather,
+            Aligned: self._confirm,
+        }
+        take = handlers.get(type(message))
+        if take is None:
+            raise ProtocolError(f"{name}: unexpected {type(message).__name__} while users are aligned")
+        if getattr(message, "session", None) != self.session:
+            return []  # of an earlier session
+        return take(name, message)
+
+    def left(self, name: str) -> None:
+        """Note that a party is gone; the alignment starts over when it is back."""
+        if self.hellos.pop(name, None) is not None and name not in self.users:
+            self._reset()
+
+    def must_align(self, name: str) -> bool:
+        """Return whether an alignment is under way whose result this party lacks."""
+        return bool(self.hellos) and name not in self.users
+
+    @property
+    def missing(self) -> list[str]:
+        """Parties that are not ready."""
+        return [name for name in self.names if name not in self.hellos]
+
+    def _reset(self) -> None:
+        self.session = None
+        self.sets = {}
+        self.users = {}
+
+    def check_hello(self, name: str, message: AlignHello) -> None:
+        """Raise `ProtocolError` if a party has another agreement, or more users than agreed."""
+        if message.party != name or message.agreement != self.agreement:
+            raise ProtocolError(
+                f"{name}: its federation file is not the coordinator's; fetch the current one"
+            )
+        if self.most_users and message.users - PROBES > self.most_users:
+            raise ProtocolError(
+                f"{name}: it brings {message.users - PROBES:,} users, but the agreement allows {self.most_users:,}"
+            )
+
+    def _hello(self, name: str, message: AlignHello) -> list[tuple[str, Message]]:
+        self.check_hello(name, message)
+        self.hellos[name] = message
+        self._reset()
+        if self.missing:
+            return [(name, Waiting(missing=self.missing))]
+        self.session = secrets.token_hex(16)
+        hellos = [self.hellos[name] for name in self.names]
+        keys = [hello.seal_key for hello in hellos]
+        signatures = [hello.seal_signature for hello in hellos]
+        return [
+            (name, AlignStart(session=self.session, index=index, seal_keys=keys, seal_signatures=signatures))
+            for index, name in enumerate(self.names)
+        ]
+
+    def _relay(self, name: str, message: Sealed) -> list[tuple[str, Message]]:
+        if not message.peer < len(self.names):
+            raise ProtocolError(f"{name}: a sealed message for a party that does not exist")
+        return [(self.names[message.peer], message.model_copy(update={"peer": self.names.index(name)}))]
+
+    def _gather(self, name: str, message: Pseudonyms) -> list[tuple[str, Message]]:
+        if name in self.sets:
+            raise ProtocolError(f"{name}: it sends pseudonyms twice")
+        self._check_pseudonyms(name, message)
+        self.sets[name] = message
+        if len(self.sets) < len(self.names):
+            return []
+        sets = [self.sets[name] for name in self.names]
+        self.sets = {}
+        values: list[NDArray[Any]] = [one.values for one in sets]
+        self._check_overlap(values)
+        rows, users = match_users(values, self.fewest, probes=PROBES)
+        return [
+            (name, UserRows(session=message.session, users=users, rows=own.astype(np.int32)))
+            for name, own in zip(self.names, rows, strict=True)
+        ]
+
+    def _check_overlap(self, sets: Sequence[NDArray[Any]]) -> None:
+        """Raise `DataError` if the parties share fewer users than agreed."""
+        if len(sets) < 2:
+            return
+        shared = [count - PROBES for count in count_shared(sets)]
+        own = [len(one) - PROBES for one in sets]
+        if any(common < self.least_overlap * count for common, count in zip(shared, own, strict=True)):
+            counts = ", ".join(
+                f"{name} shares {common:,} of {count:,}"
+                for name, common, count in zip(self.names, shared, own, strict=True)
+            )
+            raise DataError(
+                f"too few common users: {counts}; min_overlap = {self.least_overlap:g}. Check the exports and how user ids are "
+                "spelled, or lower min_overlap in federation.toml at all members"
+            )
+
+    def _check_pseudonyms(self, name: str, message: Pseudonyms) -> None:
+        values: NDArray[Any] = message.values
+        try:
+            check_set(values)
+        except ProtocolError as error:
+            raise ProtocolError(f"{name}: {error}") from None
+        announced = self.hellos[name].users
+        if len(values) != announced:
+            raise ProtocolError(f"{name}: it sends {len(values):,} pseudonyms and announced {announced:,}")
+
+    def _confirm(self, name: str, message: Aligned) -> list[tuple[str, Message]]:
+        self.users[name] = message.users
+        if len(set(self.users.values())) > 1:
+            raise ProtocolError(f"{name}: it counts {message.users:,} users, other parties another number")
+        if len(self.users) == len(self.names):
+            self.hellos = {}
+            self.session = None
+        return []

@@ -1,0 +1,622 @@
+"""The FastAPI application: endpoints look up and describe, the batcher's thread scores, and a thread pool explains.
+
+Names become rows of the catalogue, queries of many requests form batches, and simple requests take a shortcut. `allowed` are the
+numbers of the parties that a request may see. Other parties do not exist for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import cache, partial
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
+
+import orjson
+from anyio import CapacityLimiter, to_thread
+from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from verfedgnn.core.errors import DataError
+from verfedgnn.core.version import installed_version
+from verfedgnn.runs.added_items import AddedItem
+from verfedgnn.runs.run import Run
+from verfedgnn.serving import schema
+from verfedgnn.serving.catalogue import WITHOUT_ALONE, Catalogue
+from verfedgnn.serving.fold_in import UserRatings, group_ratings
+from verfedgnn.serving.ranker import ItemRanker, RankedItems, RankingQuery, rank_together
+from verfedgnn.serving.request_guard import (
+    PAGE_FILES,
+    Access,
+    ApiKey,
+    JsonLog,
+    RequestGuard,
+    ServerMetrics,
+    grant,
+)
+from verfedgnn.serving.run_overview import describe_run
+from verfedgnn.serving.schema import MAX_BATCH_ITEMS, MAX_ITEMS, HttpProblem, NewcomerRating, send_json
+from verfedgnn.serving.split_test import ALONE, ModelName
+from verfedgnn.serving.user_lists import RecommendedItem, ScoredItem, ServedUser, UserProfile, find_similar
+from verfedgnn.upkeep.new_items import NewItems
+
+LARGEST_BATCH = 64
+LONGEST_QUEUE = 4096
+"""Queries that may wait. Further ones are refused at once, so that the waiting ones are not all late."""
+SIMPLE_PARAMETERS = {"user", "k", "party", "model"}
+
+Waiting = tuple[ItemRanker, RankingQuery, "asyncio.Future[RankedItems]"]
+
+
+def find_user(catalogue: Catalogue, user: str) -> ServedUser:
+    """Return the user of the run with this id."""
+    row = catalogue.users.find(user)
+    if row is None:
+        remedy = "POST their ratings to /v1/recommendations to serve them as a newcomer"
+        raise HttpProblem(404, "this user was not in training", remedy)
+    return ServedUser(row)
+
+
+def find_parties(catalogue: Catalogue, party: str | None, allowed: Sequence[int]) -> list[int]:
+    """Return the number of the party with this name, or the numbers of all allowed parties."""
+    if party is None:
+        return list(allowed)
+    found = [p for p in allowed if catalogue.parties[p].name == party]
+    if not found:
+        names = ", ".join(catalogue.parties[p].name for p in allowed)
+        raise HttpProblem(404, "there is no such party here", f"use one of: {names}")
+    return found
+
+
+def find_item(catalogue: Catalogue, item: str, party: str | None, allowed: Sequence[int]) -> tuple[int, int]:
+    """Return the party and the row of an item."""
+    found = catalogue.find_item(item, find_parties(catalogue, party, allowed))
+    if not found:
+        raise HttpProblem(404, "there is no such item here", "give the item's id as in the data of this run")
+    if len(found) > 1:
+        remedy = f"add the parameter party, one of: {', '.join(catalogue.parties[p].name for p, _ in found)}"
+        raise HttpProblem(400, "several parties have an item with this id", remedy)
+    return found[0]
+
+
+def check_model(catalogue: Catalogue, model: ModelName | None) -> None:
+    """Raise `HttpProblem` if the run lacks the models of the parties alone and `model` asks for them."""
+    if model == ALONE and ALONE not in catalogue.rankers:
+        raise HttpProblem(404, "this run has no models of the parties alone", WITHOUT_ALONE)
+
+
+def read_filters(
+    catalogue: Catalogue, given: Mapping[str, str], known: Sequence[str], allowed: Sequence[int]
+) -> dict[str, str]:
+    """Return the parameters that filter by item column: those not in `known`, checked against the columns."""
+    filters = {name: value for name, value in given.items() if name not in known}
+    existing = {name for p in allowed for name in catalogue.parties[p].table.columns}
+    if not existing.issuperset(filters):
+        parameters = f"parameters: {', '.join(known)}; " if known else ""
+        remedy = f"{parameters}columns: {', '.join(sorted(existing)) or 'none'}"
+        raise HttpProblem(400, "there is no such parameter or item column", remedy)
+    return filters
+
+
+def read_newcomer(
+    catalogue: Catalogue, ratings: Sequence[NewcomerRating], allowed: Sequence[int]
+) -> list[UserRatings]:
+    """Return a newcomer's ratings by party, after checking items and scales."""
+    found: dict[tuple[int, int], float] = {}
+    for number, given in enumerate(ratings):
+        try:
+            place = find_item(catalogue, given.item, given.party, allowed)
+        except HttpProblem as problem:
+            raise HttpProblem(problem.status, f"ratings.{number}: {problem.cause}", problem.remedy) from None
+        low, high = catalogue.parties[place[0]].table.scale
+        if not low <= given.rating <= high:
+            remedy = f"give a rating from {low:g} to {high:g}"
+            raise HttpProblem(400, f"ratings.{number}: the rating is outside the scale", remedy)
+        found[place] = given.rating
+    return group_ratings(found)
+
+
+class Batcher:
+    """Dynamic batching: a queue on the event loop, and one scoring thread that answers it batch by batch.
+
+    Queries that arrive while a batch is computed form the next one, scored by one matrix product.
+    """
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._waiting: list[Waiting] = []
+        self._running = False
+        self._thread = ThreadPoolExecutor(1, "scores")
+        self._metrics = metrics
+
+    async def rank(self, queries: Sequence[tuple[ItemRanker, RankingQuery]]) -> list[RankedItems]:
+        """Return the answers in the order of `queries`, computed together with the queries of other requests."""
+        if len(self._waiting) >= LONGEST_QUEUE:
+            raise HttpProblem(503, "the server is overloaded", "try again in a second")
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[RankedItems]] = []
+        for ranker, query in queries:
+            futures.append(loop.create_future())
+            self._waiting.append((ranker, query, futures[-1]))
+        if not self._running:
+            self._running = True
+            loop.call_soon(self._start_batch, loop)  # requests that have arrived together share a batch
+        return [await future for future in futures]
+
+    def _start_batch(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch, self._waiting = self._waiting[:LARGEST_BATCH], self._waiting[LARGEST_BATCH:]
+        batch = [entry for entry in batch if not entry[2].done()]  # without clients that disconnected
+        if not batch and not self._waiting:
+            self._running = False
+            return
+        self._metrics.count_batch(len(batch))
+        queries = [(ranker, query) for ranker, query, _ in batch]
+        done = loop.run_in_executor(self._thread, rank_together, queries)
+        done.add_done_callback(lambda result: self._deliver(loop, batch, result))
+
+    def _deliver(
+        self, loop: asyncio.AbstractEventLoop, batch: list[Waiting], result: asyncio.Future[list[RankedItems]]
+    ) -> None:
+        error = result.exception()
+        for place, (_, _, future) in enumerate(batch):
+            if future.done():
+                continue
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result.result()[place])
+        self._start_batch(loop)
+
+    def close(self) -> None:
+        """Stop the scoring thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class Lists:
+    """The lists of a catalogue, as endpoints and the shortcut ask for them."""
+
+    def __init__(self, catalogue: Catalogue, metrics: ServerMetrics) -> None:
+        self.catalogue = catalogue
+        self.batcher = Batcher(metrics)
+        self._metrics = metrics
+        self._served: list[set[int]] = [set() for _ in catalogue.parties]
+        for party in catalogue.parties:
+            metrics.items.labels(party.name).set(party.table.n_items)
+            metrics.served.labels(party.name).set(0)
+
+    async def make(
+        self,
+        users: Sequence[tuple[ModelName, ServedUser]],
+        parties: Sequence[int],
+        k: int,
+        filters: Mapping[str, str],
+    ) -> list[tuple[UserProfile, list[ScoredItem]]]:
+        """Return the profile and the k best items of each user, in the given model."""
+        profiles = []
+        for model, user in users:
+            make = partial(UserProfile, self.catalogue, model, user, parties)
+            profiles.append(
+                make() if user.trained else await run_in_threadpool(make)
+            )  # folding in takes time
+        queries = [query for profile in profiles for query in profile.make_queries(k, filters)]
+        ranked = iter(await self.batcher.rank(queries))
+        lists = []
+        for profile in profiles:
+            best = profile.merge([next(ranked) for _ in parties], k)
+            lists.append((profile, best))
+            for p, row, _ in best:
+                if row not in self._served[p]:
+                    self._served[p].add(row)
+                    self._metrics.served.labels(self.catalogue.parties[p].name).inc()
+        return lists
+
+
+def mark_bucket(items: Sequence[RecommendedItem], bucket: ModelName | None) -> dict[str, Any]:
+    """Return the response with a user's items, and with the user's bucket if there is one."""
+    return {"recommendations": items} | ({} if bucket is None else {"bucket": bucket})
+
+
+class FastPath:
+    """ASGI middleware that answers the most frequent request, the list of a known user, without FastAPI's request handling.
+
+    It answers only requests that are valid and simple: known parameters, each given once, without explanations or
+    filters. All others go to the endpoint, so errors are described in one place. Both give the same response. results/serving.md
+    has the throughput with and without it.
+    """
+
+    path = "/v1/recommendations"
+    """Route of the requests, as it appears in the metrics."""
+
+    def __init__(self, app: ASGIApp, lists: Lists) -> None:
+        self.app = app
+        self._lists = lists
+        self._catalogue = lists.catalogue
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a simple request, or pass any other request on."""
+        simple = self._parse(scope)
+        if simple is None:
+            await self.app(scope, receive, send)
+            return
+        scope["route"] = self
+        (model, bucket), user, parties, k = simple
+        ((profile, best),) = await self._lists.make([(model, user)], parties, k, {})
+        await send_json(send, 200, orjson.dumps(mark_bucket(profile.describe(best), bucket)))
+
+    def _parse(
+        self, scope: Scope
+    ) -> tuple[tuple[ModelName, ModelName | None], ServedUser, list[int], int] | None:
+        """Return model and bucket, user, parties and number of items, or None if the request is not simple."""
+        if scope["type"] != "http" or scope["path"] != self.path or scope["method"] != "GET":
+            return None
+        pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = dict(pairs)
+        k = given.get("k", "10")
+        model = next((name for name in self._catalogue.rankers if name == given.get("model")), None)
+        if (
+            len(given) < len(pairs)
+            or not given.keys() <= SIMPLE_PARAMETERS
+            or (model is None and "model" in given)
+        ):
+            return None
+        if not (k.isascii() and k.isdigit() and len(k) <= len(str(MAX_ITEMS)) and 1 <= int(k) <= MAX_ITEMS):
+            return None
+        try:
+            parties = find_parties(self._catalogue, given.get("party"), scope["access"].parties)
+            name = given.get("user", "")
+            user = find_user(self._catalogue, name)
+        except HttpProblem:
+            return None
+        return self._catalogue.choose_model(model, name), user, parties, int(k)
+
+
+UserId = Annotated[str, Query(description="Id of the user, as in the data.", min_length=1, max_length=1000)]
+ItemId = Annotated[str, Query(description="Id of the item, as in the data.", min_length=1, max_length=1000)]
+PartyName = Annotated[str | None, Query(description="The only party; all by default.", max_length=1000)]
+Count = Annotated[int, Query(description="Maximum number of results.", ge=1, le=MAX_ITEMS)]
+Model = Annotated[
+    ModelName | None,
+    Query(
+        description="Trained by all parties together, or by each party alone; federated by default, in a split test that of the bucket."
+    ),
+]
+MaxReasons = Annotated[int, Query(description="Liked items named as reasons, at most.", ge=0, le=20)]
+Text = Annotated[str, Query(max_length=1000)]
+FILTERED = {("GET", "/v1/recommendations"), ("GET", "/v1/similar")}
+"""Endpoints that also accept item columns as parameters and check them themselves."""
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": schema.ErrorResponse, "description": text}
+    for status, text in {
+        400: "The request is invalid",
+        401: "The API key is missing or wrong",
+        403: "The API key lacks a right, or a page of another site asks",
+        404: "The user, item, party or model does not exist",
+        413: "The request is too large",
+        429: "Too many requests with this API key",
+        503: "The server is overloaded, or the run is not served at present",
+    }.items()
+}
+
+
+def _respond(value: Any) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
+
+
+async def _reject_unknown_parameters(request: Request) -> None:
+    """Raise `HttpProblem` for a parameter that the endpoint would ignore."""
+    known = {field.alias for field in request.scope["route"].dependant.query_params}
+    filtered = (request.method, request.url.path) in FILTERED
+    if not filtered and not known.issuperset(request.query_params):
+        names = ", ".join(sorted(known)) or "none"
+        raise HttpProblem(400, "there is no such parameter", f"parameters: {names}")
+
+
+async def _read_access(request: Request) -> Access:
+    """Return what the request may do, as the request guard found it."""
+    access: Access = request.scope["access"]
+    return access
+
+
+Granted = Annotated[Access, Depends(_read_access)]
+
+
+def make_app(
+    catalogue: Catalogue,
+    *,
+    keys: Sequence[ApiKey] = (),
+    log: JsonLog | None = None,
+    metrics: ServerMetrics | None = None,
+    folder: Path | None = None,
+) -> FastAPI:
+    """Return the application that serves a catalogue; with `keys`, only to clients that send one of them.
+
+    `metrics` are those of the process, by default new ones. `folder` is the run folder, to which items can be added.
+    """
+    metrics = metrics or ServerMetrics()
+    lists = Lists(catalogue, metrics)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # so that the first newcomer does not wait for them
+        await run_in_threadpool(lambda: (catalogue.priors, catalogue.rating_priors))
+        yield
+        lists.batcher.close()
+        if log is not None:
+            log.close()
+
+    app = FastAPI(
+        dependencies=[Depends(_reject_unknown_parameters)],
+        title="verfedgnn",
+        version=installed_version(),
+        description="Recommendations from a run. If the server has an API key, send it as `Authorization: Bearer KEY`.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        responses=ERRORS,
+    )
+    app.add_middleware(FastPath, lists=lists)
+    names = [party.name for party in catalogue.parties]
+    granted = {key.digest: grant(key, names) for key in keys}
+    everybody = Access(None, tuple(range(len(names))))
+    app.add_middleware(RequestGuard, granted=granted, everybody=everybody, metrics=metrics, log=log)
+    _add_error_handlers(app)
+    _add_recommendations(app, lists)
+    _add_lookups(app, catalogue)
+    _add_items(app, catalogue, folder)
+    _add_page(app, catalogue)
+    _add_server_status(app, metrics)
+    return app
+
+
+def _add_recommendations(app: FastAPI, lists: Lists) -> None:
+    catalogue = lists.catalogue
+
+    async def answer(
+        chosen: tuple[ModelName, ModelName | None],
+        user: ServedUser,
+        parties: Sequence[int],
+        k: int,
+        filters: Mapping[str, str],
+        why: int,
+        explained: Sequence[int],
+    ) -> Response:
+        """Return the k best items of these parties, with up to `why` ratings at the parties `explained` as reasons."""
+        model, bucket = chosen
+        ((profile, best),) = await lists.make([(model, user)], parties, k, filters)
+        reasons = await run_in_threadpool(profile.explain, best, explained, why, filters) if why else []
+        return _respond(mark_bucket(profile.describe(best, reasons), bucket))
+
+    @app.get("/v1/recommendations", response_model=schema.RecommendationsResponse)
+    async def recommend_items_to_a_user(
+        request: Request,
+        access: Granted,
+        user: UserId,
+        k: Count = 10,
+        party: PartyName = None,
+        model: Model = None,
+        why: MaxReasons = 0,
+    ) -> Response:
+        """Return the best items the user has not rated. Every item column is a filter: `&category=book`."""
+        who = find_user(catalogue, user)
+        parties = find_parties(catalogue, party, access.parties)
+        known = ("user", "k", "party", "model", "why")
+        filters = read_filters(catalogue, request.query_params, known, access.parties)
+        check_model(catalogue, model)
+        chosen = catalogue.choose_model(model, user)
+        return await answer(chosen, who, parties, k, filters, why, parties)
+
+    @app.post("/v1/recommendations", response_model=schema.RecommendationsResponse)
+    async def recommend_items_to_a_newcomer(newcomer: schema.Newcomer, access: Granted) -> Response:
+        """Return the best items for a newcomer, from their own ratings, or for a known user with further ratings.
+
+        Nothing is stored.
+        """
+        parties = find_parties(catalogue, newcomer.party, access.parties)
+        filters = read_filters(catalogue, newcomer.where, (), access.parties)
+        given = await run_in_threadpool(read_newcomer, catalogue, newcomer.ratings, access.parties)
+        row = None if newcomer.user is None else catalogue.users.find(newcomer.user)
+        who = ServedUser(row, given)
+        chosen = catalogue.choose_model(None, newcomer.user)
+        return await answer(chosen, who, parties, newcomer.k, filters, newcomer.why, access.parties)
+
+    @app.post("/v1/recommendations/batch", response_model=schema.BatchResponse)
+    async def recommend_items_to_many_users(batch: schema.BatchRequest, access: Granted) -> Response:
+        """Return the best items for up to 1,000 users. A user who was not in training gets an error as answer."""
+        access.charge(len(batch.users) - 1)
+        if len(batch.users) * batch.k > MAX_BATCH_ITEMS:
+            remedy = "request fewer users at a time, or fewer items"
+            raise HttpProblem(400, f"users times k is more than {MAX_BATCH_ITEMS:,}", remedy)
+        parties = find_parties(catalogue, batch.party, access.parties)
+        check_model(catalogue, batch.model)
+        filters = read_filters(catalogue, batch.where, (), access.parties)
+        answers: list[orjson.Fragment] = []
+        # in steps, so that other requests are answered in between
+        step = max(1, LARGEST_BATCH // len(parties))
+        for start in range(0, len(batch.users), step):
+            found: dict[str, ServedUser] = {}
+            errors: dict[str, dict[str, Any]] = {}
+            for user in batch.users[start : start + step]:
+                try:
+                    found[user] = find_user(catalogue, user)
+                except HttpProblem as problem:
+                    errors[user] = problem.as_dict()
+            chosen = [catalogue.choose_model(batch.model, user) for user in found]
+            wanted = [(model, who) for (model, _), who in zip(chosen, found.values(), strict=True)]
+            made = await lists.make(wanted, parties, batch.k, filters)
+            described = {
+                user: mark_bucket(profile.describe(best), bucket)
+                for user, (_, bucket), (profile, best) in zip(found, chosen, made, strict=True)
+            }
+            for user in batch.users[start : start + step]:
+                own = described.get(user) or errors[user]
+                answers.append(orjson.Fragment(orjson.dumps({"user": user, **own})))
+        return _respond({"answers": answers})
+
+
+def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
+    @app.get("/v1/similar", response_model=schema.SimilarResponse)
+    async def find_similar_items(
+        request: Request,
+        access: Granted,
+        item: ItemId,
+        party: PartyName = None,
+        k: Count = 10,
+        among: PartyName = None,
+    ) -> Response:
+        """Return the items most similar to an item, by the cosine of item directions in taste space.
+
+        `among` names the only party to search. Every item column is a filter: `&category=book`.
+        """
+        p, row = find_item(catalogue, item, party, access.parties)
+        parties = find_parties(catalogue, among, access.parties)
+        known = ("item", "party", "k", "among")
+        filters = read_filters(catalogue, request.query_params, known, access.parties)
+        found = await run_in_threadpool(find_similar, catalogue, p, row, parties, k, filters)
+        return _respond({"similar": found})
+
+
+def _add_items(app: FastAPI, catalogue: Catalogue, folder: Path | None) -> None:
+    one_at_a_time = CapacityLimiter(1)  # each loads the run
+
+    def add(folder: Path, party: str, request: schema.NewItemsRequest) -> dict[str, Any]:
+        """Store the items in the run folder, where every worker notices them."""
+        items = {}
+        for item in request.items:
+            ratings = {rating.user: (rating.rating, rating.time) for rating in item.ratings}
+            items[item.item] = AddedItem(item.item, item.title, item.columns, ratings, item.features)
+        if len(items) < len(request.items):
+            remedy = "give each item once, with all its ratings"
+            raise HttpProblem(400, "the request has an item twice", remedy)
+        try:
+            report = NewItems(folder, Run.load(folder, added=False), party).add(items)
+        except DataError as error:
+            cause, _, remedy = str(error).partition("; ")
+            raise HttpProblem(400, cause, remedy or "correct the request") from None
+        added = [{"item": item.item, "ratings": len(item.ratings)} for item in report.items]
+        return {"items": added, "unknown_users": report.unknown_users}
+
+    @app.post("/v1/items", response_model=schema.NewItemsResponse)
+    async def add_new_items(request: schema.NewItemsRequest, access: Granted) -> Response:
+        """Give items that were not in training a vector from their first ratings; they are served within seconds."""
+        if folder is None:
+            raise HttpProblem(404, "this server has no run folder to add items to", "use verfedgnn serve RUN")
+        names = [catalogue.parties[p].name for p in find_parties(catalogue, request.party, access.parties)]
+        if len(names) > 1:
+            remedy = f"add the field party, one of: {', '.join(names)}"
+            raise HttpProblem(400, "several parties are served", remedy)
+        return _respond(await to_thread.run_sync(add, folder, names[0], request, limiter=one_at_a_time))
+
+
+def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
+    describe = cache(lambda parties: describe_run(catalogue, parties))
+
+    @app.get("/v1/run")
+    async def describe_the_run(access: Granted) -> Response:
+        return _respond(await run_in_threadpool(describe, access.parties))
+
+    @app.get("/v1/users")
+    async def find_users_by_the_start_of_their_id(
+        access: Granted, starts: Text = "", party: PartyName = None, k: Count = 8
+    ) -> Response:
+        parties = find_parties(catalogue, party, access.parties)
+        found = []
+        for row in catalogue.index_users(access.parties).find_prefix(starts, k):
+            rated = sum(len(own.items) for own in catalogue.find_ratings(row, parties))
+            found.append({"user": str(catalogue.user_ids[row]), "ratings": rated})
+        return _respond({"users": found})
+
+    @app.get("/v1/items")
+    async def find_items_by_a_part_of_their_title(
+        access: Granted, text: Text = "", party: PartyName = None, k: Count = 8
+    ) -> Response:
+        """Return the most rated items whose title or id contains the text; titles that start with it come first."""
+        parties = find_parties(catalogue, party, access.parties)
+        found = await run_in_threadpool(catalogue.search_items, text, parties, k)
+        return _respond({"items": [catalogue.parties[p].describe(row) for p, row in found]})
+
+    @app.get("/v1/history")
+    async def list_highest_ratings(
+        access: Granted, user: UserId, party: PartyName = None, k: Count = 10
+    ) -> Response:
+        """Return the highest ratings, how many ratings there are, and how many of them count as liked.
+
+        `elsewhere` counts the other parties at which the user has ratings, of those that the request may see.
+        `known` is false for a user who was not in training. Then `similar` has ids that look like this one.
+        """
+        parties = find_parties(catalogue, party, access.parties)
+        others = [p for p in access.parties if p not in parties]
+        row = catalogue.users.find(user)
+        who = ServedUser(row)
+        rated = [
+            (rating, own.party, item)
+            for own in who.find_ratings(catalogue, parties)
+            for rating, item in zip(own.ratings.tolist(), own.items.tolist(), strict=True)
+        ]
+        best = sorted(rated, key=lambda entry: -entry[0])[:k]
+        answer = {
+            "count": len(rated),
+            "liked": sum(rating >= catalogue.parties[p].liked_from for rating, p, _ in rated),
+            "elsewhere": len(who.find_ratings(catalogue, others)),
+            "known": row is not None,
+            "items": [
+                {**vars(catalogue.parties[p].describe(item)), "rating": value} for value, p, item in best
+            ],
+        }
+        if row is None:
+            answer["similar"] = catalogue.index_users(access.parties).find_similar(user, 3)
+        return _respond(answer)
+
+    for path, (name, kind) in PAGE_FILES.items():
+        body = (resources.files("verfedgnn.serving") / "page" / name).read_bytes()
+        app.get(path, include_in_schema=False)(_send_file(body, kind))
+
+
+def _send_file(body: bytes, kind: str) -> Callable[[], Any]:
+    async def send() -> Response:
+        return Response(body, media_type=kind)
+
+    return send
+
+
+def _add_server_status(app: FastAPI, metrics: ServerMetrics) -> None:
+    @app.get("/health")
+    async def check_that_the_server_responds() -> Response:
+        return _respond({"status": "ok"})
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def show_metrics_for_prometheus() -> Response:
+        kind, text = metrics.render()
+        return Response(text, media_type=kind)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    """Turn FastAPI's own errors into `HttpProblem`, which the request guard sends."""
+
+    async def reject_invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part not in ("query", "body"))
+        cause = f"{where or 'the request'}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        # a body may hold lone surrogates, which UTF-8 cannot encode
+        encodable = cause.encode(errors="replace").decode()
+        raise HttpProblem(400, encodable, "correct the request; /openapi.json describes every parameter")
+
+    async def reject_unrouted(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        headers = {}
+        if error.status_code == 405:  # FastAPI names only the methods of the first route with this path
+            routes = [route for route in app.routes if getattr(route, "path", None) == request.url.path]
+            allowed = {method for route in routes for method in getattr(route, "methods", ())}
+            headers["allow"] = ", ".join(sorted(allowed))
+        remedy = "/openapi.json lists all endpoints"
+        raise HttpProblem(error.status_code, str(error.detail).lower(), remedy, headers)
+
+    app.add_exception_handler(RequestValidationError, reject_invalid)
+    app.add_exception_handler(HTTPException, reject_unrouted)

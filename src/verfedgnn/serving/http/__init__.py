@@ -1,1 +1,0 @@
-"""The HTTP API and the web page of a served run."""

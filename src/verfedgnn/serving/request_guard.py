@@ -1,0 +1,422 @@
+"""Checks before every endpoint: API key, rights, rate, Host header and size; and headers, metrics and log of every response.
+
+Neither metrics nor logs name a user. One key is a text file or an environment variable. Several keys are one TOML file, with a
+table for each:
+
+    [shop]
+    key = "..."
+    rights = ["recommend", "fold-in"]
+    parties = ["film"]
+    per_second = 20
+
+The server keeps only the SHA-256 of a key and looks keys up by it. How long that takes tells nothing about a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import sys
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
+from traceback import format_exception
+from typing import Annotated, Any, Literal
+
+import orjson
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.files import read_private
+from verfedgnn.core.hosts import is_loopback, parse_host_header
+from verfedgnn.core.printable import make_printable
+from verfedgnn.serving.schema import HttpProblem
+
+KEY_VARIABLE = "VERFEDGNN_API_KEY"
+SHORTEST_KEY = 16
+Right = Literal["recommend", "fold-in", "browse", "add-items", "metrics"]
+RIGHTS: dict[tuple[str, str], Right] = {
+    ("GET", "/v1/recommendations"): "recommend",
+    ("POST", "/v1/recommendations/batch"): "recommend",
+    ("GET", "/v1/similar"): "recommend",
+    ("POST", "/v1/recommendations"): "fold-in",
+    ("GET", "/v1/run"): "browse",
+    ("GET", "/v1/users"): "browse",
+    ("GET", "/v1/items"): "browse",
+    ("GET", "/v1/history"): "browse",
+    ("POST", "/v1/items"): "add-items",
+    ("GET", "/metrics"): "metrics",
+}
+"""The right that each endpoint needs; a test compares this table with the endpoints."""
+ALL_RIGHTS = frozenset(RIGHTS.values())
+_CREATE = "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+
+
+class TokenBucket:
+    """A rate limit: tokens arrive at a constant rate up to a maximum, and every request takes some."""
+
+    def __init__(self, per_second: float, burst: float) -> None:
+        self._rate = per_second
+        self._most = burst
+        self._tokens = burst
+        self._updated = time.monotonic()
+
+    def take(self) -> float:
+        """Take one token and return 0, or return the number of seconds until there is one."""
+        now = time.monotonic()
+        self._tokens = min(self._most, self._tokens + (now - self._updated) * self._rate)
+        self._updated = now
+        if self._tokens < 1:
+            return (1 - self._tokens) / self._rate
+        self._tokens -= 1
+        return 0.0
+
+    def charge(self, tokens: float) -> None:
+        """Take more tokens for a request that turned out to be large; later requests wait until they are paid."""
+        self._tokens -= tokens
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """A key, by its SHA-256, and what its holder may do."""
+
+    name: str
+    digest: bytes
+    rights: frozenset[str] = ALL_RIGHTS
+    parties: tuple[str, ...] | None = None
+    """Names of the parties whose items and ratings it may see; None for all that are served."""
+    per_second: float | None = None
+    """Number of requests per second on average; None for no limit."""
+    burst: float = 1.0
+    """Number of requests that may arrive at once."""
+
+    @cached_property
+    def bucket(self) -> TokenBucket | None:
+        """The rate limit, which goes on when a run is loaded again."""
+        return None if self.per_second is None else TokenBucket(self.per_second, self.burst)
+
+
+@dataclass(frozen=True)
+class Access:
+    """What one request may do."""
+
+    key: ApiKey | None
+    """Its key; None without keys, when every request from this machine has all rights."""
+    parties: tuple[int, ...]
+    """Numbers of the served parties that it may see."""
+
+    def charge(self, requests: int) -> None:
+        """Count a request as this many more against the rate limit."""
+        if self.key is not None and self.key.bucket is not None:
+            self.key.bucket.charge(requests)
+
+
+def grant(key: ApiKey, served: Sequence[str]) -> Access:
+    """Return the access of a key's holder to the served parties."""
+    unknown = sorted(set(key.parties or ()) - set(served))
+    if unknown:
+        raise ConfigError(
+            f"key '{key.name}' names party '{unknown[0]}', which is not served; use: {', '.join(served)}"
+        )
+    return Access(
+        key, tuple(p for p, name in enumerate(served) if key.parties is None or name in key.parties)
+    )
+
+
+def digest_key(key: str | bytes) -> bytes:
+    """Return the SHA-256 by which a key is known."""
+    return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()
+
+
+def read_keys(file: Path | None) -> tuple[ApiKey, ...]:
+    """Return the keys in a TOML file, the one in any other file or in the environment, or none."""
+    if file is None:
+        text = os.environ.get(KEY_VARIABLE)
+        return () if text is None else (_single_key(text, KEY_VARIABLE),)
+    try:
+        text = read_private(file).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the key file {file} cannot be read ({error}); pass a text file that contains the key"
+        ) from None
+    return _several_keys(text, file) if file.suffix == ".toml" else (_single_key(text, str(file)),)
+
+
+class _KeyTable(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    key: str
+    rights: Annotated[frozenset[Right], Field(min_length=1)]
+    parties: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    burst: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+
+
+_KEY_FILE = TypeAdapter(dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,63}$")], _KeyTable])
+
+
+def _single_key(text: str, where: str) -> ApiKey:
+    return ApiKey("key", digest_key(_check_key(text.strip(), where)))
+
+
+def _several_keys(text: str, file: Path) -> tuple[ApiKey, ...]:
+    try:
+        tables = _KEY_FILE.validate_python(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the key file {file} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        raise ConfigError(f"the key file {file}: {_describe(error.errors()[0])}") from None
+    keys = [
+        ApiKey(
+            name,
+            digest_key(_check_key(table.key, f"{file}, table {name},")),
+            frozenset(table.rights),
+            table.parties,
+            table.per_second,
+            table.burst or max(1.0, table.per_second or 1.0),
+        )
+        for name, table in tables.items()
+    ]
+    if not keys:
+        raise ConfigError(f"the key file {file} holds no key; add a table such as [shop] with key and rights")
+    if len({key.digest for key in keys}) < len(keys):
+        raise ConfigError(f"the key file {file} uses one key under two names; create another with: {_CREATE}")
+    return tuple(keys)
+
+
+def _describe(error: Any) -> str:
+    """Describe a mistake in the file without quoting a key."""
+    where = ".".join(str(part) for part in error["loc"] if part != "[key]")
+    return f"{where}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
+def _check_key(key: str, where: str) -> str:
+    if len(key) < SHORTEST_KEY or not key.isascii() or any(c.isspace() for c in key):
+        raise ConfigError(
+            f"the key in {where} must have {SHORTEST_KEY} or more ASCII characters and no spaces; create one with: {_CREATE}"
+        )
+    return key
+
+
+BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+"""Upper bounds of the histogram of response times, in seconds."""
+LARGEST_BODY = 2_000_000
+"""Maximum size of a request body in bytes; 10,000 ratings take about 600,000."""
+_SCRIPTS = ("server.js", "draw.js", "items.js", "suggest.js", "newcomer.js", "page.js")
+PAGE_FILES = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    **{f"/{name}": (name, "text/javascript; charset=utf-8") for name in _SCRIPTS},
+}
+"""File name and media type of the static files of the web page, by path."""
+OPEN_PATHS = ("/health", *PAGE_FILES)
+"""Paths that need no key, because they contain nothing of the run."""
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+}
+_SENT_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+
+
+class ServerMetrics:
+    """Requests by route and status, response times, batch sizes and recommended items, for Prometheus."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        own: dict[str, Any] = {"registry": self._registry}
+        requests = Counter("verfedgnn_requests", "Requests answered.", ["route", "status"], **own)
+        seconds = Histogram(
+            "verfedgnn_request_seconds", "Response time in seconds.", ["route"], buckets=BUCKETS, **own
+        )
+        self._find = cache(lambda route, status: (requests.labels(route, str(status)), seconds.labels(route)))
+        sizes = (1, 2, 4, 8, 16, 32, 64)
+        self._batch = Histogram("verfedgnn_batch_questions", "Queries scored together.", buckets=sizes, **own)
+        self.items = Gauge("verfedgnn_catalogue_items", "Items that can be recommended.", ["party"], **own)
+        served = "Distinct items recommended since the run is served."
+        self.served = Gauge("verfedgnn_served_items", served, ["party"], **own)
+
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        """Count one answered request."""
+        counter, histogram = self._find(route, status)
+        counter.inc()
+        histogram.observe(seconds)
+
+    def count_batch(self, size: int) -> None:
+        """Count one batch of `size` queries."""
+        self._batch.observe(size)
+
+    def render(self) -> tuple[str, bytes]:
+        """Return the content type and the body of /metrics."""
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
+
+
+class JsonLog:
+    """A file with one line per request, which only its owner can read. `name` is that of its option, such as access."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write the {name} log {path}: {error.strerror}; choose another --{name}-log"
+            ) from None
+
+    def append(self, values: Mapping[str, Any]) -> None:
+        """Append a line with the time (UTC) and these values."""
+        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
+        with suppress(OSError):  # a full disk stops the log, not the server
+            os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+    def close(self) -> None:
+        """Close the file, so that nothing more can be written."""
+        os.close(self._file)
+
+
+class RequestGuard:
+    """ASGI middleware that admits requests with a valid API key or, without keys, requests from this machine.
+
+    An admitted request carries its `Access` in the scope. `granted` holds those of the keys by their SHA-256, and
+    `everybody` is the access of all requests if there are no keys.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        granted: Mapping[bytes, Access],
+        everybody: Access,
+        metrics: ServerMetrics,
+        log: JsonLog | None,
+    ) -> None:
+        self.app = app
+        self._metrics = metrics
+        self._log = log
+        self._granted = granted
+        self._everybody = everybody
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check one request, pass it on, and send any `HttpProblem` as the response."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begin, status = time.perf_counter(), 500
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", []), *_SENT_HEADERS]
+            await send(message)
+
+        try:
+            self._admit(scope)
+            if scope["method"] not in ("GET", "HEAD"):
+                receive = _limit_body(receive)
+            await self.app(scope, receive, send_with_headers)
+        except HttpProblem as problem:
+            await problem.send(send_with_headers)
+        except Exception as error:
+            if status != 500:  # the response has begun and can only be broken off
+                raise
+            lines = format_exception(type(error), error, error.__traceback__, chain=False)
+            sys.stderr.write(make_printable("".join(lines)))
+            remedy = "see the standard error of the server, and please report it"
+            await HttpProblem(500, "internal server error", remedy).send(send_with_headers)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            seconds = time.perf_counter() - begin
+            self._metrics.count_request(route, status, seconds)
+            if self._log is not None:
+                access: Access | None = scope.get("access")
+                name = None if access is None or access.key is None else access.key.name
+                line = {"key": name, "method": scope["method"], "route": route, "status": status}
+                self._log.append({**line, "ms": round(1000 * seconds, 2)})
+
+    def _admit(self, scope: Scope) -> None:
+        """Find the access of a request and store it in the scope; raise `HttpProblem` if it has none."""
+        headers = dict(scope["headers"])
+        if not self._granted:
+            if not _names_this_machine(headers.get(b"host", b"").decode("latin-1")):
+                # Without this check, a web page could reach the server through the browser under a name of its own.
+                raise HttpProblem(
+                    403,
+                    "a server without an API key accepts requests to localhost only",
+                    "use http://127.0.0.1, or start the server with a key",
+                )
+            scope["access"] = self._everybody
+        elif scope["path"] not in OPEN_PATHS:
+            authorization = headers.get(b"authorization", b"")
+            scope["access"] = self._check_key(authorization, (scope["method"], scope["path"]))
+        if scope["method"] not in ("GET", "HEAD") and _comes_from_another_site(headers):
+            raise HttpProblem(
+                403, "a web page of another site sent this request", "send it from the server's own page"
+            )
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > LARGEST_BODY:
+            raise _body_too_large()
+
+    def _check_key(self, authorization: bytes, endpoint: tuple[str, str]) -> Access:
+        scheme, _, key = authorization.partition(b" ")
+        access = self._granted.get(digest_key(key)) if scheme == b"Bearer" else None
+        if access is None or access.key is None:
+            remedy = "send the header 'Authorization: Bearer KEY'"
+            raise HttpProblem(401, "the API key is missing or wrong", remedy, {"www-authenticate": "Bearer"})
+        right = RIGHTS.get(endpoint)
+        if right is not None and right not in access.key.rights:
+            raise HttpProblem(
+                403, f"this API key lacks the right '{right}'", "ask the operator of the server for it"
+            )
+        wait = 0.0 if access.key.bucket is None else access.key.bucket.take()
+        if wait:
+            seconds = math.ceil(wait)
+            remedy, headers = f"try again in {seconds} s", {"retry-after": str(seconds)}
+            raise HttpProblem(429, "too many requests with this API key", remedy, headers)
+        return access
+
+
+def _comes_from_another_site(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a browser sends a request for a page of another origin; other clients send none of these headers."""
+    site = headers.get(b"sec-fetch-site")
+    if site is not None:
+        return site not in (b"same-origin", b"none")
+    origin = headers.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2] != headers.get(b"host", b"")
+
+
+@lru_cache(256)
+def _names_this_machine(host: str) -> bool:
+    return is_loopback(parse_host_header(host))
+
+
+def _body_too_large() -> HttpProblem:
+    return HttpProblem(
+        413, f"the request is larger than {LARGEST_BODY:,} bytes", "send fewer ratings at a time"
+    )
+
+
+def _limit_body(receive: Receive) -> Receive:
+    received = 0
+
+    async def receive_limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > LARGEST_BODY:
+            raise HTTPException(413, _body_too_large().cause)
+        return message
+
+    return receive_limited

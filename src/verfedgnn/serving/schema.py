@@ -1,0 +1,207 @@
+"""Types of requests, responses and errors: they validate requests and describe the API in /openapi.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Send
+
+from verfedgnn.runs.added_items import MOST_COLUMNS, Id, Number, Seconds, Text
+from verfedgnn.serving.split_test import ModelName
+from verfedgnn.serving.user_lists import RecommendedItem, SimilarItem
+
+MAX_ITEMS = 1000
+"""Maximum number of items per response."""
+MAX_RATINGS = 10_000
+"""Maximum number of ratings of one newcomer."""
+MAX_USERS = 1000
+"""Maximum number of users per batch request."""
+MAX_BATCH_ITEMS = 50_000
+"""Maximum number of items per batch response, over all users; about 7 MB."""
+Filters = Annotated[dict[str, str], Field(max_length=10)]
+Count = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
+
+
+class HttpProblem(Exception):
+    """A request that cannot be answered: a status, a cause and a remedy."""
+
+    def __init__(
+        self, status: int, cause: str, remedy: str, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        super().__init__(cause)
+        self.status = status
+        self.cause = cause
+        self.remedy = remedy
+        self.headers = headers
+        """Headers of the response, beside those of its body."""
+
+    def as_dict(self) -> dict[str, dict[str, str]]:
+        """Return the error as in the responses of the API."""
+        return {"error": {"cause": self.cause, "remedy": self.remedy}}
+
+    async def send(self, send: Send) -> None:
+        """Send the problem as the response to a request."""
+        await send_json(send, self.status, orjson.dumps(self.as_dict()), self.headers)
+
+
+async def send_json(
+    send: Send, status: int, body: bytes, headers: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Send a response of JSON."""
+    sent = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
+    sent += [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": sent})
+    await send({"type": "http.response.body", "body": body})
+
+
+class StrictRequest(BaseModel):
+    """A request body that rejects unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class NewcomerRating(StrictRequest):
+    """One rating of a newcomer."""
+
+    item: Id
+    """Id of the item, as in the data."""
+    rating: Number
+    """Rating on the party's scale."""
+    party: Id | None = None
+    """Party that offers the item; needed only if several parties use the same id."""
+
+
+class ListRequest(StrictRequest):
+    """What requests for lists have in common."""
+
+    k: Count = 10
+    """Maximum number of items per user."""
+    party: Id | None = None
+    """Party whose items are recommended; all by default."""
+    where: Filters = {}
+    """Filters by item column, such as {"category": "book"}."""
+
+
+class Newcomer(ListRequest):
+    """A user with ratings that the run does not hold: a newcomer, or a known user who has rated more since."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"ratings": [{"item": "50", "rating": 5}], "k": 5, "why": 3}]}
+    )
+    ratings: Annotated[list[NewcomerRating], Field(max_length=MAX_RATINGS)]
+    """The user's ratings; an empty list returns recommendations for the average user."""
+    user: Id | None = None
+    """Id of the user; if it is known, the ratings are added to those that the server has."""
+    why: Annotated[int, Field(ge=0, le=20)] = 0
+    """Maximum number of items the user liked that are named as reasons for each item."""
+
+
+class BatchRequest(ListRequest):
+    """A request for the recommendations of several users who were in training; users times k is at most 50,000."""
+
+    users: Annotated[list[Id], Field(min_length=1, max_length=MAX_USERS)]
+    """Ids of the users, as in the data."""
+    model: ModelName | None = None
+    """Model trained by all parties together, or by each party alone; federated by default, in a split test that of the bucket."""
+
+
+class FirstRating(StrictRequest):
+    """One rating of a new item."""
+
+    user: Id
+    """Id of the user, as in the data."""
+    rating: Number
+    """Rating on the party's scale."""
+    time: Seconds | None = None
+    """Seconds since 1970; with times, the likes per time on offer say how popular the item is."""
+
+
+class NewItem(StrictRequest):
+    """An item that was not in training."""
+
+    item: Id
+    """Id under which the item is recommended from now on."""
+    title: Text = ""
+    columns: Annotated[dict[Id, Text], Field(max_length=MOST_COLUMNS)] = {}
+    """Item columns, by which requests can be filtered."""
+    features: Annotated[dict[Id, str | Number | list[Number] | None], Field(max_length=MOST_COLUMNS)] = {}
+    """Values of the columns that the run's features have."""
+    ratings: Annotated[list[FirstRating], Field(max_length=MAX_RATINGS)] = []
+    """First ratings; they add to those that the item has already."""
+
+
+class NewItemsRequest(StrictRequest):
+    """New items of one party."""
+
+    items: Annotated[list[NewItem], Field(min_length=1, max_length=MAX_ITEMS)]
+    party: Id | None = None
+    """Party that offers the items; needed only if several are served."""
+
+
+class Answer(BaseModel):
+    """A part of a response whose fields are described in /openapi.json."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class AddedItemResponse(Answer):
+    """An added item and the number of ratings that its vector is estimated from."""
+
+    item: str
+    ratings: int
+
+
+class NewItemsResponse(Answer):
+    """The added items; they are served within seconds."""
+
+    items: list[AddedItemResponse]
+    unknown_users: int
+    """Number of ratings that were left out, because their users were not in training."""
+
+
+class ErrorDetail(Answer):
+    """The cause of an error and its remedy."""
+
+    cause: str
+    remedy: str
+
+
+class ErrorResponse(Answer):
+    """The response to a request that cannot be answered."""
+
+    error: ErrorDetail
+
+
+class RecommendationsResponse(Answer):
+    """The recommendations for one user."""
+
+    recommendations: list[RecommendedItem]
+    bucket: ModelName | None = None
+    """Bucket of the user in a split test, for the log of clicks. It is absent without a split test, for a newcomer without id, and
+    if the request names a model."""
+
+
+class BatchAnswer(Answer):
+    """The recommendations for one user of a batch request, or the error."""
+
+    user: str
+    recommendations: list[RecommendedItem] | None = None
+    bucket: ModelName | None = None
+    """Bucket of the user, as in the answer to a single request."""
+    error: ErrorDetail | None = None
+
+
+class BatchResponse(Answer):
+    """The answers to a batch request, in the order of its users."""
+
+    answers: list[BatchAnswer]
+
+
+class SimilarResponse(Answer):
+    """The items most similar to another one."""
+
+    similar: list[SimilarItem]

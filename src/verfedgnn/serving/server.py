@@ -1,0 +1,510 @@
+"""The server of a run: it follows the run folder, may compare a second run in its shadow, and bounds every connection.
+
+Requests move to a new state of a run when its link leads elsewhere or its files change. A run in the shadow gets the same requests
+as the served one; its answers are recorded and never sent.
+
+uvicorn bounds no connection: a client may connect and send nothing for ever, send headers without end, or take no response. Here
+a connection counts as waiting until a whole request has arrived, while its client is slow to take responses, and after the
+response. Waiting connections are in a table, in which a new one takes the place of the oldest of the address that has most
+(`core/connection_table.py`). A request whose response is being computed is never cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qs
+
+import orjson
+import torch
+import uvicorn
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from verfedgnn.core.connection_table import ConnectionTable
+from verfedgnn.core.errors import RunError
+from verfedgnn.core.printable import make_printable
+from verfedgnn.runs.added_items import ADDED
+from verfedgnn.runs.run import Run
+from verfedgnn.runs.run_layout import FORGET_JOURNAL, FORGET_RECORD
+from verfedgnn.serving.app import make_app
+from verfedgnn.serving.catalogue import Catalogue
+from verfedgnn.serving.request_guard import LARGEST_BODY, ApiKey, JsonLog, ServerMetrics
+from verfedgnn.serving.schema import HttpProblem
+from verfedgnn.serving.split_test import SplitTest
+
+POLL_SECONDS = 1.0
+"""Seconds between two looks at the link and at files that change."""
+COMPARED = "/v1/recommendations"
+"""The requests that a run in the shadow answers, too."""
+MOST_COMPARED = 256
+"""Requests that may wait for the shadow; further ones are not compared."""
+REFUSED = (401, 403, 429, 503)
+"""Status of requests that the served run did not look at; the shadow, which has no rate limits, does not see them."""
+
+Versions = tuple[tuple[str, int, int], ...]
+"""Names, times and sizes of files."""
+
+
+@dataclass(frozen=True)
+class _RunState:
+    """A run folder, and the files that change after a training."""
+
+    folder: Path
+    forgotten: Versions
+    """The record of forgotten users and items."""
+    changes: Versions
+    """Other files."""
+    forgetting: bool
+    """Whether users or items are being forgotten, or a `forget` was killed."""
+
+
+def _read_state(link: Path) -> _RunState:
+    def versions(*files: Path) -> Versions:
+        return tuple((file.name, (stat := file.stat()).st_mtime_ns, stat.st_size) for file in files)
+
+    folder = Path(os.path.realpath(link))  # raises nothing, also where links lead in a circle
+    changes = versions(*sorted((folder / ADDED).glob("*.jsonl")), *folder.glob("metrics.json"))
+    forgotten = versions(*folder.glob(FORGET_RECORD))
+    return _RunState(folder, forgotten, changes, (folder / FORGET_JOURNAL).exists())
+
+
+@dataclass
+class _LoadedRun:
+    """A run in memory, and the number of requests that it is answering."""
+
+    state: _RunState
+    app: FastAPI
+    open: int = 0
+    retired: bool = False
+    lifespan: AbstractAsyncContextManager[object] = field(init=False)
+
+    async def enter(self) -> None:
+        self.lifespan = self.app.router.lifespan_context(self.app)
+        await self.lifespan.__aenter__()
+
+    async def leave(self) -> None:
+        await self.lifespan.__aexit__(None, None, None)
+
+
+class LiveRun:
+    """ASGI application that answers requests with the run in `folder`, or with the one that this link leads to at the moment.
+
+    A new run, or a run with added items, forgotten users or a new verdict, is loaded in the background. Requests that have begun
+    are answered by the run that they began with. If a run cannot be loaded again after a `forget`, it is served no more.
+    """
+
+    def __init__(self, folder: Path, build: Callable[[Path], FastAPI]) -> None:
+        self._folder = folder
+        self._build = build
+        self._current = self._load(_read_state(folder))
+        self._withdrawn = False
+        """Whether the current run holds what was forgotten since, so that it must not answer."""
+        self._failed: set[_RunState] = set()
+        self._follower: asyncio.Task[None] | None = None
+
+    def _load(self, state: _RunState) -> _LoadedRun:
+        if state.forgetting:
+            raise RunError(
+                f"{state.folder} still holds what is being forgotten; finish with `verfedgnn forget {state.folder}`"
+            )
+        return _LoadedRun(state, self._build(state.folder))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request with the run that is current when it arrives."""
+        if self._withdrawn:
+            remedy = "its operator finds the reason on the standard error of the server"
+            await HttpProblem(503, "this run is not served at present", remedy).send(send)
+            return
+        run = self._current
+        run.open += 1
+        try:
+            await run.app(scope, receive, send)
+        finally:
+            run.open -= 1
+            if run.retired and not run.open:
+                await run.leave()
+
+    async def start(self) -> None:
+        """Prepare the run for requests, and follow its changes."""
+        await self._current.enter()
+        self._follower = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Stop following changes and release the run."""
+        if self._follower is not None:
+            self._follower.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._follower
+        await self._current.leave()
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            await self._look(self._folder)
+            # where the link led before, if it leads to nothing better
+            await self._look(self._current.state.folder)
+
+    async def _look(self, folder: Path) -> None:
+        """Load a run if it has changed."""
+        with suppress(OSError):  # a file that is replaced at this moment is seen the next time
+            state = _read_state(folder)
+            if state.forgetting and state.folder == self._current.state.folder:
+                return  # until that has ended
+            if state != self._current.state and state not in self._failed:
+                await self._switch(state)
+
+    async def _switch(self, state: _RunState) -> None:
+        """Load the run in this state and let it answer from now on; on any error, the present one goes on.
+
+        If it cannot be loaded after a `forget`, the present one ends, because it still has what was forgotten.
+        """
+        target = state.folder
+        gc.unfreeze()
+        try:
+            new = await run_in_threadpool(self._load, state)
+            await new.enter()
+        except Exception as error:
+            self._failed.add(state)
+            now = self._current.state
+            if target == now.folder and state.forgotten != now.forgotten:
+                self._withdrawn = True
+            serves = "answering with status 503" if self._withdrawn else f"still serving {now.folder}"
+            _report(f"{self._folder} leads to {target}, which cannot be served ({error}); {serves}")
+            return
+        old = self._current
+        same = target == old.state.folder
+        self._current = new
+        self._withdrawn = False
+        old.retired = True
+        if not old.open:
+            await old.leave()
+        del old
+        gc.collect()
+        gc.freeze()
+        _report(
+            f"serving {target} after its items, users or figures changed" if same else f"now serving {target}"
+        )
+
+
+def _report(text: str) -> None:
+    sys.stderr.write(make_printable(f"{' '.join(text.split())}\n"))
+    sys.stderr.flush()
+
+
+class _Answer:
+    """The status and the body of a response, collected while it is sent."""
+
+    def __init__(self) -> None:
+        self.status = 500
+        self.body = b""
+
+    def note(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif message["type"] == "http.response.body":
+            self.body += message.get("body", b"")
+
+    def items(self) -> list[tuple[str, str]] | None:
+        """Return the party and the id of each recommended item; None for an error."""
+        if self.status != 200:
+            return None
+        return [(item["party"], item["item"]) for item in orjson.loads(self.body)["recommendations"]]
+
+
+class ServedRuns:
+    """ASGI application of the server: the served run and, if there is one, a second run in its shadow.
+
+    The `log` of the shadow has the answers of both, without user ids unless `log_users` is true.
+    """
+
+    def __init__(
+        self,
+        served: LiveRun,
+        shadow: LiveRun | None = None,
+        log: JsonLog | None = None,
+        *,
+        log_users: bool = False,
+    ) -> None:
+        self._served = served
+        self._shadow = shadow
+        self._log = log
+        self._log_users = log_users
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request with the served run, or start and stop the runs with the server."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif self._shadow is None or scope.get("path") != COMPARED or scope.get("method") != "GET":
+            await self._served(scope, receive, send)
+        else:
+            await self._answer_twice(self._shadow, scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        runs = [run for run in (self._served, self._shadow) if run is not None]
+        await receive()
+        for run in runs:
+            await run.start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        for task in self._waiting:
+            task.cancel()
+        for run in runs:
+            await run.stop()
+        if self._log is not None:
+            self._log.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _answer_twice(self, shadow: LiveRun, scope: Scope, receive: Receive, send: Send) -> None:
+        copy = dict(scope)
+        served = _Answer()
+
+        async def send_and_note(message: Message) -> None:
+            served.note(message)
+            await send(message)
+
+        await self._served(scope, receive, send_and_note)
+        if served.status not in REFUSED and len(self._waiting) < MOST_COMPARED:
+            task = asyncio.create_task(self._compare(shadow, copy, served))
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+
+    async def _compare(self, shadow: LiveRun, scope: Scope, served: _Answer) -> None:
+        """Log one request: the status and the items of both runs, and the share of items that both recommend."""
+        second = _Answer()
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            second.note(message)
+
+        await shadow(scope, receive, send)
+        line: dict[str, Any] = {}
+        if self._log_users:
+            line["user"] = parse_qs(scope["query_string"].decode("latin-1")).get("user", [""])[0]
+        first, other = served.items(), second.items()
+        overlap = len({*first} & {*other}) / max(len(first), len(other)) if first and other else None
+        line |= {"status": [served.status, second.status], "overlap": overlap}
+        if self._log is not None:
+            self._log.append({**line, "served": first, "shadow": other})
+
+
+MOST_WAITING = 512
+"""Connections of a process that may wait for a request, at most half of the files that it may open; one address has half of them."""
+BACKLOG = 256
+"""Connections that the operating system holds until they are accepted; all of them are accepted at once."""
+REQUEST_SECONDS = 30.0
+"""Seconds within which a request must arrive, from the connection or from its first byte on."""
+RESPONSE_SECONDS = 75.0
+"""Seconds within which a client must take what was sent, once more waits for it than the system holds."""
+MOST_PIPELINED = 16
+"""Requests of a connection that may have arrived behind the one that is being answered; each takes kilobytes of memory."""
+LARGEST_HEADERS = 65_536
+LARGEST_REQUEST = 2 * LARGEST_BODY
+"""Maximum size of a request in bytes, with the headers and what chunks add; the request guard bounds the body."""
+SWITCH_INTERVAL = 0.0005
+"""Seconds after which the event loop yields the interpreter to the scoring thread. Python's default of 0.005 s adds tens of
+milliseconds per batch under load."""
+KEEP_ALIVE = 75
+"""Seconds after which an idle connection is closed. Clients and proxies usually close theirs earlier, so that no connection is
+closed while a request is being sent."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, waiting: ConnectionTable, **given: Any) -> None:
+        super().__init__(**given)
+        self._waiting = waiting
+        self._deadline: asyncio.TimerHandle | None = None
+        """When a request must have arrived; None between requests."""
+        self._reading: asyncio.TimerHandle | None = None
+        """When the client must have taken what was sent; None if it has."""
+        self._received = 0
+        """Bytes of the present request."""
+        self._answered: RequestResponseCycle | None = None
+        """The request that is being answered; further ones may have arrived behind it."""
+        self._in_headers = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._wait()
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._waiting.remove(self)
+        self._clear_deadline()
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._answered is not None:
+            self._answered.disconnected = True  # uvicorn tells only the last request
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not take what was sent."""
+        super().pause_writing()
+        self._wait()
+        self._reading = self.loop.call_later(RESPONSE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on after the client has taken what was sent."""
+        super().resume_writing()
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._is_answering():
+            self._waiting.remove(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request; refuse one that is too large."""
+        if self._deadline is None and self._is_idle():
+            self._set_deadline()
+        self._received += len(data)
+        super().data_received(data)
+        most = LARGEST_HEADERS if self._in_headers else LARGEST_REQUEST
+        if self._received > most and not self.transport.is_closing():
+            self.send_400_response("The request is too large.")
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_message_begin(self) -> None:
+        """Begin with a request; end the connection if too many wait for their responses."""
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise ValueError("too many requests at once")
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Begin with the body."""
+        self._in_headers = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End a request: its response takes as long as it takes."""
+        self._in_headers = True
+        self._received = 0
+        self._clear_deadline()
+        if self._is_answering():  # a refused request may have its response already
+            self._waiting.remove(self)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        if self._is_idle():
+            self._wait()
+        elif (
+            self._answered is self.cycle and self.cycle.more_body
+        ):  # it came behind another, without its body
+            self._wait()
+            self._set_deadline()
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _is_answering(self) -> bool:
+        return not self._is_idle() and not self.flow.write_paused
+
+    def _wait(self) -> None:
+        self._waiting.add(self, self.client[0] if self.client else "::")
+
+    def _set_deadline(self) -> None:
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def make_server(app: Callable[..., Any], **options: Any) -> uvicorn.Server:
+    """Return the server of an application; `options` are further ones of uvicorn."""
+    most = min(MOST_WAITING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    waiting = ConnectionTable(
+        lambda connection: connection.transport.abort(), most=most, per_address=most // 2, patience=0.0
+    )
+    config = uvicorn.Config(
+        app,
+        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, waiting)),
+        ws="none",
+        backlog=BACKLOG,
+        access_log=False,  # it would contain user ids
+        log_level="error",  # a stranger's mistake would be a warning, so that strangers could fill the log
+        server_header=False,
+        **options,
+    )
+    return uvicorn.Server(config)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The run to serve and how to serve it."""
+
+    run: Path
+    party: str | None = None
+    """Name of the only party to serve; None serves all."""
+    keys: tuple[ApiKey, ...] = ()
+    """API keys of which requests must carry one; without any, only this machine is served."""
+    threads: int = 1
+    """Threads that compute scores; 0 uses all cores."""
+    access_log: Path | None = None
+    """File to which requests are logged."""
+    shadow: Path | None = None
+    """Run that gets the same requests and whose answers are only recorded."""
+    shadow_log: Path | None = None
+    """File with the answers of both runs."""
+    shadow_users: bool = False
+    """Whether that file names the users."""
+    split: SplitTest | None = None
+    """Who gets federated lists and who gets those of the party alone; None gives everybody federated ones."""
+
+
+def make_served(options: ServeOptions) -> ServedRuns:
+    """Return the application that serves a run as the options say."""
+
+    def build(
+        folder: Path, metrics: ServerMetrics, keys: Sequence[ApiKey], access_log: Path | None
+    ) -> FastAPI:
+        catalogue = Catalogue(Run.load(folder), folder.name, options.party, options.split)
+        log = None if access_log is None else JsonLog(access_log, "access")
+        return make_app(catalogue, keys=keys, log=log, metrics=metrics, folder=folder)
+
+    metrics = ServerMetrics()
+    shadow = log = None
+    if options.shadow is not None and options.shadow_log is not None:
+        log = JsonLog(options.shadow_log, "shadow")
+        uncounted = ServerMetrics()  # nobody reads them
+        unlimited = [
+            replace(key, per_second=None) for key in options.keys
+        ]  # the served run has taken the tokens
+        shadow = LiveRun(options.shadow, lambda folder: build(folder, uncounted, unlimited, None))
+    served = LiveRun(options.run, lambda folder: build(folder, metrics, options.keys, options.access_log))
+    return ServedRuns(served, shadow, log, log_users=options.shadow_users)
+
+
+def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM; uvicorn then finishes open requests and raises the signal again."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    app = make_served(options)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    gc.collect()
+    gc.freeze()  # the run stays in memory: collecting it again and again would delay requests
+    ready()
+    make_server(app, timeout_graceful_shutdown=5, timeout_keep_alive=KEEP_ALIVE).run([listener])
