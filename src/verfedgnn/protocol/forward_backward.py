@@ -74,8 +74,8 @@ def compute(
     if batch is not None:
         loss = data_loss(out, batch, graph, training) + penalty(leaves, batch, training)
         loss = loss if out.penalty is None else loss + out.penalty
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        gradients = dict(zip(leaves, found, strict=True))
+        slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        gradients = dict(zip(leaves, slopes, strict=True))
     return PassResult(
         users=out.users.detach(),
         items=out.items.detach(),
@@ -118,6 +118,6 @@ def _project(
     """Compute Y = Phi X of all layers as one product (K, q, C)."""
     if projection is None:
         return None
-    x = torch.stack([each.detach() for each in neighbourhoods], 1)  # (N, K, C)
+    x = torch.stack([layer.detach() for layer in neighbourhoods], 1)  # (N, K, C)
     y = projection.project(x.flatten(1))
     return y.view(-1, *x.shape[1:]).permute(1, 0, 2)

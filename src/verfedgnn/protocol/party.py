@@ -439,7 +439,7 @@ class Candidate:
         ledger: ReleaseLedger | None = None,
         commitments: ListCommitments | None = None,
     ) -> None:
-        self.setup = PartySetup.of(data, config, secret, device, policy)
+        self.setup = PartySetup(data, config, secret, torch.device(device), policy)
         self.name = data.name
         self.progress = PartyProgress.initial(self.setup)
         self.party_class = party

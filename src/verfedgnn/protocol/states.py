@@ -189,7 +189,9 @@ def _from(
     state: CoordinatorState, *stays: Event, **actions: CoordinatorState
 ) -> dict[Event, CoordinatorState]:
     """Return the transitions of a state: it stays on some events, and the `actions` lead to others."""
-    named = {CoordinatorAction[name]: following for name, following in actions.items()}
+    named: dict[Event, CoordinatorState] = {
+        CoordinatorAction[name]: following for name, following in actions.items()
+    }
     return {**dict.fromkeys((*_ALWAYS, *stays), state), **named}
 
 

@@ -137,17 +137,16 @@ class PartyAlignment:
         self.ambiguous = len(ids) - len(forms)
         """Number of users left out: their ids are empty, or equal to another's once spelling is normalised."""
         dummies = [secrets.token_bytes(_DUMMY) for _ in range(pad_to - len(forms))]
-        own = [text.encode() for text in forms.tolist()] + dummies
-        self._ids = own + [
-            b"\0probe %d" % number for number in range(PROBES)
-        ]  # no id in a table starts with a null byte
-        if most_users and len(own) > most_users:
+        users = [text.encode() for text in forms.tolist()] + dummies
+        # No id in a table starts with a null byte.
+        self._ids = [*users, *(b"\0probe %d" % number for number in range(PROBES))]
+        if most_users and len(users) > most_users:
             raise DataError(
-                f"party '{name}' brings {len(own):,} users, but the agreement allows {most_users:,}: raise max_users there"
+                f"party '{name}' brings {len(users):,} users, but the agreement allows {most_users:,}: raise max_users there"
             )
         if method == "ecdh" and len(self._ids) > MOST_POINTS:
             raise DataError(
-                f"party '{name}' brings {len(own):,} users, and ecdh seals at most {MOST_POINTS:,} in one message; use keyed alignment"
+                f"party '{name}' brings {len(users):,} users, and ecdh seals at most {MOST_POINTS:,} in one message; use keyed alignment"
             )
         self.session: str | None = None
         self.alignment = ""
@@ -273,19 +272,18 @@ class PartyAlignment:
         self._check_rows(rows, message.users)
         probes = np.sort(rows[-PROBES:])
         placed = rows[:-PROBES]
-        placed = np.where(
-            placed < 0, -1, placed - np.searchsorted(probes, placed)
-        )  # as if there were no probes
+        # Rows as if there were no probes.
+        placed = np.where(placed < 0, -1, placed - np.searchsorted(probes, placed))
         users = message.users - PROBES
-        own = placed[: len(self._places)]
-        if (own < 0).all():
+        rows_here = placed[: len(self._places)]
+        if (rows_here < 0).all():
             raise DataError("none of this party's users is at enough other parties: use --users any")
         check_user_count(users, self.fewest_users)
         assert self.session is not None
         self.alignment = self._name_alignment(rows, message.users)
         self.users = users
         self.rows = np.full(self._table_users, -1)
-        self.rows[self._places] = own
+        self.rows[self._places] = rows_here
         return [Aligned(session=self.session, users=users)]
 
     def _check_rows(self, rows: NDArray[np.int64], users: int) -> None:
@@ -422,23 +420,24 @@ class CoordinatorAlignment:
     def _gather(self, name: str, message: Pseudonyms) -> list[tuple[str, Message]]:
         if name in self.sets:
             raise ProtocolError(f"{name}: it sends pseudonyms twice")
+        values: NDArray[Any] = message.values
         try:
-            check_set(message.values)
+            check_set(values)
         except ProtocolError as error:
             raise ProtocolError(f"{name}: {error}") from None
-        count, announced = len(message.values), self.hellos[name].users
+        count, announced = len(values), self.hellos[name].users
         if count != announced:
             raise ProtocolError(f"{name}: it sends {count:,} pseudonyms and announced {announced:,}")
         self.sets[name] = message
         if len(self.sets) < len(self.names):
             return []
-        values: list[NDArray[Any]] = [self.sets[name].values for name in self.names]
+        sets: list[NDArray[Any]] = [self.sets[name].values for name in self.names]
         self.sets = {}
-        self._check_overlap(values)
-        rows, users = match_users(values, self.fewest, probes=PROBES)
+        self._check_overlap(sets)
+        rows, users = match_users(sets, self.fewest, probes=PROBES)
         return [
-            (name, UserRows(session=message.session, users=users, rows=own.astype(np.int32)))
-            for name, own in zip(self.names, rows, strict=True)
+            (name, UserRows(session=message.session, users=users, rows=places.astype(np.int32)))
+            for name, places in zip(self.names, rows, strict=True)
         ]
 
     def _check_overlap(self, sets: Sequence[NDArray[Any]]) -> None:
