@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import verfedgnn as vf
 from verfedgnn.privacy.masking import GRADIENT, add_masks, remove_masks
-from verfedgnn.protocol.masks import ListCommitments, MaskedTrip, PartyMasks
+from verfedgnn.protocol.masks import ListCommitments, MaskedRound, PartyMasks
 from verfedgnn.protocol.messages import Hello, MaskShares, RoundStart, Unmask, encode
 from verfedgnn.protocol.party_setup import Policy
 
@@ -63,7 +63,7 @@ def mask(party: PartyMasks, start: RoundStart, values: Any) -> Any:
     return add_masks(values, party.streams(start, CONTEXT), GRADIENT)
 
 
-def remove(trip: MaskedTrip, total: Any) -> Any:
+def remove(trip: MaskedRound, total: Any) -> Any:
     """Remove the masks from a sum."""
     return remove_masks(total, trip.streams(CONTEXT), GRADIENT)
 
@@ -81,7 +81,7 @@ def measure(count: int, size: int, lost: int, repeats: int) -> dict[str, float]:
         for p in parties
     ]
     for round in range(1, repeats + 1):
-        trip = MaskedTrip((round, 0, 0), range(count))
+        trip = MaskedRound((round, 0, 0), range(count))
         request = trip.share_request(hellos)
         for index, party in enumerate(parties):
             shares = clock.time("share", party.handle, request)
