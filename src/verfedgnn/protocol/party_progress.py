@@ -226,7 +226,8 @@ class PartyProgress:
         self.training = values["training"]
         verified = values["verified"]
         self.verified = (verified[0], verified[1]) if verified else None
-        round = values["snapshot"]
-        if round:
+        self.snapshot = None
+        if values["snapshot"]:
             private = self.private.get(state, "snapshot")
-            self.snapshot = RoundSnapshot(round, private, SentNeighbourhoods.get(state, "snapshot.sent"))
+            sent = SentNeighbourhoods.get(state, "snapshot.sent")
+            self.snapshot = RoundSnapshot(values["snapshot"], private, sent)
