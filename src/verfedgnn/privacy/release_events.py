@@ -81,17 +81,17 @@ def ternary(r: float) -> ReleaseEvent:
 
 def compose_epsilon(releases: Iterable[Release], delta: float) -> float:
     """Compose noisy releases and return their epsilon at `delta`."""
-    from dp_accounting.dp_event import LaplaceDpEvent, ZCDpEvent  # takes a second to load
+    from dp_accounting.dp_event import GaussianDpEvent, LaplaceDpEvent, ZCDpEvent  # takes a second to load
     from dp_accounting.rdp import RdpAccountant
 
-    events = {"LaplaceDpEvent": LaplaceDpEvent, "ZCDpEvent": ZCDpEvent}
+    kinds = {kind.__name__: kind for kind in (GaussianDpEvent, LaplaceDpEvent, ZCDpEvent)}
 
     accountant = RdpAccountant(ORDERS)
     for release in releases:
         if not release.count:
             continue
         assert release.event is not None, f"{release.what} have no differential privacy"
-        event = events[release.event.name](**dict(release.event.parameters))
+        event = kinds[release.event.name](**dict(release.event.parameters))
         accountant.compose(event, release.count)
     return float(accountant.get_epsilon(delta))
 
