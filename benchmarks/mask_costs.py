@@ -59,7 +59,7 @@ def pairwise_only(count: int, values: Any) -> Any:
 
 
 def mask(party: PartyMasks, start: RoundStart, values: Any) -> Any:
-    """Add a party's masks of a trip."""
+    """Add a party's masks of a round."""
     return add_masks(values, party.streams(start, CONTEXT), GRADIENT)
 
 
@@ -69,7 +69,7 @@ def remove(trip: MaskedRound, total: Any) -> Any:
 
 
 def measure(count: int, size: int, lost: int, repeats: int) -> dict[str, float]:
-    """Return the cost of one trip: medians in milliseconds, and bytes for one party."""
+    """Return the cost of one round: medians in milliseconds, and bytes for one party."""
     values = np.random.default_rng(0).integers(-1, 2, size).astype(np.int8)
     parties = [PartyMasks(f"party-{i}", CONFIG, Policy(), ListCommitments()) for i in range(count)]
     for index, party in enumerate(parties):
@@ -81,7 +81,7 @@ def measure(count: int, size: int, lost: int, repeats: int) -> dict[str, float]:
         for p in parties
     ]
     for round in range(1, repeats + 1):
-        trip = MaskedRound((round, 0, 0), range(count))
+        trip = MaskedRound((round, 0), range(count))
         request = trip.share_request(hellos)
         for index, party in enumerate(parties):
             shares = clock.time("share", party.handle, request)
@@ -89,7 +89,7 @@ def measure(count: int, size: int, lost: int, repeats: int) -> dict[str, float]:
             sizes["up"] = len(encode(shares))
             trip.take_shares(index, shares)
         start = RoundStart(
-            **trip.fields, active=trip.active, train=True, exchange=False, evaluate=False, best_round=0,
+            round=round, active=trip.active, evaluate=False, best_round=0,
             updates_from=1, update_parties=[], neighbourhood_parties=[],
         )  # fmt: skip
         trip.survivors = trip.active[lost:]
