@@ -194,14 +194,14 @@ def _hide_directions(total: Tensor, items: int, *, lists: bool) -> Tensor:
     """Return sums of outer products (..., K, K) of a party with so many items, without their directions if the items are few.
 
     Every direction then has the largest curvature of all, so that no step is too long. The last column of a model of ratings is
-    constant, and keeps its own.
+    constant, and keeps its hidden.
     """
     columns = total.shape[-1]
     if total.shape[-2:-1] != (columns,) or items >= FEWEST_ITEMS * columns:
         return total
-    own = columns if lists else columns - 1
-    largest = torch.linalg.matrix_norm(total[..., :own, :own], 2)
-    diagonal = torch.cat([largest.unsqueeze(-1).expand(*largest.shape, own), total[..., -1, own:]], -1)
+    hidden = columns if lists else columns - 1
+    largest = torch.linalg.matrix_norm(total[..., :hidden, :hidden], 2)
+    diagonal = torch.cat([largest.unsqueeze(-1).expand(*largest.shape, hidden), total[..., -1, hidden:]], -1)
     return torch.diag_embed(diagonal)
 
 
@@ -332,8 +332,8 @@ def read_totals(model: Model, total: Tensor) -> Tensor:
 
 def read_columns(model: Model, total: Tensor) -> Tensor:
     """Return the released columns of users (N, C) in a release of a later round, or in a sum of releases."""
-    found = model.views(total)
-    return torch.cat([found[name] for name in ("users", "raters") if name in found], 1)
+    tables = model.views(total)
+    return torch.cat([tables[name] for name in ("users", "raters") if name in tables], 1)
 
 
 def compute_update(
@@ -424,23 +424,23 @@ def apply_update(model: Model, parameters: Tensor, velocity: Tensor, update: Ten
     """Apply an update to the public parameters in place, and note the step that each table took in `velocity`."""
     layout = model.solved
     assert layout is not None
-    views, moved, found = model.views(parameters), model.views(velocity), model.views(update)
+    views, moved, steps = model.views(parameters), model.views(velocity), model.views(update)
     before = {name: views[name].clone() for name in ("users", "raters") if name in views}
     first = is_first(model, parameters)
     if update.is_floating_point():
         for name, view in views.items():
-            view.copy_(found[name])
+            view.copy_(steps[name])
     else:
         size = BYTES * layout.shared_size
-        shared = found["sums"][:size].to(torch.int8).cpu().numpy().view(np.float32)
+        shared = steps["sums"][:size].to(torch.int8).cpu().numpy().view(np.float32)
         views["sums"][: layout.shared_size] = torch.from_numpy(shared.copy()).to(parameters.device)
         if first:
-            limbs = found["users"][:, : 2 * WIDE_BYTES].reshape(-1, 2, WIDE_BYTES)
+            limbs = steps["users"][:, : 2 * WIDE_BYTES].reshape(-1, 2, WIDE_BYTES)
             totals = _from_limbs(limbs, UPDATE_BITS) / 2.0 ** torch.tensor(TOTAL_BITS).to(limbs)
             _start_users(layout, views, totals.to(parameters))
         else:
-            exponents = found["sums"][size : size + layout.released].to(parameters.dtype)
-            columns = torch.cat([found[name] for name in before], 1).to(parameters.dtype)
+            exponents = steps["sums"][size : size + layout.released].to(parameters.dtype)
+            columns = torch.cat([steps[name] for name in before], 1).to(parameters.dtype)
             columns = columns * _powers_of_two(exponents).to(columns)
             for name, part in zip(
                 before, torch.split(columns, [v.shape[1] for v in before.values()], 1), strict=True

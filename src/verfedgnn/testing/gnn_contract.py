@@ -131,7 +131,7 @@ class GNNContract:
                 return float((out.predict(pairs.user, pairs.item) - pairs.rating).square().sum())
 
             found = compute(
-                model, graph, public, own, training, projection=identity, others=others, batch=Batch(pairs)
+                model, graph, public, own, training, exchange=identity, others=others, batch=Batch(pairs)
             )
             assert found.public_gradient is not None
             for name, place in model.views(torch.arange(model.size)).items():
