@@ -136,7 +136,7 @@ def gradients(parties: list[vf.PartyData], config: vf.Config) -> tuple[torch.Ten
 @pytest.mark.parametrize("most", [1, 4, 50])
 def test_a_user_moves_both_gradients_by_at_most_delta(small_parties: list[vf.PartyData], most: int) -> None:
     """All ratings of the most active user at a party, with and without."""
-    config = USERS.with_values({"gradients.user_ratings": most})
+    config = USERS.with_values({"gradients.user_ratings": most, "split.kind": "rating"})  # withholds nobody
     first = small_parties[0].ratings
     person = int(np.bincount(first.user).argmax())
     without = [vf.PartyData(small_parties[0].name, first.take(first.user != person)), *small_parties[1:]]

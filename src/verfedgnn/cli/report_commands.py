@@ -31,7 +31,7 @@ def evaluate(
     loaded = Run.load(run, added=False)
     with output.busy("evaluating"):
         figures = loaded.metrics | loaded.evaluate(top)
-    lift = verdict_texts(figures, loaded.config.base) if "lift" in figures else []
+    lift = verdict_texts(figures, loaded.judged.config) if "lift" in figures else []
     output.result(figures, *lift, run_table(figures), party_table(figures), gate_table(figures))
     show_run_findings(output, loaded, run)
 
@@ -69,7 +69,7 @@ def lift(
     for cells in partner_rows(figures.get("partners", [])):
         assert table is not None
         table.add_row(*map(escape, cells))
-    output.result(figures, *verdict_texts(loaded.metrics, loaded.config.base), table)
+    output.result(figures, *verdict_texts(loaded.metrics, loaded.judged.config), table)
     show_run_findings(output, loaded, run)
 
 

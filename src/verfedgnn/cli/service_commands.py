@@ -179,7 +179,7 @@ def party(
                 at.track.result(store.folder, run.metrics, files)
     lifted = "lift" in run.metrics
     output.result(
-        run.metrics, *(verdict_texts(run.metrics, run.config.base) if lifted else [run_table(run.metrics)])
+        run.metrics, *(verdict_texts(run.metrics, run.judged.config) if lifted else [run_table(run.metrics)])
     )
     show_run_findings(output, run, store.folder)
 

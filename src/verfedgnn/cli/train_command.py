@@ -262,7 +262,7 @@ class TrainRequest:
     def report(self, run: Run) -> None:
         """Print the result and the next command: for a run after another one, whether it may replace that one."""
         metrics, folder, output = run.metrics, self.folder, self.output
-        texts = verdict_texts(metrics, run.config.base) if "lift" in metrics else [run_table(metrics)]
+        texts = verdict_texts(metrics, run.judged.config) if "lift" in metrics else [run_table(metrics)]
         details = [run_table(metrics), gate_table(metrics)] if self.details and "lift" in metrics else []
         output.result(metrics, *texts, *details)
         if folder is None:
