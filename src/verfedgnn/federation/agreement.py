@@ -332,12 +332,12 @@ def list_stages(agreement: Agreement) -> list[Stage]:
     """Return the trainings that the members agreed on, in their order."""
     config = agreement.config.for_parties(len(agreement.parties)).for_data(1, RATINGS_PER_USER)
     stages = [Stage("ratings", config)]
-    if config.trains_lists:
+    if config.federates_lists:
         stages.append(Stage("lists", config.for_lists(), LISTS))
     if config.trains_final and config.model.form == "solved":
         final = config.for_final()
         stages.append(Stage("final", final, FINAL, continues=0))
-        if config.trains_lists:
+        if config.federates_lists:
             stages.append(Stage("final lists", final.for_lists(), f"{FINAL}/{LISTS}", continues=1))
     return stages
 

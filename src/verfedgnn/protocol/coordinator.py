@@ -384,7 +384,13 @@ class Coordinator:
         error = self._judge_validation()
         self._advance(CoordinatorAction.CLOSE)
         self.open_parties, self.masks = {}, None
-        if not self.done:  # nobody would use the last step, and all members end in the same state without it
+        if self.config.means_only:  # the first step has all that is shared
+            state.step(self.round, list(replies), summed)
+            state.keep_best()
+            self.best.holders = set()
+        elif (
+            not self.done
+        ):  # nobody would use the last step, and all members end in the same state without it
             state.step(self.round, list(replies), summed)
         return ClosedRound(self.round, error)
 

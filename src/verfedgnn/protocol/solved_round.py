@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from verfedgnn.config.model_forms import SolvedModel
 from verfedgnn.core.graph import Graph
 from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.gnn.factor_model import (
@@ -110,6 +111,10 @@ def solve_at_home(
     views = model.views(parameters)
     first = is_first(model, parameters)
     totals = own_totals(model, graph, targets)
+    if isinstance(layout.config, SolvedModel) and layout.config.means_only:
+        sums = {name: torch.zeros(shape).to(totals) for name, shape in layout.sum_shapes.items()}
+        nothing = totals.new_zeros((graph.users, 1)), totals.new_zeros((graph.items, 1))
+        return SolvedStep(totals, sums, *nothing, dict(private))
     continues = first and bool(views["users"][:, -1].any())
     if first:
         views = {name: view.clone() for name, view in views.items()}

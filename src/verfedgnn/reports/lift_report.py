@@ -59,7 +59,7 @@ WORDS_NOTE = (
     f"or ±{SMALL:g} of 100 customers. {UNCLEAR}: anything else, or fewer than {FEWEST_USERS} customers."
 )
 _WAYS_NOTE = (
-    "simple: own means, or the most popular items. means: means shared with the others. alone: the best mixture of own models. "
+    "simple: own means, or the most popular items. means: own models and means shared with the others (preset means). alone: the best mixture of own models. "
     "federated: what joining gives. The gain is over the better of simple and alone. New customers: all their ratings here were "
     "withheld from the training that is judged."
 )
