@@ -66,6 +66,7 @@ def assert_same(federated: Trial, run: vf.Run) -> None:
     for name, model in zip(federated.parties, run.models, strict=True):
         assert torch.equal(federated.public(name), run.public)
         assert_same_model(federated.runs[name].models[0], model)
+        assert torch.equal(federated.runs[name].judged.public, run.judged.public)
 
 
 def assert_same_model(mine: PartyModel, theirs: PartyModel) -> None:
