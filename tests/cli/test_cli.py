@@ -38,7 +38,7 @@ def ratings(tmp_path: Path) -> Path:
 
 def test_train_evaluate_recommend(command: Command, ratings: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    code, out, err = command("train", "--data", ratings, "--parties", 3, "--out", run, *QUICK)
+    code, out, err = command("train", "--data", ratings, "--parties", 3, "--details", "--out", run, *QUICK)
     assert code == 0, err
     assert "3 parties, 40 users, 12 items, 287 ratings" in err
     for words in (

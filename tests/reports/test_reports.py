@@ -342,6 +342,8 @@ def test_on_a_phone_nothing_is_cut_off_and_the_verdict_stays_in_sight(lifted: vf
         assert table.evaluate("(box) => box === document.activeElement")
         page.keyboard.press("ArrowRight")
         page.wait_for_function("document.activeElement.scrollLeft > 0")
+        page.locator("details").evaluate_all("(all) => all.forEach((fold) => (fold.open = true))")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
         labels = page.locator("svg text").evaluate_all(
             "(all) => all.map((text) => text.getBoundingClientRect().height)"
         )

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 import verfedgnn as vf
 from verfedgnn.cli.main import app, main
+from verfedgnn.core.choices import Choices
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.reports.phrases import warn_of_lists
 from verfedgnn.runs.party_model import PartyModel
@@ -126,7 +127,7 @@ def test_items_with_a_share_of_almost_nothing_are_listed() -> None:
 def test_a_party_that_mixes_only_item_weights_is_served(run: vf.Run, known: str) -> None:
     assert run.lists is not None
     parts = prepare(run.parties, run.config, torch.device("cpu"), run.parts)
-    lists = replace(run.lists, models=[ease_model(party.input) for party in parts])
+    lists = replace(run.lists, models=[ease_model(party.input, Choices()) for party in parts])
     catalogue = Catalogue(replace(run, lists=lists), "items")
     with serving(make_app(catalogue)) as address, httpx.Client(base_url=address) as client:
         found = client.get("/v1/recommendations", params={"user": known, "k": 5, "why": 2}).json()

@@ -19,7 +19,7 @@ from verfedgnn.data.read_options import EventWeights
 from verfedgnn.estimator.lift_result import Lift, lift
 from verfedgnn.estimator.rated_pairs import RatedPairs, read_pairs
 from verfedgnn.reports.round_progress import watching
-from verfedgnn.runs.prepared_data import count_data
+from verfedgnn.runs.prepared_data import choose_config
 from verfedgnn.runs.recommendations import Recommendation
 from verfedgnn.runs.run import Run
 from verfedgnn.training.progress import Watcher
@@ -154,10 +154,9 @@ class VerFedRecommender:
     def load(cls, path: str | Path) -> VerFedRecommender:
         """Read a recommender from the folder of a run, however it was trained."""
         run = Run.load(path)
-        config = run.config
+        config = run.judged.config
         preset = config.base if config.base in presets() else "best"
-        usual = Config.preset(preset, model=config.model.gnn).for_parties(len(run.parties))
-        base = usual.for_data(*count_data(run.parties)).values()
+        base = choose_config(run.parties, Config.preset(preset, model=config.model.gnn)).values()
         own = ("seed", "base", "model.gnn", "model.code")
         settings = {
             name.split(".")[-1]: value

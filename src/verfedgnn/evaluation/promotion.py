@@ -1,6 +1,8 @@
 """Champion and challenger: whether tonight's run may replace the run that is served.
 
-Both are judged on the challenger's test ratings, which neither of them was trained on. This holds for two runs with the same seed and the same kind of split, since the part of a rating follows from its ids; it is checked.
+The judged models are compared, never those that were trained on all ratings, on the challenger's test ratings, which neither was
+trained on. This holds for two runs with the same seed and the same kind of split, since the part of a rating follows from its ids;
+it is checked.
 
 The challenger is also compared with the best run that was promoted before, so that tolerated losses of single nights do not add up.
 Every promoted run names that run, by metric, in its folder.

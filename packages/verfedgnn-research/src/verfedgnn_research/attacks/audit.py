@@ -88,7 +88,7 @@ class Audit:
     def __init__(
         self, folder: Path, *, rounds: int, victims: int, compare: bool, thorough: bool = False
     ) -> None:
-        self.run = Run.load(folder, added=False)
+        self.run = Run.load(folder, added=False).judged
         if len(self.run.parties) < 2:
             raise ConfigError(
                 "an audit needs the parties of a whole federation, but this run holds one; choose a run of `verfedgnn train`"
@@ -204,7 +204,7 @@ class Audit:
 
         trains = variant != THIS or self.is_sampled
         # Lists are attacked apart, so their training would only cost time here.
-        unlisted = config.with_values({"lists": False})
+        unlisted = config.with_values({"lists": False, "final": False})
         trained = train(self.parties, unlisted, parts=self.parts, watch=watch) if trains else self.run
         run = self.run if variant == THIS else trained
         about = {

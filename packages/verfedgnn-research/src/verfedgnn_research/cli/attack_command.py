@@ -63,7 +63,7 @@ def attack(
     use_threads(threads)
     output = Output(quiet=quiet, as_json=as_json)
     path = run / "attacks" / f"{'party' if who.startswith('party') else who}.json"
-    loaded = Run.load(run, added=False)
+    loaded = Run.load(run, added=False).judged
     check_writable(path.parent)
     names = [party.name for party in loaded.parties]
     if len(names) < 2:
