@@ -70,9 +70,9 @@ def test_nothing_of_the_items_stays_and_all_others_are_served_as_before(
     assert json.loads(out)["ratings"] == {PARTY: count + 3}
     assert len(after.parties[1].ratings) == len(before.parties[1].ratings) - count
     assert len(after.parts[1]) == len(after.parties[1].ratings)
-    assert before.lists is not None
-    assert after.lists is not None
-    for old, new in zip((before, before.lists), (after, after.lists), strict=True):
+    runs = [(run, run.ranker, run.judged, run.judged.ranker) for run in (before, after)]
+    assert len(set(map(id, runs[0]))) == 4
+    for old, new in zip(*runs, strict=True):
         rows = np.arange(len(old.models[1].users))
         with_item, without = (run.models[1].score(torch.from_numpy(rows)).numpy() for run in (old, new))
         weights = old.models[1].item_scores

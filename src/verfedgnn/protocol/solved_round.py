@@ -122,7 +122,7 @@ def solve_at_home(
     zero = {name: torch.zeros_like(view) for name, view in views.items()}
     home = private["home"][0]
     if layout.lists:
-        lists = solve_lists(graph, targets, views["users"], choose_strengths(ratings, items))
+        lists = solve_lists(graph, targets, views["users"], choose_strengths(model.users, items, ratings))
         gradient, served = lists.gradient, (views["users"], lists.items)
         solved = lists.items
         sums = {"grams": torch.stack([lists.grams[0] / max(1, ratings), lists.grams[1] / max(1, items)])}

@@ -6,7 +6,7 @@ It is the same for all parties on one machine and for one party of a federation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,8 @@ def make_run(
             return run
         whole = [each.with_everything(config) for each in prepared]
         again = [[each.repeat() for each in made] for made in choices]
-        return _mix(whole, config.for_final(), final or judged, again, watch, stop).as_final_of(run)
+        at_home = [replace(each, rounds=0, seconds=0.0, ledger=Ledger()) for each in judged]
+        return _mix(whole, config.for_final(), final or at_home, again, watch, stop).as_final_of(run)
     except Interrupted:
         raise Interrupted(
             "the federation is trained, but the parties' own models are not", resume_hint(folder)
