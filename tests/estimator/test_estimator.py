@@ -42,7 +42,9 @@ def test_a_lift_is_an_object_for_notebooks(fitted: vf.VerFedRecommender) -> None
     assert len(by_party) == 16, (
         "three parties and all of them, for ratings and lists, known and new customers"
     )
-    film = by_party[(by_party["party"] == "film") & (by_party["metric"] == "rmse") & (by_party["customers"] == "known")]
+    film = by_party[
+        (by_party["party"] == "film") & (by_party["metric"] == "rmse") & (by_party["customers"] == "known")
+    ]
     film = film.iloc[0]
     (row,) = [row for row in found["parties"] if row["name"] == "film"]
     assert film["federated"] == row["federated"]
@@ -50,7 +52,9 @@ def test_a_lift_is_an_object_for_notebooks(fitted: vf.VerFedRecommender) -> None
     assert film["pays"] == row["pays"]
     groups = found.to_frame("group")
     assert set(groups["customers"]) == {"known"}
-    assert {"own ratings", "users", "alone", "federated", "low_percent", "high_percent", "pays"} <= set(groups.columns)
+    assert {"own ratings", "users", "alone", "federated", "low_percent", "high_percent", "pays"} <= set(
+        groups.columns
+    )
     assert " ".join(repr(found).split()).startswith(found.headline)
     for page in (found._repr_html_(), fitted._repr_html_(), fitted.run_._repr_html_()):
         assert found.headline in page.replace("&nbsp;", " ")

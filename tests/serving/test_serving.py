@@ -20,8 +20,8 @@ import torch
 from typer.testing import CliRunner
 
 import verfedgnn as vf
-from verfedgnn.core.choices import Choices
 from verfedgnn.cli.main import app, main
+from verfedgnn.core.choices import Choices
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.reports.phrases import warn_of_lists
 from verfedgnn.runs.party_model import PartyModel

@@ -233,9 +233,7 @@ def test_stars_stand_beside_the_order(run: vf.Run, chromium: Any, address: str) 
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
-def test_the_verdict_is_first_and_fits_one_screen(
-    run: vf.Run, chromium: Any, size: tuple[int, int]
-) -> None:
+def test_the_verdict_is_first_and_fits_one_screen(run: vf.Run, chromium: Any, size: tuple[int, int]) -> None:
     metrics, (width, height), name = deepcopy(run.metrics), size, run.parties[0].name
     metrics["parties"][0]["popularity"]["ndcg@20"] = 0.9999
     with (
