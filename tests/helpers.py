@@ -39,9 +39,10 @@ def same(a: vf.Run, b: vf.Run) -> None:
     validations = [[{k: v for k, v in h.items() if k != "seconds"} for h in r.history] for r in (a, b)]
     assert validations[0] == validations[1]
     assert a.ledger.to_dict() == b.ledger.to_dict()
-    assert (a.lists is None) == (b.lists is None)
-    if a.lists is not None and b.lists is not None:
-        same(a.lists, b.lists)
+    for mine_too, theirs_too in ((a.lists, b.lists), (a.final_of, b.final_of)):
+        assert (mine_too is None) == (theirs_too is None)
+        if mine_too is not None and theirs_too is not None:
+            same(mine_too, theirs_too)
 
 
 def same_model(a: PartyModel, b: PartyModel) -> None:

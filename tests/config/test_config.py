@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,7 +74,7 @@ def test_files_and_settings_override_in_order(tmp_path: Path) -> None:
         (["fractions=[0.5,0.1,0.1]"], "add up to 1"),
         (["lr=nan"], "finite"),
         (["lr=inf"], "finite"),
-        (["mode=exact", "kind=never"], "'rating', 'time' or 'newcomers'"),
+        (["mode=exact", "kind=never"], "'auto', 'date', 'random', 'rating' or 'all'"),
     ],
 )
 def test_bad_settings_name_cause_and_remedy(settings: list[str], message: str) -> None:
@@ -130,7 +132,7 @@ def test_a_setting_of_another_variant_is_an_error_that_names_it(settings: list[s
         ("best", ["batch=100"], "every rating and every party in every round"),
         ("best", ["participation=0.5"], "every rating and every party in every round"),
         ("best", ["mechanism=ternary"], "belong together"),
-        ("best", ["biases=false"], "has no raters"),
+        ("best", ["biases=false", "raters=8"], "has no raters"),
         ("best", ["model.dim=5"], "at least 6 numbers"),
         ("paper", ["lists=true"], "lists = true needs model.form = solved"),
         ("paper", ["mechanism=none", "masking=true"], "masking needs integers"),
@@ -180,9 +182,7 @@ def test_settings_that_variants_share_have_one_explanation() -> None:
 
 
 def test_lists_are_trained_with_the_rounds_and_the_protection_of_the_ratings() -> None:
-    config = Config.preset(
-        "best", seed=3, epochs=50, patience=4, **{"model.dim": 16, "split.kind": "newcomers"}
-    )
+    config = Config.preset("best", seed=3, epochs=50, patience=4, **{"model.dim": 16, "split.kind": "random"})
     assert config.trains_lists
     assert not config.ranks
     lists = config.for_lists()
@@ -202,3 +202,47 @@ def test_who_trains_lists() -> None:
         assert not best.with_values(off).trains_lists
     for name in ("paper", "private"):
         assert not Config.preset(name).trains_lists
+
+
+def test_what_is_served_is_trained_on_every_rating_without_choosing_anything() -> None:
+    config = Config.preset("best", seed=3, **{"model.dim": 16})
+    assert config.trains_final
+    final = config.for_final()
+    assert final.split.kind == "all"
+    assert (final.model, final.gradients, final.masking) == (config.model, config.gradients, config.masking)
+    for each in (final, final.for_lists()):
+        assert each.training.evaluate_every == each.training.epochs, "one validation, at the end"
+        assert not each.training.patience
+        assert not each.trains_final
+    assert final.for_lists().training.epochs < final.training.epochs < config.training.epochs
+    assert len({each.fingerprint() for each in (config, config.for_lists(), final, final.for_lists())}) == 4
+
+
+def test_who_trains_on_every_rating() -> None:
+    for name, expected in {"best": True, "private": True, "paper": False}.items():
+        assert Config.preset(name).trains_final is expected, name
+    for off in ({"gate": False}, {"final": False}, {"split.kind": "all"}):
+        assert not Config.preset("best").with_values(off).trains_final
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"split.kind": "date"}, "split.kind = date needs split.dates"),
+        ({"split.dates": ["2025-03-01", "2025-01-01"]}, "split.dates must be in order"),
+        ({"split.dates": ["2025-03-01", "2025-03-01"]}, "split.dates must be in order"),
+        ({"split.dates": ["2025-03-01", "soon"]}, "split.dates.1"),
+        ({"split.fractions": [0.5, 0.2, 0.2]}, "must be shares that add up to 1"),
+    ],
+)
+def test_a_split_that_cannot_be_made_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Config.preset("best").with_values(values)
+
+
+def test_dates_can_be_given_as_text_and_are_kept_in_files(tmp_path: Path) -> None:
+    given = parse_settings(["split.kind=date", 'split.dates=["2025-01-01", "2025-03-01"]'])
+    config = build_config(preset="best", overrides=given)
+    assert config.split.dates == (date(2025, 1, 1), date(2025, 3, 1))
+    (tmp_path / "c.toml").write_text(config.to_toml())
+    assert load_config(tmp_path / "c.toml") == config

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from verfedgnn.core import item_item
+from verfedgnn.core.choices import Choices
 from verfedgnn.core.item_item import ItemScores, fit_item_scores, fit_residuals
 from verfedgnn.core.pairs import Pairs
 
@@ -26,7 +27,7 @@ def closed_form(rated: NDArray[np.bool_], damping: float) -> NDArray[np.float64]
 
 
 def fit(rated: Pairs, users: int, items: int, damping: float) -> ItemScores:
-    return fit_item_scores(rated, users, items, [damping], lambda scores: 0.0)
+    return fit_item_scores(rated, users, items, [damping], lambda scores: 0.0, Choices())
 
 
 def random_table(seed: int, users: int = 9, items: int = 7) -> NDArray[np.bool_]:
@@ -111,10 +112,16 @@ def test_scaled_scores_are_multiples() -> None:
 def test_lambda_is_chosen_by_its_error() -> None:
     rated = random_table(7)
     target = torch.from_numpy(closed_form(rated, 50.0)).float()
-    found = fit_item_scores(
-        pairs(rated), 9, 7, [1.0, 50.0, 500.0], lambda scores: float((scores.weights - target).norm())
-    )
+    choices = Choices()
+    dampings = [1.0, 50.0, 500.0]
+
+    def error(scores: ItemScores) -> float:
+        return float((scores.weights - target).norm())
+
+    found = fit_item_scores(pairs(rated), 9, 7, dampings, error, choices)
     torch.testing.assert_close(found.weights, target, atol=1e-5, rtol=1e-4)
+    again = fit_item_scores(pairs(rated), 9, 7, dampings, lambda scores: 0.0, choices.repeat())
+    assert torch.equal(again.weights, found.weights), "a training on all ratings has nothing to choose by"
 
 
 def test_residuals_as_vectors_are_the_product_of_the_closed_form() -> None:
@@ -124,7 +131,7 @@ def test_residuals_as_vectors_are_the_product_of_the_closed_form() -> None:
     user, item = np.nonzero(rated)
     rows = (torch.from_numpy(part.astype(np.int32)) for part in (user, item))
     train = Pairs(*rows, torch.from_numpy(left[user, item].astype(np.float32)))
-    users, items = fit_residuals(train, 9, 7, [3.0], lambda vectors: 0.0)
+    users, items = fit_residuals(train, 9, 7, [3.0], lambda vectors: 0.0, Choices())
     inverse = np.linalg.inv(left.T @ left + 3.0 * np.eye(7))
     wanted = left @ (np.eye(7) - inverse / np.diag(inverse))
     np.testing.assert_allclose((users @ items.T).numpy(), wanted, atol=1e-4)

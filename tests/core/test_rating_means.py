@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verfedgnn.core import rating_means
+from verfedgnn.core.choices import Choices
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.core.rating_means import Floats, Means, fit_means
 
@@ -60,7 +61,7 @@ def test_federated_means_by_hand() -> None:
     means = Means(3.0, np.zeros(1), np.array([0.0, 0.5]), np.array([0.0, 1.0]), 1.0)
     others = np.array([[24.0, 2.0], [24.0, 2.0]])
     elsewhere = 2 / (24 + 1)
-    found = means.federated_offset(others, 1.0, pairs((0, 0, 3.0)), SCALE)
+    found = means.federated_offset(others, 1.0, pairs((0, 0, 3.0)), SCALE, Choices())
     assert found == pytest.approx([elsewhere, (0.5 + elsewhere) / 2])
 
 
@@ -76,7 +77,7 @@ def test_dampings_are_those_with_the_smallest_validation_error() -> None:
 @given(seed=st.integers(0, 1000))
 def test_others_who_know_nothing_change_nothing(seed: int) -> None:
     means, valid = fitted(seed)
-    found = means.federated_offset(np.zeros((12, 2)), 1.0, valid, SCALE)
+    found = means.federated_offset(np.zeros((12, 2)), 1.0, valid, SCALE, Choices())
     np.testing.assert_array_equal(found, means.user_offset)
 
 
@@ -85,7 +86,7 @@ def test_strengths_of_federated_means_are_those_with_the_smallest_validation_err
     means, valid = fitted(seed)
     other = fitted(seed + 1)[0]
     others = np.stack([other.count, other.residual_sum], 1)
-    found = means.federated_offset(others, 1.0, valid, SCALE)
+    found = means.federated_offset(others, 1.0, valid, SCALE, Choices())
     least = means.squared_error(found, valid, SCALE)
     for damping in rating_means.USER_DAMPINGS:
         for prior in rating_means.PRIOR_WEIGHTS:
@@ -97,7 +98,7 @@ def test_strengths_of_federated_means_are_those_with_the_smallest_validation_err
 @given(seed=st.integers(0, 1000), mean=st.floats(-2, 2), count=st.integers(0, 200))
 def test_a_federated_offset_lies_between_own_and_other_means(seed: int, mean: float, count: int) -> None:
     means, valid = fitted(seed)
-    found = means.federated_offset(np.tile([count, mean * count], (12, 1)), 1.0, valid, SCALE)
+    found = means.federated_offset(np.tile([count, mean * count], (12, 1)), 1.0, valid, SCALE, Choices())
     own = means.residual_sum / np.maximum(means.count, 1)
     bounds: list[Floats] = [np.minimum(0, mean) + 0 * own, np.maximum(0, mean) + 0 * own]
     known = means.count > 0

@@ -1,22 +1,29 @@
 """Splits: what a rating's part may depend on, and how far the fractions may stray."""
 
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from verfedgnn.data import (
     TEST,
     TRAIN,
     VALID,
+    choose_dates,
     make_ratings,
     pool_parties,
+    split_by_date,
     split_by_rating,
-    split_by_time,
     split_items,
+    suits,
     synthetic_ratings,
 )
-from verfedgnn.data.splits import hash64
+from verfedgnn.data.splits import FEWEST_TEST_USERS, hash64
+
+DAY = 24 * 60 * 60
 
 text = st.text(
     st.characters(min_codepoint=33, max_codepoint=0x1F600, exclude_categories=["Cs", "Z"]),
@@ -107,19 +114,89 @@ def test_hashes_differ_and_ignore_the_width(ids, seed):
     assert len(set(hash64(narrow, seed).tolist())) == len(ids)
 
 
-@settings(max_examples=50)
+days = st.integers(0, 60).map(lambda day: date(2025, 1, 1) + timedelta(days=day))
+
+
+def dated(rows, **more):
+    """Return a table of (user, seconds since 1 January 2025)."""
+    user, seconds = (np.array(column) for column in zip(*rows, strict=True))
+    time = seconds + int(datetime(2025, 1, 1, tzinfo=UTC).timestamp())
+    return make_ratings(user, np.arange(len(rows)), np.ones(len(rows)), time=time, **more)
+
+
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 5), st.integers(0, 9), st.integers(0, 3)),
-        unique_by=lambda r: r[:2],
-        min_size=1,
-    )
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 61 * DAY)), min_size=1),
+    st.tuples(days, days).filter(lambda pair: pair[0] != pair[1]).map(sorted).map(tuple),
 )
-def test_split_by_time_leaves_the_last_out(rows):
-    user, item, time = (np.array(column) for column in zip(*rows, strict=True))
-    ratings = make_ratings(user, item, np.ones(len(rows)), time=time)
-    part = split_by_time(ratings)
-    for who in set(user.tolist()):
-        mine = sorted((t, i, p) for u, i, t, p in zip(user, item, time, part, strict=True) if u == who)
-        expected = [TRAIN] * (len(mine) - 2) + [VALID, TEST] if len(mine) >= 3 else [TRAIN] * len(mine)
-        assert [p for _, _, p in mine] == expected
+def test_a_split_by_date_compares_days(rows, dates):
+    ratings = dated(rows)
+    first, second = dates
+    on = [datetime.fromtimestamp(int(time), UTC).date() for time in ratings.time]
+    expected = [TRAIN if day < first else VALID if day < second else TEST for day in on]
+    assert split_by_date(ratings, dates).tolist() == expected
+
+
+def test_a_date_begins_at_midnight():
+    ratings = dated([(0, DAY - 1), (0, DAY), (0, 2 * DAY - 1), (0, 2 * DAY)])
+    assert split_by_date(ratings, (date(2025, 1, 2), date(2025, 1, 3))).tolist() == [
+        TRAIN,
+        VALID,
+        VALID,
+        TEST,
+    ]
+
+
+def visits(users, tested):
+    """Return a table in which every user rates on the first 80 days, 50 on each; `tested` of them rate again after 90 days."""
+    rows = [(user, day * DAY) for user in range(users) for day in (user % 80, (user + 40) % 80)]
+    rows += [(user, (80 + user % 10) * DAY) for user in range(users // 4)]
+    rows += [(user, (90 + user % 10) * DAY) for user in range(tested)]
+    return dated(rows)
+
+
+@pytest.mark.parametrize(("tested", "enough"), [(FEWEST_TEST_USERS, True), (FEWEST_TEST_USERS - 1, False)])
+def test_a_split_by_date_needs_known_customers_after_the_second_date(tested, enough):
+    dates = (date(2025, 1, 1) + timedelta(days=80), date(2025, 1, 1) + timedelta(days=90))
+    table = visits(1200, tested)
+    assert suits(table, dates) is enough
+    assert not suits(table, None)
+    assert not suits(replace(table, time=None), dates)
+
+
+def test_customers_who_come_after_the_first_date_are_not_known():
+    table = visits(1200, 400)
+    early = split_by_date(table, (date(2025, 3, 22), date(2025, 4, 1))) == TRAIN
+    later = table.take(~early | (table.user >= 200))
+    assert not suits(later, (date(2025, 3, 22), date(2025, 4, 1)))
+
+
+def test_a_split_by_date_needs_a_validation_part():
+    table = visits(1200, 400)
+    assert not suits(table, (date(2030, 1, 1) - timedelta(days=4000), date(2030, 1, 1)))
+    parts = split_by_date(table, (date(2025, 3, 22), date(2025, 4, 1)))
+    assert not suits(table.take(parts != VALID), (date(2025, 3, 22), date(2025, 4, 1)))
+
+
+def test_dates_divide_all_ratings_by_the_fractions():
+    tables = [visits(1200, 320), visits(2000, 400)]
+    dates = choose_dates(tables, (0.8, 0.1, 0.1))
+    counts = np.zeros(3)
+    for table in tables:
+        counts += np.bincount(split_by_date(table, dates), minlength=3)
+    assert np.abs(counts / counts.sum() - (0.8, 0.1, 0.1)).max() < 0.02
+    assert dates[0] < dates[1]
+
+
+def test_no_dates_where_a_table_does_not_suit_them():
+    good, few = visits(2000, 400), visits(280, 70)
+    fractions = (0.8, 0.1, 0.1)
+    assert choose_dates([good], fractions) is not None
+    assert choose_dates([good, few], fractions) is None
+    assert choose_dates([good, replace(good, time=None)], fractions) is None
+    assert choose_dates([good, good.take(np.zeros(len(good), bool))], fractions) is None
+    assert choose_dates([replace(good, time=good.time * 10**9)], fractions) is None, "not seconds since 1970"
+
+
+def test_dates_of_one_day_are_still_in_order():
+    rows = [(user, user % DAY) for user in range(2000)]
+    assert choose_dates([dated(rows)], (0.8, 0.1, 0.1)) is None, "nobody is in two parts"

@@ -110,6 +110,16 @@ def test_chance_makes_no_twins(seed):
     assert sum(len(twins.items) for twins in find_twins(align_users(drawn))) <= 1
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_items_that_nearly_everybody_rated_are_no_twins(seed):
+    """Of 120 users, 90 to 115 rated the most popular items of each party: they share raters by chance."""
+    parties = split_items(
+        synthetic_ratings(users=120, items=90, ratings=4000, seed=seed), parties=3, seed=seed
+    )
+    assert max(int(np.bincount(party.ratings.item).max()) for party in parties) > 90
+    assert find_twins(parties) == []
+
+
 def test_copied_items_are_found_and_nothing_else(monkeypatch):
     """Fifty items are listed at the other party as well, where one of ten raters is missing; blocks change nothing."""
     rng = np.random.default_rng(0)

@@ -176,7 +176,7 @@ def test_all_surfaces_say_the_same(gains: list[list[tuple[float, float]]]) -> No
     lift = lift_of(dict(zip("abc", gains, strict=False)))
     words = [answer.word for answer in answers(lift)]
     assert [each["pays"] for each in lift["verdicts"]] == words
-    terminal = verdict_texts({**METRICS, "lift": lift}, "best")
+    terminal = verdict_texts({**METRICS, "lift": lift}, vf.Config.preset("best"))
     assert str(terminal[0]) == lift["headline"] == Lift(lift).headline
     document = Document("x")
     add_verdict(document, lift)

@@ -45,7 +45,7 @@ def on_one_machine(federated: Trial, **options: Any) -> vf.Run:
     for own in names:
         assert ((own == shared) | (own == "")).all()
     pooled = [vf.PartyData(p.name, replace(p.ratings, user_ids=shared)) for p in parties]
-    parts = [federated.runs[name].parts[0] for name in federated.parties]
+    parts = [federated.runs[name].judged.parts[0] for name in federated.parties]
     return vf.train(pooled, federated.agreement.config, parts=parts, **options)
 
 
@@ -73,7 +73,7 @@ REPEATABLE = {"unprotected": ["noise"], "epochs": 6, "evaluate_every": 3, "dim":
     [
         ("best", {"gate": False, "raters": 3}),
         ("private", {}),
-        ("best", {"biases": False, "raters": 0, "lists": False}),
+        ("best", {"biases": False, "raters": 0, "lists": False, "final": False}),
     ],
 )
 def test_every_preset_trains_the_same_with_partial_overlap(

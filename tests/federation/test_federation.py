@@ -66,6 +66,7 @@ def assert_same(federated: Trial, run: vf.Run) -> None:
     for name, model in zip(federated.parties, run.models, strict=True):
         assert torch.equal(federated.public(name), run.public)
         assert_same_model(federated.runs[name].models[0], model)
+        assert torch.equal(federated.runs[name].judged.public, run.judged.public)
 
 
 def assert_same_model(mine: PartyModel, theirs: PartyModel) -> None:
@@ -195,7 +196,9 @@ def test_party_killed_at_any_point_and_waited_for(
     assert_same(federated, local(small_parties))
 
 
-BEST: dict[str, Any] = {"epochs": 7, "dim": 6, "raters": 4, "lists": False, "unprotected": ["noise"]}
+BEST: dict[str, Any] = {
+    "epochs": 7, "dim": 6, "raters": 4, "lists": False, "final": False, "unprotected": ["noise"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("model", ["ratings", "lists"])
@@ -204,7 +207,7 @@ def test_preset_best_equals_the_local_runtime(
 ) -> None:
     """Parties read other ratings in each round, drawn from their own secrets, and each chooses its gate."""
     config = vf.Config.preset("best", **BEST)
-    chosen = config if model == "ratings" else config.for_lists()
+    chosen = config if model == "ratings" else config.for_lists().with_values({"final": True})
     federated = trial(tmp_path, small_parties, chosen)
     federated.run()
     run = local(small_parties, chosen)

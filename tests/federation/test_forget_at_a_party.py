@@ -58,6 +58,8 @@ def parties() -> list[vf.PartyData]:
 def trained(parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactory) -> Trained:
     place = tmp_path_factory.mktemp("forget")
     config = vf.Config.preset("best", **SHORT, epochs=4)
+    patch = pytest.MonkeyPatch()
+    patch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "lists": 2})
     trial = Trial(place, parties, config, alignment="keyed", min_parties=3)
     kinds: list[object] = []
 
@@ -75,6 +77,7 @@ def trained(parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactor
     unfinished = shutil.copytree(folder, place / "unfinished")
     trial.start(PARTY)
     trial.join()
+    patch.undo()
     assert not trial.errors
     table = trial.runs[PARTY].parties[0].ratings
     row = int(np.bincount(table.user).argmax())  # who rated most has something in every release
@@ -85,7 +88,7 @@ def rows_of(run: Path, row: int) -> dict[str, NDArray[Any]]:
     """Return the user's row of every array with an axis of users, in every file of a run folder."""
     found = {}
     for path in sorted(run.rglob("*.safetensors")):
-        stage = run / "lists" if "lists" in path.relative_to(run).parts else run
+        stage = next(place for place in path.parents if (place / "config.toml").is_file())
         model = Model(load_config(stage / "config.toml").model, USERS)
         for name, value in safetensors.numpy.load(path.read_bytes()).items():
             label = f"{path.relative_to(run)} {name}"
@@ -119,7 +122,8 @@ def test_no_file_of_a_party_keeps_a_row_of_a_forgotten_user(trained: Trained, tm
     last = Path("lists", LAST_RELEASE)
     shutil.copytree(trained.unfinished / last, run / last)  # what a kill at the end may leave
     before = rows_of(run, trained.row)
-    for place in ("checkpoint/models", "lists/checkpoint", "lists/model", "model", last):
+    models = [f"{name}model" for name in ("", "lists/", "final/", "final/lists/")]
+    for place in ("checkpoint/models", "lists/checkpoint", "final/checkpoint", *models, last):
         assert any(name.startswith(f"{place}/") for name in before), "the attack finds rows before"
     assert trained.user in texts_of(run)
     forget_users(run, [trained.user])

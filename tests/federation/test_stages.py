@@ -1,4 +1,4 @@
-"""A federation that trains ratings and then lists: equality with the local runtime, kills in the second training, two parties."""
+"""A federation that trains ratings, lists, and both again on all ratings: equality with the local runtime, kills, two parties."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from test_aligned_training import on_one_machine, spelled
 from test_federation import Fault, assert_same, assert_same_model, local, trial
 
 import verfedgnn as vf
+from helpers import same
 from hub import SERVER, Killed, Trial, agree
+from verfedgnn.data import TRAIN, draw_withheld
+from verfedgnn.evaluation.verdict import narrow_lift
 from verfedgnn.federation.agreement import describe_two_parties, list_stages, summarise_agreement
 from verfedgnn.federation.status import exposition, page
 from verfedgnn.federation.stores import PartyStore
@@ -29,7 +32,13 @@ SMALL: dict[str, Any] = {
     "evaluate_every": 2,
     "dim": 6,
     "unprotected": ["noise"],
+    "final": False,
 }
+
+
+@pytest.fixture(autouse=True)
+def short_final_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "lists": 2})
 
 
 def best(**values: Any) -> vf.Config:
@@ -38,24 +47,34 @@ def best(**values: Any) -> vf.Config:
 
 
 def assert_both_same(federated: Trial, run: vf.Run) -> None:
-    """Compare ratings and lists of every party with those of one machine."""
+    """Compare ratings and lists of every party, judged and served, and its verdict, with those of one machine."""
     assert_same(federated, run)
-    assert run.lists is not None
     for index, name in enumerate(federated.parties):
-        lists = federated.runs[name].lists
-        assert lists is not None
-        assert lists.metrics["public"] == run.lists.metrics["public"]
-        assert torch.equal(lists.public, run.lists.public)
-        assert_same_model(lists.models[0], run.lists.models[index])
-        row = federated.runs[name].metrics["parties"][0]
+        party = federated.runs[name]
+        for mine, theirs in ((party, run), (party.judged, run.judged)):
+            assert mine.lists is not None
+            assert theirs.lists is not None
+            assert torch.equal(mine.lists.public, theirs.lists.public)
+            assert_same_model(mine.models[0], theirs.models[index])
+            assert_same_model(mine.lists.models[0], theirs.lists.models[index])
+        assert party.metrics["lists"]["public"] == run.metrics["lists"]["public"]
+        row = party.metrics["parties"][0]
         assert row["gate"] == run.metrics["parties"][index]["gate"]
         assert row["list_gate"] == run.metrics["parties"][index]["list_gate"]
         assert row["test"] == run.metrics["parties"][index]["test"]
+        verdict = narrow_lift(run.metrics["lift"], name)
+        verdict.pop("twins", None)  # which only one machine can find
+        assert party.metrics["lift"] == verdict
 
 
 def in_lists(config: vf.Config, kind: type, number: int, then: Callable[[], None]) -> Fault:
-    """Return a fault that calls `then` once, at the message `number` of a kind after the Hello to the second training."""
-    wanted = config.for_lists().digest()
+    """Return a fault that calls `then` once, at the message `number` of a kind after the Hello to the training of lists."""
+    return in_training(config.for_lists(), kind, number, then)
+
+
+def in_training(config: vf.Config, kind: type, number: int, then: Callable[[], None]) -> Fault:
+    """Return a fault that calls `then` once, at the message `number` of a kind after the Hello to a training."""
+    wanted = config.digest()
     state = {"joined": False, "count": 0, "done": False}
 
     def fault(data: bytes) -> bytes:
@@ -185,7 +204,7 @@ def test_two_parties_with_the_default_preset(tmp_path: Path, small_parties: list
     federated = trial(tmp_path, small_parties[:2], config)
     federated.run()
     run = local(small_parties[:2], config)
-    assert federated.runs["party-0"].config == run.config
+    assert federated.runs["party-0"].config == run.config.with_values({"split.kind": "auto"})
     assert_both_same(federated, run)
     assert describe_two_parties(federated.agreement) == (
         "Either of two parties can subtract its own part from a sum and see the other's rounded gradients, with noise; "
@@ -305,3 +324,128 @@ def test_status_page_metrics_and_tables_name_the_stage(
     assert re.search(r"training of +lists", page(status))
     assert b'stage="lists"' in exposition(status)[1]
     assert status["bytes"]["up"] == sum(party["up"] for party in status["parties"].values())
+
+
+# -- the trainings on all ratings ------------------------------------------------------------------------------------------
+
+
+def test_judged_and_served_models_equal_those_of_one_machine(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Four trainings; the verdict of each party is that of its row on one machine, in every figure and word."""
+    config = best(final=True)
+    federated = trial(tmp_path, small_parties, config)
+    assert [stage.name for stage in list_stages(federated.agreement)] == [
+        "ratings", "lists", "final", "final lists",
+    ]  # fmt: skip
+    federated.run()
+    run = local(small_parties, config)
+    assert_both_same(federated, run)
+    assert not torch.equal(run.public, run.judged.public)
+    for name in federated.parties:
+        party = federated.runs[name]
+        assert (party.judged.parts[0] != TRAIN).any()
+        assert (party.parts[0] == TRAIN).all()
+        cost = party.metrics["final"]
+        assert (cost["rounds"], cost["lists"]["rounds"]) == (3, 2)
+        assert cost["public"] == run.metrics["final"]["public"]
+        assert cost["bytes"]["up"] > 0
+        loaded = vf.Run.load(tmp_path / f"run-{name}")
+        same(loaded, party)
+    for place in ("final", "final/lists"):
+        assert (tmp_path / "run-server" / place / "model" / "_public.safetensors").is_file()
+        assert not list((tmp_path / "run-party-0" / place).rglob("result"))
+
+
+@pytest.mark.parametrize("lists", [False, True], ids=["ratings", "lists"])
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [(Hello, 1), (RoundReply, 1), (RoundReply, 2), (Finished, 1)],
+    ids=["joining", "first round", "second round", "the end"],
+)
+def test_a_party_killed_in_a_training_on_all_ratings(
+    tmp_path: Path, small_parties: list[vf.PartyData], kind: type, number: int, lists: bool
+) -> None:
+    config = best(final=True)
+    wanted = config.for_final().for_lists() if lists else config.for_final()
+    killed: list[bool] = []
+
+    def die() -> None:
+        killed.append(True)
+        raise Killed
+
+    federated = trial(tmp_path, small_parties, config)
+    federated.run({"party-1": in_training(wanted, kind, number, die)})
+    assert killed
+    assert_both_same(federated, local(small_parties, config))
+
+
+@pytest.mark.parametrize("start", [1, 5, 9], ids=["before", "first rounds", "the end"])
+def test_the_coordinator_killed_in_the_trainings_on_all_ratings(
+    tmp_path: Path, small_parties: list[vf.PartyData], start: int
+) -> None:
+    """Twice: at a message to the first training on all ratings, and twelve messages later."""
+    config = best(final=True)
+    federated = trial(tmp_path, small_parties, config)
+    wanted = config.for_final().digest()
+    sent = 0
+    killed = []
+
+    def fault(data: bytes) -> bytes:
+        nonlocal sent
+        greeted = any(
+            to == SERVER and isinstance(message := decode(d), Hello) and message.config == wanted
+            for _, to, d in federated.hub.seen
+        )
+        sent += greeted
+        if greeted and sent in (start, start + 12):
+            killed.append(sent)
+            raise Killed
+        return data
+
+    federated.run({SERVER: fault})
+    assert len(killed) == 2
+    assert_both_same(federated, local(small_parties, config))
+
+
+def test_a_party_killed_before_it_chooses_finds_all_four_results(
+    tmp_path: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the folder of the served models is written and before that of the judged ones."""
+    config = best(final=True)
+    original = vf.Run.complete_folder
+    killed: list[bool] = []
+
+    def complete(run: vf.Run, folder: Path) -> None:
+        if folder.name == "run-party-1" and run.final_of is None and not killed:
+            killed.append(True)
+            assert (folder / "final" / "metrics.json").is_file()
+            raise Killed
+        original(run, folder)
+
+    monkeypatch.setattr(vf.Run, "complete_folder", complete)
+    federated = trial(tmp_path, small_parties, config)
+    federated.run()
+    assert killed
+    assert_both_same(federated, local(small_parties, config))
+
+
+def test_two_parties_train_on_all_ratings_too(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    config = best(final=True)
+    federated = trial(tmp_path, small_parties[:2], config)
+    federated.run()
+    assert_both_same(federated, local(small_parties[:2], config))
+
+
+def test_the_users_whom_a_party_withholds_follow_from_its_key(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Nobody else can tell whose ratings are new in a training on all ratings."""
+    _, identities = agree(tmp_path, ["party-0", "party-1"], best(unprotected=[]))
+    secrets = [PartyStore(tmp_path / "run", identity).withholding_secret for identity in identities.values()]
+    assert len(set(secrets)) == 3
+    again = PartyStore(tmp_path / "another", identities["party-0"]).withholding_secret
+    assert again == PartyStore(tmp_path / "run", identities["party-0"]).withholding_secret
+    table = small_parties[0].ratings
+    drawn = [draw_withheld(table, secret) for secret in secrets]
+    assert not np.array_equal(drawn[0], drawn[1])

@@ -102,7 +102,10 @@ def test_transcripts_of_an_honest_federation_agree_in_spite_of_kills(honest: Tri
     assert spent[-1]["releases"] == 9, "the budget is in the transcript, too"
 
 
-def test_parties_of_two_trainings_agree(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+def test_parties_of_four_trainings_agree(
+    tmp_path: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 2, "lists": 2})
     small = {
         "epochs": 4,
         "evaluate_every": 2,
@@ -114,7 +117,7 @@ def test_parties_of_two_trainings_agree(tmp_path: Path, small_parties: list[vf.P
     found = verify_all(federated, SERVER, *PARTIES)
     assert found["agree"], found["verdict"]
     stages = {entry.stage for _, entry in read_lines(tmp_path / "run-party-0" / TRANSCRIPT) if entry}
-    assert stages == {None, "alignment", "ratings", "lists"}
+    assert stages == {None, "alignment", "ratings", "lists", "final", "final lists"}
 
 
 def test_a_party_that_left_for_good_agrees_as_far_as_it_came(

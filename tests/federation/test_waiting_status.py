@@ -153,7 +153,7 @@ def test_a_party_that_left_between_two_trainings_is_named(
 ) -> None:
     """The next training needs its answer: the coordinator, which is finishing this one, says for whom it waits."""
     caplog.set_level(logging.INFO, "verfedgnn.federation")
-    small = {"epochs": 2, "dim": 6, "unprotected": ["noise"]}
+    small = {"epochs": 2, "dim": 6, "unprotected": ["noise"], "final": False}
     federated = trial(tmp_path, small_parties, vf.Config.preset("best").with_values(small))
     gone, *rest = federated.parties
 

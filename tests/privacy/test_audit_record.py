@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+import verfedgnn as vf
 from verfedgnn.privacy.audit_record import audit_records
+from verfedgnn.reports.phrases import describe_learnt
 
 
 def test_every_record_says_what_others_learn_and_where_it_was_measured() -> None:
@@ -13,3 +19,24 @@ def test_every_record_says_what_others_learn_and_where_it_was_measured() -> None
         assert all(0.4 < value <= 1 for value in record.figures.values())
         assert record.data
         assert len(record.commit) >= 7
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "told"),
+    [
+        ("best", {}, True),
+        ("best", {"training.epochs": 7, "lists": False}, True),
+        ("best", {"gradients.noise": 0.25}, True),
+        ("best", {"masking": False}, False),
+        ("best", {"unprotected": ["noise"]}, False),
+        ("private", {}, True),
+        ("private", {"gradients.noise_multiplier": 3.0}, False),
+        ("paper", {}, False),
+    ],
+)
+def test_a_record_is_told_only_of_what_protects_as_its_preset(
+    preset: str, changes: dict[str, Any], told: bool
+) -> None:
+    text = describe_learnt(vf.Config.preset(preset).with_values(changes))
+    assert (text in [record.learnt for record in audit_records().values()]) is told
+    assert told or "verfedgnn audit" in text

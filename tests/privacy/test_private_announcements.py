@@ -16,11 +16,11 @@ import verfedgnn as vf
 from helpers import federation
 from verfedgnn.cli.service_commands import read_own_ratings
 from verfedgnn.data.read_options import ReadOptions
-from verfedgnn.data.splits import split_by_time
+from verfedgnn.data.splits import NEWCOMER
 from verfedgnn.privacy.rating_dp import sensitivity
 from verfedgnn.protocol.messages import Hello
 from verfedgnn.runs.party_tables import read_party_tables, write_party_tables
-from verfedgnn.runs.prepared_data import prepare, split_ratings
+from verfedgnn.runs.prepared_data import choose_split, prepare, split_ratings
 
 PRIVATE = vf.Config.preset("private")
 
@@ -75,7 +75,7 @@ def first_gradient(folder: Path, rows: list[tuple[int, int, float]], **options: 
     """The public gradient of a party's first round, before noise."""
     files = {"a": write(folder / "a.csv", rows), "b": write(folder / "b.csv", rows_of(1))}
     parties = vf.read_parties(files, **options)  # type: ignore[arg-type]
-    runtime = federation(parties, PRIVATE)
+    runtime = federation(parties, PRIVATE.with_values({"split.kind": "rating"}))  # withholds nobody
     party = runtime.parties["a"]
     released: list[torch.Tensor] = []
     release = party.protect_gradient
@@ -142,22 +142,25 @@ def test_declarations_survive_in_a_run_folder(tmp_path: Path) -> None:
 # -- splits ----------------------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(0, 100), st.integers(0, 200), st.sampled_from(["rating", "newcomers"]))
+@given(st.integers(0, 100), st.integers(0, 200), st.sampled_from(["auto", "date", "random", "rating"]))
 def test_removing_a_rating_leaves_every_other_rating_in_its_part(seed: int, gone: int, kind: str) -> None:
     table = replace(vf.read_ratings("synthetic", users=20, items=30, ratings=220, seed=seed), name="a")
-    config = PRIVATE.with_values({"split.kind": kind})
-    parts = split_ratings(vf.PartyData("a", table), config.split, seed)
+    dates = [str(np.datetime64(int(np.quantile(table.time, share)), "s"))[:10] for share in (0.4, 0.7)]
+    split = {"split.kind": kind} | ({"split.dates": dates} if kind == "date" else {})
+    config = choose_split([vf.PartyData("a", table)], PRIVATE.with_values(split))
     kept = np.arange(len(table)) != gone
-    assert (split_ratings(vf.PartyData("a", table.take(kept)), config.split, seed) == parts[kept]).all()
+    after = choose_split([vf.PartyData("a", table.take(kept))], PRIVATE.with_values(split))
+    assert after == config, "the data choose nothing that all parties learn"
+    parts = split_ratings(vf.PartyData("a", table), config.split, seed, b"secret")
+    assert NEWCOMER in parts or kind == "rating"
+    again = split_ratings(vf.PartyData("a", table.take(kept)), config.split, seed, b"secret")
+    assert (again == parts[kept]).all()
 
 
-def test_a_split_by_time_moves_other_ratings_and_is_refused() -> None:
-    table = vf.read_ratings("synthetic", users=20, items=30, ratings=220, seed=0)
-    parts = split_by_time(table)
-    kept = np.arange(len(table)) != int(np.flatnonzero(parts == 2)[0])
-    assert (split_by_time(table.take(kept)) != parts[kept]).sum() == 2
-    with pytest.raises(vf.ConfigError, match=r"split\.kind = rating or newcomers \(by time"):
-        PRIVATE.with_values({"split.kind": "time"})
+def test_settings_that_let_one_rating_move_or_release_others_are_refused() -> None:
+    """By auto, a party would be judged by date if enough of its customers rated after the dates."""
+    with pytest.raises(vf.ConfigError, match=r"split\.kind = date with split\.dates \(by auto"):
+        PRIVATE.with_values({"split.dates": ["2025-01-01", "2025-03-01"]})
     with pytest.raises(vf.ConfigError, match="lists = false"):
         PRIVATE.with_values({"lists": True, "training.gate": True})
 

@@ -51,7 +51,13 @@ def test_exact_sums_show_who_is_elsewhere(parties: list[vf.PartyData], preset: s
 def test_two_parties_blur_the_numbers_of_ratings() -> None:
     two = parties_from_tables(synthetic_tables(2, 0.3, users=600, items=100, ratings=3_000))
     plain, noised = (
-        areas(attack_overlap(two, vf.Config.preset("best", **{"gradients.noise": noise}), rounds=2))
+        areas(
+            attack_overlap(
+                two,
+                vf.Config.preset("best", **{"gradients.noise": noise, "split.fractions": (0.6, 0.2, 0.2)}),
+                rounds=2,
+            )
+        )
         for noise in (0.0, 0.25)
     )
     name = "numbers of ratings, first round"

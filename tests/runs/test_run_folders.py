@@ -34,7 +34,7 @@ def trained(small_parties: list[vf.PartyData], tmp_path_factory: pytest.TempPath
     before = os.umask(0)
     try:
         folder = tmp_path_factory.mktemp("runs") / "run"
-        vf.train(small_parties, vf.Config.preset("best", epochs=4, dim=8), out=folder)
+        vf.train(small_parties, vf.Config.preset("best", epochs=4, dim=8, final=False), out=folder)
     finally:
         os.umask(before)
     return folder

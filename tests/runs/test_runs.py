@@ -21,7 +21,7 @@ import verfedgnn as vf
 from helpers import config, same
 from verfedgnn.core import files
 from verfedgnn.core.errors import Interrupted
-from verfedgnn.data import check_parties
+from verfedgnn.data import TEST, TRAIN, check_parties
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.run import begin_folder
 
@@ -145,14 +145,16 @@ def test_an_unfinished_checkpoint_leaves_the_last_good_one(
 def test_given_parts_stay_with_the_run(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
     """A split of one's own is used by every later step: resume, evaluate, lift."""
     parts = [np.arange(len(p.ratings)).astype(np.int8) % 3 for p in small_parties]
-    chosen = config(gate=True, epochs=2)
+    chosen = config(gate=True, epochs=2, final=False)
     whole = vf.train(small_parties, chosen, parts=parts)
     with pytest.raises(Interrupted):
         vf.train(small_parties, chosen, parts=parts, out=tmp_path / "run", stop=lambda: True)
     run = vf.resume(tmp_path / "run")
     same(whole, run)
     assert vf.Run.load(tmp_path / "run").evaluate()["test"] == pytest.approx(whole.metrics["test"])
-    assert vf.lift(run)["overall"]["federated"] == pytest.approx(whole.metrics["test"]["rmse"])
+    known = vf.lift(run)["overall"]
+    assert known["federated"] == pytest.approx(whole.metrics["test"]["rmse"], rel=0.01)
+    assert known["cases"] <= sum(int((part == TEST).sum()) for part in parts)
     with pytest.raises(vf.DataError, match="every rating of every party"):
         vf.train(small_parties, config(), parts=parts[:2])
 
@@ -160,7 +162,7 @@ def test_given_parts_stay_with_the_run(small_parties: list[vf.PartyData], tmp_pa
 @pytest.fixture(scope="module")
 def two_trainings(small_parties: list[vf.PartyData]) -> vf.Run:
     """Six rounds of ratings, six of lists, then the gates; a checkpoint every two rounds."""
-    chosen = vf.Config.preset("best", epochs=6, dim=8, evaluate_every=2, checkpoint_every=2)
+    chosen = vf.Config.preset("best", epochs=6, dim=8, evaluate_every=2, checkpoint_every=2, final=False)
     return vf.train(small_parties, chosen)
 
 
@@ -183,11 +185,86 @@ def test_a_stop_in_either_training_resumes_to_the_same_bits(
     same(run, vf.Run.load(tmp_path / "run"))
 
 
+@pytest.fixture
+def short_final_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rounds of ratings and two of lists, with a checkpoint after each."""
+    monkeypatch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "lists": 2})
+
+
+FINAL = {"epochs": 4, "dim": 8, "evaluate_every": 2, "checkpoint_every": 1}
+
+
+@pytest.mark.usefixtures("short_final_trainings")
+def test_a_stop_in_a_training_on_all_ratings_resumes_to_the_same_bits(
+    small_parties: list[vf.PartyData], tmp_path: Path
+) -> None:
+    """The judged trainings take seven rounds: a stop before the first, in either and after the last one on all ratings."""
+    chosen = vf.Config.preset("best", **FINAL)
+    whole = vf.train(small_parties, chosen)
+    assert whole.final_of is not None
+    assert (whole.metrics["final"]["rounds"], whole.metrics["final"]["lists"]["rounds"]) == (3, 2)
+    for rounds in (8, 9, 11, 12, 13):
+        calls = iter(range(1, 1000))
+        folder = tmp_path / str(rounds)
+        with pytest.raises(Interrupted):
+            vf.train(
+                small_parties, chosen, out=folder, stop=lambda calls=calls, last=rounds: next(calls) >= last
+            )
+        assert (folder / "final" / "history.jsonl").is_file() == (rounds > 7)
+        assert not (folder / "metrics.json").is_file()
+        run = vf.resume(folder)
+        same(run, whole)
+        same(run, vf.Run.load(folder))
+
+
+@pytest.mark.usefixtures("short_final_trainings")
+@pytest.mark.parametrize("preset", ["best", "private"])
+def test_a_saved_run_is_loaded_with_what_is_served_and_what_was_judged(
+    small_parties: list[vf.PartyData], tmp_path: Path, preset: str
+) -> None:
+    values = FINAL if preset == "best" else {"epochs": 2, "evaluate_every": 1}
+    run = vf.train(small_parties, vf.Config.preset(preset, **values))
+    run.save(tmp_path / "saved")
+    loaded = vf.Run.load(tmp_path / "saved")
+    same(loaded, run)
+    assert loaded.metrics == run.metrics
+    assert loaded.judged is not loaded
+    assert loaded.config.split.kind == "all"
+    assert loaded.judged.config == run.judged.config
+    for mine, theirs in zip(loaded.judged.parts, run.judged.parts, strict=True):
+        assert (mine == theirs).all()
+        assert (mine != TRAIN).any()
+    assert all((part == TRAIN).all() for part in loaded.parts)
+    assert loaded.evaluate()["test"] == run.judged.evaluate()["test"] == run.metrics["test"]
+    user = str(small_parties[0].ratings.user_ids[3])
+    assert loaded.recommend(user, k=9) == run.recommend(user, k=9) != loaded.judged.recommend(user, k=9)
+    loaded.save(tmp_path / "again")
+    same(vf.Run.load(tmp_path / "again"), run)
+
+
+@pytest.mark.usefixtures("short_final_trainings")
+@pytest.mark.parametrize("preset", ["best", "private"])
+def test_every_rating_has_reached_what_is_served(small_parties: list[vf.PartyData], preset: str) -> None:
+    """Under preset private, only what a party computes at home is repeated on all ratings."""
+    values = FINAL if preset == "best" else {"epochs": 2, "evaluate_every": 1}
+    run = vf.train(small_parties, vf.Config.preset(preset, **values))
+    for model, before, party, part in zip(
+        run.models, run.judged.models, run.parties, run.judged.parts, strict=True
+    ):
+        changed = (model.items != before.items).any(1).numpy()
+        assert changed[party.ratings.item[part != TRAIN]].all()
+    assert torch.equal(run.public, run.judged.public) == (preset == "private")
+    final = run.metrics["final"]
+    assert (final["rounds"], final["bytes"]["up"] > 0) == ((0, False) if preset == "private" else (3, True))
+
+
 def test_a_loaded_run_serves_the_lists_that_were_judged(
     small_parties: list[vf.PartyData], tmp_path: Path
 ) -> None:
     """Weights between items are stored in half precision; the figures are those of the stored weights."""
-    run = vf.train(small_parties, vf.Config.preset("best", epochs=20, dim=8), out=tmp_path / "run")
+    run = vf.train(
+        small_parties, vf.Config.preset("best", epochs=20, dim=8, final=False), out=tmp_path / "run"
+    )
     loaded = vf.Run.load(tmp_path / "run")
     assert loaded.evaluate()["test"] == run.metrics["test"]
     users = torch.arange(120)

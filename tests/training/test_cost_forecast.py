@@ -41,20 +41,23 @@ def test_a_trial_does_not_change_the_training(small_parties: list[vf.PartyData])
 
 def test_every_step_of_a_command_is_in_the_sum() -> None:
     expected = CostForecast(
-        {"federation": TrainingCost(800, 60.0, 9e6), "lists": TrainingCost(800, 120.0, 3e6)},
+        {
+            "federation": TrainingCost(700, 50.0, 8e6),
+            "lists": TrainingCost(700, 100.0, 2e6),
+            "federation, all ratings": TrainingCost(100, 10.0, 1e6),
+            "lists, all ratings": TrainingCost(100, 20.0, 1e6),
+        },
         {"a alone": 6.0, "b alone": 3.0, "a alone, lists": 20.0, "b alone, lists": 10.0},
     )
     config = vf.Config.preset("best")
-    steps = list_steps(["a", "b"], config, lift=False)
+    steps = list_steps(["a", "b"], config)
     text = describe_cost(steps, config, expected, 2)
     assert text.startswith(
         "expected: about 3 min 39 s for 1,600 rounds and 4 trainings of single parties, 6.0 MB a party"
     )
     assert "less if the validation error stops falling" in text
-    whole = list_steps(["a", "b"], config, lift=True)
-    seconds = sum(expected.seconds_of(step) for step in whole)
-    assert seconds == 2 * 219, "newcomers take as long again"
-    assert "12.0 MB a party" in describe_cost(whole, config, expected, 2)
+    assert {name for name in steps if "alone" not in name} == set(expected.federated)
+    assert len(list_steps(["a", "b"], config.with_values({"final": False}))) == len(steps) - 2
     clock = StepClock(steps, 2, expected)
     clock.report("federation", 1, now=0)
-    assert clock.seconds_left(401, 801, now=60) == pytest.approx(60 + 2 * 159)  # twice as slow as expected
+    assert clock.seconds_left(351, 701, now=50) == pytest.approx(50 + 2 * 169)  # twice as slow as expected

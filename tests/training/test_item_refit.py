@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 import verfedgnn as vf
+from verfedgnn.core.choices import Choices
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.training import item_refit
@@ -32,7 +33,7 @@ def noisy_party(*, noise: float, seed: int = 0) -> tuple[PartyModel, PartyInput]
 
 def test_items_are_those_of_ridge_regression() -> None:
     model, data = noisy_party(noise=1.0)
-    found = refit_items(model, data)
+    found = refit_items(model, data, Choices())
     spread = model.users[data.train.user][:, :2].double().var(0, unbiased=False)
     errors = []
     for strength in item_refit.STRENGTHS:
@@ -55,14 +56,14 @@ def test_right_items_stay_and_wrong_ones_are_mended() -> None:
     for noise, largest in ((0.0, 0.05), (1.0, 0.25)):
         model, data = noisy_party(noise=noise)
         true = noisy_party(noise=0.0)[0].items
-        assert float((refit_items(model, data).items - true).abs().mean()) < largest
+        assert float((refit_items(model, data, Choices()).items - true).abs().mean()) < largest
 
 
 def test_columns_that_all_items_share_are_kept() -> None:
     model, data = noisy_party(noise=1.0)
     items = model.items.clone()
     items[:, 2] = 3.0
-    found = refit_items(PartyModel(model.users, items, items[:, :2]), data)
+    found = refit_items(PartyModel(model.users, items, items[:, :2]), data, Choices())
     assert (found.items[:, 2] == 3.0).all()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from verfedgnn.core.choices import Choices
 from verfedgnn.core.list_metrics import rank_each
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.runs.party_model import PartyModel
@@ -98,7 +99,7 @@ def test_the_better_model_is_served(seed: int) -> None:
 def test_ease_on_own_data_is_used_where_it_helps() -> None:
     market = make_market(1, taste=1.5)
     popular = popularity_model(market.data)
-    stacked = stack_lists({"popularity": popular, "EASE": ease_model(market.data)}, market.data)
+    stacked = stack_lists({"popularity": popular, "EASE": ease_model(market.data, Choices())}, market.data)
     assert stacked.known["EASE"] > 0
     assert stacked.model.item_scores is not None
     assert market.ndcg(stacked.model) > 1.05 * market.ndcg(popular)

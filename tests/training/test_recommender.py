@@ -19,7 +19,7 @@ from verfedgnn.cli.main import app
 from verfedgnn.data import TEST, pool_parties, synthetic_ratings
 from verfedgnn.data.rating_reader import as_ratings
 
-SHORT: dict[str, Any] = {"epochs": 20, "dim": 8}
+SHORT: dict[str, Any] = {"epochs": 20, "dim": 8, "final": False}
 LISTS: dict[str, Any] = {"biases": False, "raters": 0, "lists": False}
 """Settings of a model that only orders lists."""
 
@@ -94,9 +94,9 @@ def test_what_is_no_table_is_named() -> None:
         vf.VerFedRecommender().fit({"film": {}})
     with pytest.raises(
         vf.DataError,
-        match=r"no column for rating; its columns are: user, item, colour; name it with columns=",
+        match=r"no column for item; its columns are: user, rating, colour; name it with columns=",
     ):
-        as_ratings(pa.table({"user": [1], "item": [2], "colour": ["red"]}))
+        as_ratings(pa.table({"user": [1], "rating": [2], "colour": ["red"]}))
 
 
 def test_columns_of_a_frame_are_those_of_a_file(tmp_path: Path) -> None:

@@ -15,11 +15,8 @@ import verfedgnn as vf
 from helpers import config, federation, same
 from verfedgnn.config.model_forms import Gnn
 from verfedgnn.core.metrics import RatingErrors, measure_errors
-from verfedgnn.data import TEST, split_newcomers
-from verfedgnn.evaluation import lift as lift_module
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.messages import RoundReply, RoundStart, encode
-from verfedgnn.runs.prepared_data import Prepared
 
 
 @pytest.mark.parametrize(("preset", "gnn"), [("paper", "gcn"), ("paper", "gat"), ("best", "gcn")])
@@ -240,35 +237,14 @@ def test_early_stopping_keeps_the_best(small_parties: list[vf.PartyData]) -> Non
 
 
 def test_training_learns_and_lift_is_reported(small_parties: list[vf.PartyData]) -> None:
-    run = vf.train(small_parties, vf.Config.preset("best", epochs=40, dim=8, lists=False))
+    run = vf.train(small_parties, vf.Config.preset("best", epochs=40, dim=8, lists=False, final=False))
     assert run.history[-1]["valid_rmse"] < run.history[0]["valid_rmse"]
     lift = vf.lift(run)
-    assert lift["overall"]["federated"] == pytest.approx(run.metrics["test"]["rmse"])
+    assert lift["overall"]["federated"] == pytest.approx(
+        run.metrics["test"]["rmse"], rel=0.05
+    )  # of known customers
     assert [row["name"] for row in lift["parties"]] == [p.name for p in small_parties]
     assert all(0.3 < row[key] < 3 for row in lift["parties"] for key in ("simple", "alone", "federated"))
-
-
-def test_lift_judges_all_on_the_same_ratings(
-    small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also when parts go by time. The second training, for newcomers, has parts of its own."""
-    trained: list[tuple[str, int]] = []
-    real = lift_module.train_own
-
-    def watched(party: Prepared, *rest: object, **options: object) -> object:
-        trained.append((party.party.name, len(party.test)))
-        return real(party, *rest, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(lift_module, "train_own", watched)
-    run = vf.train(small_parties, config(**{"split.kind": "time", "epochs": 1}))
-    found = vf.lift(run)
-    tests = [len(p.test) for p in run.prepared()]
-    held_out = [int((split_newcomers(p.ratings, p.name) == TEST).sum()) for p in small_parties]
-    names = [p.name for p in small_parties]
-    assert trained == [*zip(names, tests, strict=True), *zip(names, held_out, strict=True)]
-    assert [row["cases"] for row in found["parties"]] == tests
-    assert sum(row["cases"] for row in found["by_own_ratings"]) == sum(tests)
-    assert 0 < found["newcomers"]["overall"]["cases"] <= sum(held_out)  # some are known nowhere else
 
 
 def test_misuse_from_python_is_explained(small_parties: list[vf.PartyData]) -> None:

@@ -10,12 +10,10 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
-from verfedgnn.evaluation.seeds import lift_over_seeds
 
 import verfedgnn as vf
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import lock_folder
-from verfedgnn.data import TRAIN
 from verfedgnn.data.synthetic import synthetic_tables, write_tables
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
 from verfedgnn.runs.forget_record import note_forgotten
@@ -33,7 +31,9 @@ ROW = 7
 @pytest.fixture(scope="module")
 def trained(small_parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("forget") / "run"
-    run = vf.train(small_parties, vf.Config.preset("best", epochs=20, evaluate_every=10), out=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "lists": 2})
+        run = vf.train(small_parties, vf.Config.preset("best", epochs=20, evaluate_every=10), out=folder)
     rated = {str(user): (5.0, None) for user in run.parties[0].ratings.user_ids[ROW : ROW + 3]}
     NewItems(folder, run, run.parties[0].name).add({"new": AddedItem("new", ratings=rated)})
     return folder
@@ -88,13 +88,15 @@ def test_the_user_is_average_and_only_rated_items_change(folder: Path) -> None:
     before = vf.Run.load(folder, added=False)
     forgetting.forget_users(folder, [USER])
     after = vf.Run.load(folder, added=False)
-    for old, new, party in zip(before.models, after.models, before.parties, strict=True):
-        others = np.arange(len(old.users)) != ROW
-        assert np.allclose(new.users[ROW], old.users[others].mean(0), atol=1e-5)
-        assert (new.users[others] == old.users[others]).all()
-        rated = np.isin(np.arange(len(old.items)), party.ratings.item[party.ratings.user == ROW])
-        assert (new.items[~rated] == old.items[~rated]).all()
-        assert (new.items[rated] != old.items[rated]).any()
+    assert after.judged is not after
+    for kept, repaired in ((before, after), (before.judged, after.judged)):
+        for old, new, party in zip(kept.models, repaired.models, before.parties, strict=True):
+            others = np.arange(len(old.users)) != ROW
+            assert np.allclose(new.users[ROW], old.users[others].mean(0), atol=1e-5)
+            assert (new.users[others] == old.users[others]).all()
+            rated = np.isin(np.arange(len(old.items)), party.ratings.item[party.ratings.user == ROW])
+            assert (new.items[~rated] == old.items[~rated]).all()
+            assert (new.items[rated] != old.items[rated]).any()
     worse = after.evaluate()["test"]["rmse"] - before.evaluate()["test"]["rmse"]
     assert worse < 0.03, "the repaired model is about as good"
 
@@ -104,16 +106,17 @@ def test_ratings_of_a_forgotten_user_have_no_influence_on_the_items_they_rated(f
     shutil.copytree(folder, changed)
     parties, parts = forgetting.read_party_tables(changed / "parties")
     table = parties[0].ratings
-    mine = (table.user == ROW) & (parts[0] == TRAIN)
+    mine = table.user == ROW
     table.rating[mine] = 6 - table.rating[mine]  # the opposite opinion
     forgetting.write_party_tables(changed / "parties", parties, parts)
     for place in (folder, changed):
         forgetting.forget_users(place, [USER])
-    same, other = (vf.Run.load(place, added=False).models[0].items for place in (folder, changed))
-    assert (same == other).all()
+    same, other = (vf.Run.load(place, added=False) for place in (folder, changed))
+    for mine_too, theirs in ((same, other), (same.judged, other.judged), (same.ranker, other.ranker)):
+        assert (mine_too.models[0].items == theirs.models[0].items).all()
 
 
-@pytest.mark.parametrize("step", ["_forget_added", "_repair_models", "_write_record"])
+@pytest.mark.parametrize("step", ["_forget_added", "_rewrite_models", "_reset_public", "append_record"])
 def test_a_kill_at_any_step_is_finished_later(
     folder: Path, step: str, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
@@ -220,7 +223,7 @@ def test_a_forget_that_was_killed_counts_in_the_next_training(
     assert USER not in run.parties[0].ratings.user_ids
 
 
-@pytest.mark.parametrize("name", ["seeds", ".lock", "added", "lists/last-release"])
+@pytest.mark.parametrize("name", ["report", ".lock", "added", "final", "lists/last-release"])
 @pytest.mark.parametrize("words", [(), ("--user", USER), ("--item", "i0001")])
 def test_nothing_is_touched_in_a_run_with_a_link_to_another_place(
     folder: Path, command: Command, tmp_path: Path, name: str, words: tuple[str, ...]
@@ -271,15 +274,13 @@ def test_a_folder_in_use_is_left_alone(
     folder: Path, small_parties: list[vf.PartyData], command: Command
 ) -> None:
     journal_of(folder)
-    (folder / "seeds" / "1").mkdir(parents=True)
+    (folder / "report" / "1").mkdir(parents=True)
     with lock_folder(folder):
         for words in ((), ("--user", USER), ("--item", "i0001")):
             assert "in use by another process" in command("forget", folder, *words)[2]
         with pytest.raises(RunError, match="in use"):
             vf.train(small_parties, vf.Config.preset("paper", epochs=1), out=folder, overwrite=True)
-        with pytest.raises(RunError, match="in use"):
-            lift_over_seeds(vf.Run.load(folder), 2, folder=folder)
-    assert (folder / "seeds" / "1").is_dir()
+    assert (folder / "report" / "1").is_dir()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"users": [1]}', '{"party": "x"}', '{"other": 1}'])

@@ -96,6 +96,19 @@ def test_columns_that_all_items_share_keep_their_value() -> None:
     assert np.abs(found.factor[2]).max() < 1e-9
 
 
+def test_vectors_belong_to_the_models_that_are_served(trained: Path) -> None:
+    """Not to the judged ones, whose users have other vectors and fewer ratings."""
+    run = vf.Run.load(trained, added=False)
+    assert run.lists is not None
+    priors = NewItems(trained, run, PARTY).priors
+    for name, served, judged in (
+        ("model", run, run.judged),
+        ("lists/model", run.lists, run.judged.ranker),
+    ):
+        assert np.array_equal(priors[name].users, served.models[0].users.numpy())
+        assert not np.array_equal(priors[name].users, judged.models[0].users.numpy())
+
+
 def test_an_item_without_ratings_is_predicted_as_the_users_mean_over_ratings(trained: Path) -> None:
     run = vf.Run.load(trained)
     own, part = run.parties[0].ratings, run.parts[0]

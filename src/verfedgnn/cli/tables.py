@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from verfedgnn.config import Config
 from verfedgnn.reports.phrases import (
     describe_cost,
     describe_learnt,
@@ -119,7 +120,7 @@ def gate_table(metrics: dict[str, Any]) -> Table | None:
     return table
 
 
-def verdict_texts(metrics: dict[str, Any], preset: str) -> list[RenderableType]:
+def verdict_texts(metrics: dict[str, Any], config: Config) -> list[RenderableType]:
     """Return the answer to "does joining pay?" on one screen: a line for each party, cost, what others learn, what is served."""
     from verfedgnn.evaluation.verdict import headline, list_points, party_word, verdict_table
 
@@ -131,7 +132,7 @@ def verdict_texts(metrics: dict[str, Any], preset: str) -> list[RenderableType]:
     about = Table.grid(padding=(0, 2), pad_edge=False)
     for name, text in {
         "cost": describe_cost(metrics),
-        "others": describe_learnt(preset),
+        "others": describe_learnt(config),
         "served": describe_served(metrics),
     }.items():
         about.add_row(Text(name, "bold"), Text(text))

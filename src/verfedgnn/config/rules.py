@@ -88,6 +88,8 @@ def _mismatch_of_solved(config: Config) -> str | None:
             "model.form = solved needs every rating and every party in every round: training.batch = 0 and "
             "participation = 1"
         )
+    if config.means_only and config.training.epochs > 1:
+        return "model.means_only = true takes one round; set training.epochs = 1"
     if config.ranks and config.model.raters > 0:
         return "a model of lists (model.biases = false) has no raters; set model.raters = 0"
     return None
@@ -105,5 +107,7 @@ def _missing_for_skellam(config: Config) -> str | None:
         "training.batch = 0 and participation = 1 (every rating in every round)": not training.batch
         and training.participation == 1,
         "lists = false (a second training would release more)": not config.lists,
+        "split.kind = date with split.dates (by auto, one rating more can move all others)": not config.split.dates
+        or config.split.kind == "date",
     }
     return next((condition for condition, met in conditions.items() if not met), None)

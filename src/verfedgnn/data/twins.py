@@ -93,7 +93,7 @@ def _match(first: sp.csr_array, second: sp.csr_array) -> NDArray[np.int64]:
         items = np.stack([common.row + rows.start, common.col], 1).astype(np.int64)
         raters = np.stack([sizes[0][items[:, 0]], sizes[1][items[:, 1]]], 1)
         alike = (common.data >= 2) & (common.data >= ALIKE * (raters.sum(1) - common.data))
-        parts.append((items[alike], _chance(common.data[alike], raters[alike], meeting)))
+        parts.append((items[alike], _chance(common.data[alike], raters[alike], meeting, first.shape[1])))
     items, chance = (np.concatenate(column) for column in zip(*parts, strict=True))
     # Benjamini and Hochberg: the largest rank r whose probability is at most r / tests x WRONG.
     order = np.argsort(chance, kind="stable")
@@ -110,14 +110,16 @@ def _blocks(first: sp.csr_array, second: sp.csr_array) -> Iterator[slice]:
     return (slice(start, end) for start, end in pairwise(edges))
 
 
-def _chance(common: NDArray[np.int32], raters: NDArray[np.int32], meeting: float) -> NDArray[np.float64]:
-    """Return the probability of so many common raters or more; `meeting` is 1 / N'."""
+def _chance(
+    common: NDArray[np.int32], raters: NDArray[np.int32], meeting: float, most: int
+) -> NDArray[np.float64]:
+    """Return the probability of so many common raters or more; `meeting` is 1 / N', and there are `most` users."""
     from scipy.stats import hypergeom
 
     cases, case = np.unique(np.column_stack([common, raters]), axis=0, return_inverse=True)
     k, a, b = cases.T
-    # Few products have more raters than half of N'; two with the same half of all users are no chance either.
-    users = np.maximum(round(1 / meeting) if meeting else 0, 2 * np.maximum(a, b))
+    # Few products have more raters than half of N'. Two that nearly all users rated are alike by chance.
+    users = np.minimum(np.maximum(round(1 / meeting) if meeting else 0, 2 * np.maximum(a, b)), most)
     return np.asarray(hypergeom.sf(k - 1, users, a, b))[case.ravel()]
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import writing
 from verfedgnn.data import TEST, TRAIN, VALID
-from verfedgnn.data.rating_distribution import measure_drift
+from verfedgnn.data.ratings import measure_drift
 from verfedgnn.evaluation.chance import FEWEST_USERS
 from verfedgnn.evaluation.gain_text import format_gain
 from verfedgnn.evaluation.matched_runs import (

@@ -26,7 +26,7 @@ from verfedgnn.federation.agreement import (
 )
 from verfedgnn.federation.certificates import COORDINATOR, CertificateError
 from verfedgnn.federation.event_log import log_warning
-from verfedgnn.runs.run_layout import LISTS
+from verfedgnn.runs.run_layout import TRAININGS
 
 # -- changes of the roster, at the coordinator -------------------------------------------------------------------------------
 
@@ -186,13 +186,13 @@ class MemberIdentity:
         self.agreement = agreement
         self.key_file = key_file
         self._key = c.read_key(key_file)
-        found = [member for member in agreement.members if c.same_key(self._key, member.certificate)]
-        if not found:
+        members = [member for member in agreement.members if c.same_key(self._key, member.certificate)]
+        if not members:
             remedy = f"ask the coordinator to approve its request, then use the new {FILE}"
             raise ConfigError(
                 f"the key {key_file} belongs to nobody in federation {agreement.name}; {remedy}"
             )
-        self.member = found[0]
+        self.member = members[0]
         self.name = self.member.name
         self.is_coordinator = self.name == COORDINATOR
         self._digest = agreement.digest()
@@ -307,7 +307,7 @@ _REQUEST = "finish.request"
 
 def request_finish(run: Path) -> None:
     """Ask the coordinator of a run folder to finish; raise `RunError` if there is no training to finish."""
-    stages = [folder for folder in (run, run / LISTS) if (folder / "config.toml").is_file()]
+    stages = [folder for folder in (run / each for each in TRAININGS) if (folder / "config.toml").is_file()]
     if not stages:
         raise RunError(f"{run} is not the run folder of a coordinator; pass the folder with --out")
     if all((folder / "metrics.json").is_file() for folder in stages):

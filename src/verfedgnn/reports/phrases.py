@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from verfedgnn.config import Config
 from verfedgnn.core.option_names import option
 from verfedgnn.privacy.audit_record import audit_records
 
@@ -68,10 +69,18 @@ def describe_cost(metrics: Mapping[str, Any]) -> str:
     return f"{rounds:,} rounds, {each} for each party, {seconds} of training"
 
 
-def describe_learnt(preset: str) -> str:
-    """Return what others learn with a preset, from the record of its audit."""
-    record = audit_records().get(preset)
-    return record.learnt if record is not None else "see `verfedgnn audit` and `settings visibility`"
+def describe_learnt(config: Config) -> str:
+    """Return what others learn, from the record of the preset's audit if the configuration protects as the preset does."""
+    record = audit_records().get(config.base)
+    if record is not None:
+        preset = Config.preset(config.base)
+        own, *audited = (
+            (each.gradients, each.exchange, each.masking, each.unprotected)
+            for each in (config, preset, preset.for_parties(2))
+        )
+        if own in audited:
+            return record.learnt
+    return "see `verfedgnn audit` and `settings visibility`"
 
 
 def describe_served(metrics: Mapping[str, Any]) -> str:

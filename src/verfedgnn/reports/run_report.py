@@ -64,7 +64,7 @@ def run_document(run: Run, name: str, *, errors: bool = False) -> Document:
             [
                 f"**Data:** {describe_data(judged)}",
                 f"**Cost:** {describe_cost(metrics)}.",
-                f"**Others learn:** {describe_learnt(run.config.base)}",
+                f"**Others learn:** {describe_learnt(run.judged.config)}",
                 f"**Served:** {describe_served(metrics)}.",
             ]
         )

@@ -77,7 +77,7 @@ def _describe_training(catalogue: Catalogue) -> list[str]:
     metrics = catalogue.run.metrics
     return [
         f"Cost: {describe_cost(metrics)}.",
-        f"Others learn: {describe_learnt(catalogue.run.config.base)}".replace("`", ""),
+        f"Others learn: {describe_learnt(catalogue.run.config)}".replace("`", ""),
         f"Served: {describe_served(metrics)}.",
     ]
 

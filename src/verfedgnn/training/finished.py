@@ -6,7 +6,7 @@ It is the same for all parties on one machine and for one party of a federation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
 from verfedgnn.training.party_gate import Gated, gate_parties
 from verfedgnn.training.progress import Stop, Watcher, never
+from verfedgnn.training.simple_models import model_without_items
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ def make_run(
     `final` trainings. With privacy of single ratings, another training would cost budget: the parties only repeat what they do at
     home.
     """
+    if config.trains_lists and not config.federates_lists:
+        judged = [*judged, _nothing_shared(prepared, judged[0])]
+        final = [*final, judged[1]] if final else final
     choices = [[Choices() for _ in prepared] for _ in judged]
     try:
         run = _mix(prepared, config, judged, choices, watch, stop)
@@ -72,11 +76,18 @@ def make_run(
             return run
         whole = [each.with_everything(config) for each in prepared]
         again = [[each.repeat() for each in made] for made in choices]
-        return _mix(whole, config.for_final(), final or judged, again, watch, stop).as_final_of(run)
+        at_home = [replace(each, rounds=0, seconds=0.0, ledger=Ledger()) for each in judged]
+        return _mix(whole, config.for_final(), final or at_home, again, watch, stop).as_final_of(run)
     except Interrupted:
         raise Interrupted(
             "the federation is trained, but the parties' own models are not", resume_hint(folder)
         ) from None
+
+
+def _nothing_shared(prepared: Sequence[Prepared], ratings: Trained) -> Trained:
+    """Return what stands for a training of lists where the federation has none: each party orders lists by its own models."""
+    empty = [model_without_items(party.input) for party in prepared]
+    return Trained(empty, torch.zeros(1), 0, 0, 0.0, ratings.ratings, [], Ledger(), ratings.privacy)
 
 
 def _mix(

@@ -203,7 +203,7 @@ class Audit:
             report(MODEL, share / (2 if config.training.gate else 1))
 
         trains = variant != THIS or self.is_sampled
-        # Lists are attacked apart, so their training would only cost time here.
+        # Lists are attacked apart, and only judged models have a test part: their trainings would cost time here.
         unlisted = config.with_values({"lists": False, "final": False})
         trained = train(self.parties, unlisted, parts=self.parts, watch=watch) if trains else self.run
         run = self.run if variant == THIS else trained
