@@ -119,6 +119,8 @@ MISTAKES = {
     "runs": "none",
     "diff": "none none",
     "promote": "none --over none",
+    "night": "none evaluate",
+    "nights": "none",
     "items add": "none --ratings none.csv",
     "items features": "none none.csv",
     "forget": "none --user 1",

@@ -24,7 +24,7 @@ from verfedgnn.runs.run_list import list_runs
 from verfedgnn.upkeep.forget import forget_users
 
 Command = Callable[..., tuple[int, str, str]]
-SHORT = vf.Config.preset("best", epochs=6, dim=8, evaluate_every=2)
+SHORT = vf.Config.preset("best", epochs=6, dim=8, evaluate_every=2, fractions=(0.6, 0.2, 0.2))
 
 
 def yesterday_of(parties: list[vf.PartyData]) -> list[vf.PartyData]:
@@ -167,9 +167,14 @@ def test_the_overlap_is_that_of_the_served_lists(runs: tuple[vf.Run, vf.Run]) ->
     before, after = runs
     found = compare_recommendations(before, after, match_parties(before, after))
     assert found["users_compared"] == found["users_in_both"] == len(before.parties[0].ratings.known_users)
+    compared = 0
     for row in found["most_affected"]:
-        lists = [{(i.party, i.item) for i in run.recommend(row["user"])} for run in runs]
-        assert row["overlap"] == len(lists[0] & lists[1]) / 10
+        lists = [run.recommend(row["user"], 11) for run in runs]
+        if all(items[9].score > items[10].score for items in lists):  # else a tie may be cut either way
+            first, second = ({(item.party, item.item) for item in items[:10]} for items in lists)
+            assert row["overlap"] == len(first & second) / 10
+            compared += 1
+    assert compared
     assert found["most_affected"][0]["overlap"] <= found["overlap"]
     same = compare_recommendations(after, after, match_parties(after, after), sample=7)
     assert (same["users_compared"], same["overlap"], same["most_affected"]) == (7, 1.0, [])
@@ -276,7 +281,7 @@ def spoil(folder: Path, share: float) -> None:
 
 def test_a_worse_run_is_refused_with_the_reason(nights: Path, tmp_path: Path, command: Command) -> None:
     shutil.copytree(nights, tmp_path, symlinks=True, dirs_exist_ok=True)
-    spoil(tmp_path / "tuesday", 0.9)
+    spoil(tmp_path / "tuesday", 0.8)
     link = tmp_path / "current"
     code, out, err = command("promote", tmp_path / "tuesday", "--over", link, "--link", link)
     assert code == 5

@@ -110,16 +110,19 @@ def nights(
     textfile: Annotated[
         Path | None, typer.Option(help="Also write the last night as metrics for Prometheus (node_exporter).")
     ] = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the history of the nights: promoted, kept, nothing new, stopped or failed, with the reason."""
+    if not folder.is_dir():
+        raise RunError(f"{folder} is no folder; name the one in which `verfedgnn night` keeps its runs")
     history = read_nights(folder)
     table = Table("night", "result", "took", "reason", box=None)
     for each in history:
         table.add_row(each.night, each.result, f"{each.seconds:.0f} s", escape(each.reason))
     if textfile is not None:
         _write_metrics(textfile, history)
-    output = Output(quiet=False, as_json=as_json)
+    output = Output(quiet=quiet, as_json=as_json)
     output.result([asdict(each) for each in history], table if history else f"no nights in {folder}")
 
 

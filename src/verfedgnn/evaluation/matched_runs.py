@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.list_metrics import rank_each
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.core.rating_scale import upper_quarter
-from verfedgnn.data import TEST, Ratings
+from verfedgnn.data import TEST, TRAIN, VALID, Ratings
 from verfedgnn.data.ids import find_positions
 from verfedgnn.evaluation.chance import Floats, Metric, gain
 from verfedgnn.runs.run import Run
@@ -187,7 +187,7 @@ def _rank(before: Run, after: Run, party: MatchedParty, chosen: Chosen) -> Cases
 
     liked = party.rating >= upper_quarter(table.scale)
     wanted = pairs(np.flatnonzero(chosen(party) & party.known & liked))
-    seen = pairs(np.flatnonzero((party.part != TEST) & party.known))
+    seen = pairs(np.flatnonzero(np.isin(party.part, (TRAIN, VALID)) & party.known))
     users = torch.from_numpy(party.earlier_users)
     old = before.models[party.before]
     new = after.models[party.after]
