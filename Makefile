@@ -29,7 +29,7 @@ setup: .venv/installed
 	@touch $@
 
 demo: .venv/installed
-	@$(BIN)/verfedgnn train --data synthetic --preset best --by category --lift --out runs/demo --overwrite
+	@$(BIN)/verfedgnn train --data synthetic --preset best --by category --out runs/demo --overwrite
 
 test: .venv/installed-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs --numprocesses 2 --dist loadfile --no-loadscope-reorder

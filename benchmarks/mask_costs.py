@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import verfedgnn as vf
 from verfedgnn.privacy.masking import GRADIENT, add_masks, remove_masks
-from verfedgnn.protocol.masks import ListCommitments, MaskedTrip, PartyMasks
+from verfedgnn.protocol.masks import ListCommitments, MaskedRound, PartyMasks
 from verfedgnn.protocol.messages import Hello, MaskShares, RoundStart, Unmask, encode
 from verfedgnn.protocol.party_setup import Policy
 
@@ -59,17 +59,17 @@ def pairwise_only(count: int, values: Any) -> Any:
 
 
 def mask(party: PartyMasks, start: RoundStart, values: Any) -> Any:
-    """Add a party's masks of a trip."""
+    """Add a party's masks of a round."""
     return add_masks(values, party.streams(start, CONTEXT), GRADIENT)
 
 
-def remove(trip: MaskedTrip, total: Any) -> Any:
+def remove(trip: MaskedRound, total: Any) -> Any:
     """Remove the masks from a sum."""
     return remove_masks(total, trip.streams(CONTEXT), GRADIENT)
 
 
 def measure(count: int, size: int, lost: int, repeats: int) -> dict[str, float]:
-    """Return the cost of one trip: medians in milliseconds, and bytes for one party."""
+    """Return the cost of one round: medians in milliseconds, and bytes for one party."""
     values = np.random.default_rng(0).integers(-1, 2, size).astype(np.int8)
     parties = [PartyMasks(f"party-{i}", CONFIG, Policy(), ListCommitments()) for i in range(count)]
     for index, party in enumerate(parties):
@@ -81,7 +81,7 @@ def measure(count: int, size: int, lost: int, repeats: int) -> dict[str, float]:
         for p in parties
     ]
     for round in range(1, repeats + 1):
-        trip = MaskedTrip((round, 0, 0), range(count))
+        trip = MaskedRound((round, 0), range(count))
         request = trip.share_request(hellos)
         for index, party in enumerate(parties):
             shares = clock.time("share", party.handle, request)
@@ -89,7 +89,7 @@ def measure(count: int, size: int, lost: int, repeats: int) -> dict[str, float]:
             sizes["up"] = len(encode(shares))
             trip.take_shares(index, shares)
         start = RoundStart(
-            **trip.fields, active=trip.active, train=True, exchange=False, evaluate=False, best_round=0,
+            round=round, active=trip.active, evaluate=False, best_round=0,
             updates_from=1, update_parties=[], neighbourhood_parties=[],
         )  # fmt: skip
         trip.survivors = trip.active[lost:]

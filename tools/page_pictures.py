@@ -2,7 +2,7 @@
 
     python tools/page_pictures.py [RUN [FOLDER]]
 
-Without RUN it trains MovieLens-100K by genre with three parties and lift, which takes a few minutes and needs the data set in the
+Without RUN it trains MovieLens-100K by genre with three parties, which takes a few minutes and needs the data set in the
 folder VERFEDGNN_DATA. It needs the extras `dev` and `serve` and an installed Chromium. FOLDER is docs/images by default.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 PROGRAM = [sys.executable, "-m", "verfedgnn"]
-TRAINING = ["train", "--data", "ml-100k", "--by", "genre", "--parties", "3", "--lift", "--threads", "1"]
+TRAINING = ["train", "--data", "ml-100k", "--by", "genre", "--parties", "3", "--threads", "1"]
 USER = "189"
 DESKTOP = (1200, 1640)
 PHONE = (390, 844)

@@ -71,7 +71,7 @@ def main() -> None:
         os.chdir(folder)
         run_command(["data", "synth", "--out", "shops", "--overlap", "0.6"])
         draw_terminal(images / "walk-1-check.svg", ["data", "check", *SHOPS], tail=20)
-        train = ["train", *DATA, "--lift", "--out", "runs/first"]
+        train = ["train", *DATA, "--out", "runs/first"]
         draw_terminal(images / "walk-2-train.svg", train)
         draw_terminal(images / "walk-3-report.svg", ["report", "runs/first"])
         photograph(

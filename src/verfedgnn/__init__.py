@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from verfedgnn.estimator.checked_data import check
     from verfedgnn.estimator.lift_result import Lift, lift
-    from verfedgnn.estimator.rating_split import RatingSplit
+    from verfedgnn.estimator.rated_pairs import RatingSplit
     from verfedgnn.estimator.recommender import VerFedRecommender
     from verfedgnn.estimator.setting_list import settings
     from verfedgnn.estimator.train_run import resume, train
@@ -67,7 +67,7 @@ _HOMES = {
     "Lift": "estimator.lift_result",
     "PartyData": "data",
     "ProtocolError": "core.errors",
-    "RatingSplit": "estimator.rating_split",
+    "RatingSplit": "estimator.rated_pairs",
     "Ratings": "data",
     "Recommendation": "runs.recommendations",
     "Recommendations": "runs.recommendations",

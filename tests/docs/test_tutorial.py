@@ -56,8 +56,8 @@ def test_two_data_frames_reach_a_verdict(tmp_path: Path) -> None:
     assert "can be used" in pages[0]
     for page in pages[1:]:
         assert re.search(r"[Jj]oining", page)
-        assert "By a customer's training ratings at the party" in page.replace("&#39;", "'")
         assert "<svg" in page
+    assert "By training ratings at the party" in pages[1]
     assert (tmp_path / "two-shops.html").is_file()
     assert (tmp_path / "runs" / "two-shops" / "metrics.json").is_file()
 

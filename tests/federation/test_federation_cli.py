@@ -89,6 +89,9 @@ def test_three_organisations_end_to_end(shells: Shells, tmp_path: Path) -> None:
 
     for process in (coordinator, *parties.values()):
         assert process.wait(timeout=180) == 0, shells.logs()
+    lines = (tmp_path / f"log-{len(shells.running) - 1}.txt").read_text().splitlines()
+    assert all(isinstance(json.loads(line), dict) for line in lines), "also the result and what to do next"
+    assert any("public" in json.loads(line) for line in lines), "the result"
     runs = [vf.Run.load(tmp_path / name / "run") for name in NAMES]
     users = [[user.lower() for user in run.parties[0].ratings.user_ids.tolist()] for run in runs]
     rows = [set(row) - {""} for row in zip(*users, strict=True)]

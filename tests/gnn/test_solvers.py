@@ -22,15 +22,19 @@ from verfedgnn.gnn.factor_model import (
 )
 from verfedgnn.gnn.item_grams import item_grams
 from verfedgnn.gnn.list_model import (
-    THICK,
-    THIN,
+    MOST_PULL,
+    MOST_UNSEEN,
+    PULL,
     PublicLists,
+    Strengths,
     choose_strengths,
     pair_targets,
     pair_weights,
     solve_lists,
 )
 from verfedgnn.gnn.rater_solver import BIAS_DAMPING, READ, PublicRaters, choose_reads, solve_raters
+
+THIN = Strengths(0.02, 0.03)
 
 
 def draw_graph(
@@ -283,6 +287,10 @@ def test_a_federated_round_of_lists_and_raters_equals_the_pooled_round() -> None
             torch.testing.assert_close(total, getattr(pooled, name), rtol=1e-5, atol=1e-4)
 
 
-def test_a_thick_catalogue_has_other_strengths_of_lists() -> None:
-    assert choose_strengths(ratings=8_000, items=100) == THICK
-    assert choose_strengths(ratings=7_999, items=100) == THIN
+def test_strengths_of_lists_by_hand() -> None:
+    sparse = choose_strengths(users=1_000, items=10_000, ratings=10_000)
+    assert sparse.unseen == pytest.approx(0.01)  # unseen pairs together weigh ten times the rated ones
+    assert sparse.pull == MOST_PULL
+    dense = choose_strengths(users=200, items=200, ratings=20_000)
+    assert dense.unseen == MOST_UNSEEN
+    assert dense.pull == pytest.approx(PULL / (100 + 50))

@@ -187,7 +187,9 @@ def test_the_tables_of_both_parts_count(config: vf.Config) -> None:
 def test_rows_within_the_limit_are_not_clipped() -> None:
     """The l2 norm of a user's factors and bias together is what counts."""
     pairs = Pairs(torch.tensor([0]), torch.tensor([0]), torch.tensor([3.0]))
-    setup = PartySetup.of(PartyInput("p", 2, 1, (1.0, 5.0), pairs, pairs, 1), USERS, 1, "cpu", LOCAL)
+    setup = PartySetup(
+        PartyInput("p", 2, 1, (1.0, 5.0), pairs, pairs, 1), USERS, bytes(32), torch.device("cpu"), LOCAL
+    )
     limit = sensitivity(USERS)
     gradient = torch.zeros(setup.model.size)
     views = setup.model.views(gradient)

@@ -52,7 +52,7 @@ def gradients(pairs: Pairs, config: vf.Config, seed: int) -> tuple[torch.Tensor,
     """Public and private gradient of one party at a state that a training could be in: embeddings within their bound."""
     assert config.model.bound is not None
     data = PartyInput("p", USERS, ITEMS, (1.0, 5.0), pairs, pairs)
-    setup = PartySetup.of(data, config, simulated_secret(1, 0), "cpu", LOCAL)
+    setup = PartySetup(data, config, simulated_secret(1, 0), torch.device("cpu"), LOCAL)
     state = torch.Generator().manual_seed(seed)
     public = torch.randn(setup.model.size, generator=state)
     users = setup.model.views(public)["users"]

@@ -30,7 +30,7 @@ from verfedgnn.privacy.masking import (
     remove_masks,
     share_threshold,
 )
-from verfedgnn.protocol.masks import ListCommitments, MaskedTrip, PartyMasks, named
+from verfedgnn.protocol.masks import ListCommitments, MaskedRound, PartyMasks, named
 from verfedgnn.protocol.messages import (
     Hello,
     ListSignature,
@@ -79,16 +79,16 @@ class Table:
         party.join("training", index, self.count)
         return party
 
-    def request(self, trip: MaskedTrip) -> ShareRequest:
+    def request(self, trip: MaskedRound) -> ShareRequest:
         hellos = [
             Hello(party=p.name, users=1, items=1, ratings=1, scale=(1, 5), config="", mask_key=p.key, mask_signature=p.signature)
             for p in self.parties
         ]  # fmt: skip
         return trip.share_request(hellos)
 
-    def share(self, round: int = 1, attempt: int = 0, active: list[int] | None = None) -> MaskedTrip:
+    def share(self, round: int = 1, attempt: int = 0, active: list[int] | None = None) -> MaskedRound:
         """Exchange the shares of a trip."""
-        trip = MaskedTrip((round, attempt), list(range(self.count)) if active is None else active)
+        trip = MaskedRound((round, attempt), list(range(self.count)) if active is None else active)
         for index in trip.active:
             shares = self.parties[index].handle(self.request(trip))
             assert isinstance(shares, MaskShares)
@@ -97,7 +97,7 @@ class Table:
             assert self.parties[index].handle(trip.trip_shares(index)) is None
         return trip
 
-    def reply(self, trip: MaskedTrip, index: int) -> NDArray[Any]:
+    def reply(self, trip: MaskedRound, index: int) -> NDArray[Any]:
         """Return a party's masked values."""
         start = RoundStart(
             **named(trip.place), active=trip.active, evaluate=False, best_round=0,
@@ -106,14 +106,14 @@ class Table:
         return add_masks(self.values[index], self.parties[index].streams(start, CONTEXT), GRADIENT)
 
     def ask(
-        self, trip: MaskedTrip, index: int, survivors: list[int], signatures: list[str] | None = None
+        self, trip: MaskedRound, index: int, survivors: list[int], signatures: list[str] | None = None
     ) -> Any:
         """Ask a party to unmask a sum."""
         return self.parties[index].handle(
             Survivors(**named(trip.place), survivors=survivors, signatures=signatures)
         )
 
-    def sign(self, trip: MaskedTrip, survivors: list[int], by: list[int] | None = None) -> list[str]:
+    def sign(self, trip: MaskedRound, survivors: list[int], by: list[int] | None = None) -> list[str]:
         """Collect the signatures of a list from some of its parties."""
         found = {}
         for index in survivors if by is None else by:
@@ -122,7 +122,7 @@ class Table:
             found[index] = answer.signature
         return [found.get(index, "") for index in survivors]
 
-    def unmask(self, trip: MaskedTrip, survivors: list[int]) -> NDArray[Any]:
+    def unmask(self, trip: MaskedRound, survivors: list[int]) -> NDArray[Any]:
         """Follow the protocol to the unmasked sum over the survivors."""
         replies = {index: self.reply(trip, index) for index in survivors}
         trip.survivors = survivors
@@ -254,13 +254,13 @@ def test_a_party_reveals_once(identities: list[MemberIdentity]) -> None:
         with pytest.raises(vf.ProtocolError, match="not open here"):
             table.ask(trip, 0, survivors)
     with pytest.raises(vf.ProtocolError, match="which was answered"):
-        table.parties[0].handle(table.request(MaskedTrip((1, 0), [0, 1, 2, 3])))
+        table.parties[0].handle(table.request(MaskedRound((1, 0), [0, 1, 2, 3])))
 
 
 def test_replayed_and_exchanged_shares_do_not_open(identities: list[MemberIdentity]) -> None:
     table = Table(identities)
     first = table.share()
-    second = MaskedTrip((1, 1), [0, 1, 2, 3])
+    second = MaskedRound((1, 1), [0, 1, 2, 3])
     for index in range(4):
         shares = table.parties[index].handle(table.request(second))
         assert isinstance(shares, MaskShares)
@@ -287,8 +287,8 @@ def test_replayed_and_exchanged_shares_do_not_open(identities: list[MemberIdenti
 def test_parties_that_see_other_active_parties_share_nothing(identities: list[MemberIdentity]) -> None:
     """A coordinator that names fewer parties to one of them, to lower the threshold, gets shares that nobody can open."""
     table = Table(identities, count=5)
-    wide = MaskedTrip((1, 0), [0, 1, 2, 3, 4])
-    narrow = MaskedTrip((1, 0), [0, 1, 2])
+    wide = MaskedRound((1, 0), [0, 1, 2, 3, 4])
+    narrow = MaskedRound((1, 0), [0, 1, 2])
     narrow.request = wide.request
     shares = {index: table.parties[index].handle(table.request(wide)) for index in (1, 2, 3, 4)}
     shares[0] = table.parties[0].handle(table.request(narrow))

@@ -12,27 +12,25 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from verfedgnn.evaluation.lift_points import list_points
-from verfedgnn.reports.lift_view import PAYS_TONES, format_weights, gate_rows
-from verfedgnn.reports.run_summary import run_html
 
 import verfedgnn as vf
 from verfedgnn.cli.report_commands import report
-from verfedgnn.evaluation.chance import GROUPS
 from verfedgnn.evaluation.gain_text import format_gain
-from verfedgnn.evaluation.lift import quick_lift
-from verfedgnn.evaluation.verdict import (
-    deciding_figures,
-    headline,
-    party_verdicts,
-    verdict,
-    warn_of_one_split,
-)
+from verfedgnn.evaluation.verdict import answers, headline, judged_tables, list_points, party_word
 from verfedgnn.privacy.visibility import who_sees_what
-from verfedgnn.reports.document import Banner, Document, Heading, Paragraph, Picture, Points, Table
-from verfedgnn.reports.lift_report import lift_document, lift_html
+from verfedgnn.reports.document import (
+    Banner,
+    Document,
+    Fold,
+    Heading,
+    Paragraph,
+    Picture,
+    Points,
+    Table,
+)
+from verfedgnn.reports.lift_report import TONES, format_weights, gate_rows, lift_html
 from verfedgnn.reports.phrases import warn_of_lists
-from verfedgnn.reports.run_report import run_document
+from verfedgnn.reports.run_report import run_document, run_html
 from verfedgnn.reports.svg_charts import (
     BAD_COLOUR,
     GOOD_COLOUR,
@@ -250,56 +248,44 @@ def test_a_report_holds_the_runs_figures(
 
 @pytest.fixture(scope="module")
 def lifted() -> vf.Run:
-    """A run with its lift."""
+    """A run with its verdict."""
     parties = vf.split_items(vf.data.synthetic_ratings(users=150, items=60, ratings=4000, seed=2), parties=3)
-    run = vf.train(parties, vf.Config.preset("best").with_values({"epochs": 10, "dim": 8}))
-    run.metrics["lift"] = vf.lift(run)
-    return run
+    return vf.train(parties, vf.Config.preset("best").with_values({"epochs": 10, "dim": 8, "final": False}))
 
 
-def test_a_report_begins_with_the_verdict_and_shows_every_lift_table(lifted: vf.Run, tmp_path: Path) -> None:
+def test_a_report_begins_with_the_verdict_and_folds_every_figure(lifted: vf.Run, tmp_path: Path) -> None:
     document = run_document(lifted, "x")
     lift = lifted.metrics["lift"]
     first = document.blocks[0]
-    assert isinstance(first, Banner)
-    assert first.headline == headline(lift)
-    assert first.text == f"{deciding_figures(lift)} **{warn_of_one_split(lift)}**"
-    assert first.tone == PAYS_TONES[verdict(lift)]
+    assert first == Banner(TONES[party_word(lift)], headline(lift), "")
     page, text = document.write(tmp_path, "report")
     markdown = text.read_text()
-    for half in (lift, lift["lists"]):
-        for table in (half, half["newcomers"]):
-            wholes = (table, table["parties"][0])
-            groups = [row for whole in wholes for name in GROUPS for row in whole.get(name, [])]
-            for row in [*table["parties"], table["overall"], *groups]:
-                assert format_gain(row) in markdown
-                assert f"{row['federated']:.4f}" in markdown
-    for party in party_verdicts(lift):
-        assert f"- **{party.name}: {party.pays}.** {party.text}. For whom: {party.for_whom}." in markdown
+    folds = {block.title: block for block in document.blocks if isinstance(block, Fold)}
+    tables = [b for b in folds["All figures of the verdict, with intervals"].blocks if isinstance(b, Table)]
+    cells = {cell for table in tables for row in table.rows for cell in row}
+    for _, table in judged_tables(lift):
+        groups = [group for row in table["parties"] for group in row["by_own_ratings"]]
+        for row in [*table["parties"], table["overall"], *groups]:
+            if row["federated"] is not None:
+                assert f"{row['federated']:.4f}" in cells
+    for answer in answers(lift):
+        assert f"| {answer.party} | " in markdown
+        assert f" | {answer.word} |" in markdown
     for point in list_points(lift):
         assert f"- {point}" in markdown
-    assert "A second model orders lists" in markdown
+    for words in ("**Cost:**", "**Others learn:**", "**Served:** the judged models"):
+        assert words in markdown
     assert "Privacy guarantees of the lists' training" in markdown
+    assert page.read_text().count("<details") == len(folds)
+    assert "<details open" not in page.read_text()
     assert not re.findall(r'(?:src|href)="(?!data:)', page.read_text())
 
 
-def test_a_report_without_a_lift_judges_the_customers_that_the_parties_know(lifted: vf.Run) -> None:
-    """Its figures are those of the whole lift, and it trains nothing."""
-    whole = lifted.metrics["lift"]
-    run = replace(lifted, metrics={name: value for name, value in lifted.metrics.items() if name != "lift"})
-    quick = quick_lift(run)
-    assert quick is not None
-    for half, known in ((whole, quick), (whole["lists"], quick["lists"])):
-        for name in ("cases", "users", "simple", "alone", "federated", "gain"):
-            assert known["overall"][name] == half["overall"][name]
-        likely = {"yes": "likely better", "no": "likely worse"}  # the whole lift corrects for more verdicts
-        words = [table["overall"]["pays"] for table in (known, half)]
-        assert len({likely.get(word, word) for word in words}) == 1
-        assert "newcomers" not in known
-    page = run_document(run, "x").html().replace("&nbsp;", " ")
-    assert headline(quick) in page
-    assert "Newcomers are not judged yet" in page
-    assert page.count("to be sure") == 1
+def test_a_report_without_a_gate_says_that_nothing_was_judged(lifted: vf.Run) -> None:
+    metrics = {name: value for name, value in lifted.metrics.items() if name != "lift"}
+    first = run_document(replace(lifted, metrics=metrics), "x").blocks[0]
+    assert isinstance(first, Banner)
+    assert (first.tone, first.headline) == ("unclear", "Whether joining pays is not judged.")
 
 
 def test_notebooks_show_verdict_table_and_curve(lifted: vf.Run) -> None:
@@ -308,27 +294,23 @@ def test_notebooks_show_verdict_table_and_curve(lifted: vf.Run) -> None:
     cell = lift_html(lift).replace("&nbsp;", " ")
     for part in (html, cell):
         assert headline(lift) in part
-        assert part.count("to be sure") == 1
-        assert f"{lift['overall']['federated']:.4f}" in part
         assert "<script" not in part
     assert f"{lifted.metrics['parties'][0]['test']['rmse']:.4f}" in html
     assert "on the validation part by round" in html
-    for what in ("predicted ratings", "lists"):
-        assert f"Gain in {what} for customers new to a party" in cell
-        assert f"Newcomers by their training ratings at other parties: {what}" in cell
+    assert f"{lift['overall']['federated']:.4f}" in cell
+    for what in ("Lists", "Predicted stars"):
+        for whose in ("new", "known"):
+            assert f"{what} of {whose} customers" in cell
 
 
 def test_the_charts_of_a_report_need_no_matplotlib(lifted: vf.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    pictures = {
-        block.name: block.svg for block in run_document(lifted, "x").blocks if isinstance(block, Picture)
-    }
-    kinds = [
-        f"lift-{what}{which}" for what in ("ratings", "lists") for which in ("", "-newcomers", "-activity")
-    ]
+    pictures = {picture.name: picture.svg for picture in run_document(lifted, "x").pictures}
+    kinds = [f"lift-{what}-{whose}" for what in ("lists", "stars") for whose in ("new", "known")]
     curves = {"curve", "curve-traffic", "curve-lists", "curve-lists-traffic"}
-    assert set(pictures) == {"bytes", "overlap", *curves, *kinds}
+    assert {"bytes", "overlap", *curves} < set(pictures) <= {"bytes", "overlap", *curves, *kinds}
+    assert {"lift-lists-known", "lift-stars-known"} < set(pictures)
     for svg in pictures.values():
         root = ElementTree.fromstring(svg)
         title, description = (
@@ -352,7 +334,7 @@ def test_on_a_phone_nothing_is_cut_off_and_the_verdict_stays_in_sight(lifted: vf
         page = browser.new_page(viewport={"width": 390, "height": 800})
         page.goto(report_page.as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") == 390
-        table = page.get_by_role("region", name="The lift of all parties together")
+        table = page.get_by_role("region", name="The verdict of each party")
         assert table.evaluate("(box) => box.scrollWidth > box.clientWidth")
         verdict = table.locator("tbody td:last-child").first
         assert verdict.evaluate("(cell) => cell.getBoundingClientRect().right") <= 390
@@ -360,6 +342,8 @@ def test_on_a_phone_nothing_is_cut_off_and_the_verdict_stays_in_sight(lifted: vf
         assert table.evaluate("(box) => box === document.activeElement")
         page.keyboard.press("ArrowRight")
         page.wait_for_function("document.activeElement.scrollLeft > 0")
+        page.locator("details").evaluate_all("(all) => all.forEach((fold) => (fold.open = true))")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
         labels = page.locator("svg text").evaluate_all(
             "(all) => all.map((text) => text.getBoundingClientRect().height)"
         )
@@ -467,7 +451,7 @@ def test_numbers_are_aligned_right_and_verdicts_have_their_tone() -> None:
         ["a", "1,234", "+12.2 % (+11.2 to +13.1)", "0.7380", "1.5 MB", "2 or 3", "yes"],
         ["b", "5", "-", "-", "3 B", "4", "no"],
     ]
-    table = Table(["party", "users", "gain", "rmse", "size", "words", "pays"], rows, "Lift", PAYS_TONES)
+    table = Table(["party", "users", "gain", "rmse", "size", "words", "pays"], rows, "Lift", TONES)
     assert table.numeric == [False, True, True, True, True, False, False]
     document = Document("x", [table])
     page = document.html()
@@ -475,21 +459,6 @@ def test_numbers_are_aligned_right_and_verdicts_have_their_tone() -> None:
     assert '<td class="good">yes</td>' in page
     assert '<td class="bad">no</td>' in page
     assert "| --- | ---: | ---: | ---: | ---: | --- | --- |" in document.markdown()
-
-
-def test_the_page_of_a_lift_begins_with_its_verdict(lifted: vf.Run) -> None:
-    lift = lifted.metrics["lift"]
-    page = lift_document(lift, "x").html().replace("&nbsp;", " ")
-    assert page.index(headline(lift)) < page.index(deciding_figures(lift)) < page.index("<table")
-    first = party_verdicts(lift)[0]
-    assert page.index(f"{first.name}: {first.pays}.") < page.index("The lift of all parties together")
-    assert page.count("<svg") == 6
-    groups = lift["newcomers"]["by_other_ratings"]
-    assert len(groups) > 1
-    many = lift["newcomers"] | {"by_other_ratings": [row | {"users": 99} for row in groups]}
-    page = lift_document(lift.to_dict() | {"newcomers": many}, "x").html()
-    assert page.count("<svg") == 7
-    assert "for newcomers, by their training ratings at other parties" in page
 
 
 def test_lists_that_lose_to_popularity_are_named() -> None:
@@ -517,11 +486,9 @@ def test_lists_that_lose_to_popularity_are_named() -> None:
 def test_the_worst_errors_of_a_report_are_the_worst(run: Path) -> None:
     """The first row is the test rating that a loop over all of them finds furthest from its prediction."""
     loaded = vf.Run.load(run)
-    table = next(
-        b
-        for b in run_document(loaded, "x", errors=True).blocks
-        if isinstance(b, Table) and "predicted" in b.header
-    )
+    folds = [block for block in run_document(loaded, "x", errors=True).blocks if isinstance(block, Fold)]
+    tables = [block for fold in folds for block in fold.blocks if isinstance(block, Table)]
+    (table,) = (table for table in tables if "predicted" in table.header)
     worst = 0.0
     for prepared, model in zip(loaded.prepared(), loaded.models, strict=True):
         for user, item, rating in zip(

@@ -295,7 +295,7 @@ def test_a_settled_exchange_is_what_a_synchronous_training_ends_with(
             run.public,
             inside.private(p),
             chosen.training,
-            projection=inside.projection,
+            exchange=inside.exchange,
             others=others,
         )
         assert torch.allclose(found.users, run.models[p].users, atol=1e-4)

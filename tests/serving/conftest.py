@@ -16,13 +16,13 @@ from verfedgnn.serving.catalogue import Catalogue
 @pytest.fixture(scope="session")
 def run() -> vf.Run:
     parties = vf.split_items(synthetic_ratings(users=200, items=120, ratings=8000, seed=3), by="category")
-    return vf.train(parties, vf.Config.preset("best", epochs=60))
+    return vf.train(parties, vf.Config.preset("best", epochs=60, final=False))
 
 
 @pytest.fixture(scope="session")
 def ranking_run() -> vf.Run:
     parties = vf.split_items(synthetic_ratings(users=120, items=90, ratings=4000, seed=5), parties=3, seed=5)
-    return vf.train(parties, vf.Config.preset("best", epochs=40, gate=False).for_lists())
+    return vf.train(parties, vf.Config.preset("best", epochs=40, gate=False, final=False).for_lists())
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.fold_in import UserRatings
 from verfedgnn.serving.run_answers import recommend_to
-from verfedgnn.serving.split_test import FEDERATED
 from verfedgnn.serving.user_lists import ServedUser, UserProfile
 
 
@@ -106,13 +105,13 @@ def test_predicted_ratings_are_compared_within_their_scales(run: vf.Run) -> None
 
 def test_newer_ratings_and_those_of_newcomers_count(run: vf.Run, catalogue: Catalogue) -> None:
     user = 4
-    before = UserProfile(catalogue, FEDERATED, ServedUser(user), [0, 1]).at
+    before = UserProfile(catalogue, ServedUser(user), [0, 1]).at
     assert [before[p].likes for p in (0, 1)] == liked_by(run, user)[:2]
     fresh = np.setdiff1d(np.arange(run.parties[1].ratings.n_items), before[1].rated)[:3]
     newer = UserRatings(1, fresh, np.array([5, 5, 1], np.float32))
-    after = UserProfile(catalogue, FEDERATED, ServedUser(user, [newer]), [0, 1]).at
+    after = UserProfile(catalogue, ServedUser(user, [newer]), [0, 1]).at
     assert [after[p].likes for p in (0, 1)] == [before[0].likes, before[1].likes + 2]
-    new = UserProfile(catalogue, FEDERATED, ServedUser(None, [newer]), [0, 1]).at
+    new = UserProfile(catalogue, ServedUser(None, [newer]), [0, 1]).at
     assert [new[p].likes for p in (0, 1)] == [0, 2]
 
 

@@ -64,7 +64,7 @@ def test_reasons_of_lists_add_up_for_trained_users(run: vf.Run, catalogue: Catal
     named = 0
     for user in range(0, 200, 20):
         for p, ranker in enumerate(catalogue.rankers[model]):
-            profile = UserProfile(catalogue, model, ServedUser(user), [p])
+            profile = UserProfile(catalogue, ServedUser(user, model=model), [p])
             (best,) = make_lists([profile], 3)
             before = ranker.model.score(torch.tensor([user]))[0]
             reasons = profile.explain(best, [p], 4)
@@ -81,12 +81,12 @@ def test_reasons_of_lists_add_up_for_trained_users(run: vf.Run, catalogue: Catal
 def test_a_newcomer_without_likes_is_the_average_user_with_their_items(catalogue: Catalogue) -> None:
     disliked = UserRatings(0, np.array([1, 2]), np.array([1, 2], np.float32))
     prior = catalogue.priors[FEDERATED][0]
-    profile = UserProfile(catalogue, FEDERATED, ServedUser(None, [disliked]), [0]).at
+    profile = UserProfile(catalogue, ServedUser(None, [disliked]), [0]).at
     assert profile[0].vector.numpy() == pytest.approx(prior.mean, abs=1e-5)
     assert profile[0].owned.tolist() == profile[0].rated.tolist() == [1, 2]
     liking = UserRatings(0, np.array([1, 2]), np.array([1, 5], np.float32))
     assert not np.allclose(
-        UserProfile(catalogue, FEDERATED, ServedUser(None, [liking]), [0]).at[0].vector.numpy(),
+        UserProfile(catalogue, ServedUser(None, [liking]), [0]).at[0].vector.numpy(),
         prior.mean,
         atol=1e-4,
     )
@@ -145,9 +145,9 @@ def test_a_reason_is_given_only_where_it_moved_the_item(run: vf.Run, catalogue: 
     """Liked items and similar customers are named for items that the user's ratings place above their usual rank."""
     kinds = set()
     for row in range(0, 200, 10):
-        for user, model in ((ServedUser(row), FEDERATED), (ServedUser(row), ALONE)):
+        for user in (ServedUser(row), ServedUser(row, model=ALONE)):
             for parties in ([0], range(len(run.parties))):
-                profile = UserProfile(catalogue, model, user, parties)
+                profile = UserProfile(catalogue, user, parties)
                 (best,) = make_lists([profile], 15)
                 places = dict.fromkeys(parties, 0)
                 items = profile.describe(best, profile.explain(best, parties))
@@ -232,7 +232,7 @@ def test_reasons_add_up_and_change_with_the_rating(rating_catalogue: Catalogue) 
     places = rating_catalogue.priors[FEDERATED]
     high = UserRatings(0, items, np.array([5, 4, 3, 2, 1, 5], np.float32))
     fold = fold_in(places, [high], ranks=False)
-    profile = UserProfile(rating_catalogue, FEDERATED, ServedUser(None, [high]), [0])
+    profile = UserProfile(rating_catalogue, ServedUser(None, [high]), [0])
     model = rating_catalogue.run.models[0]
     score = float(model.items[20] @ places[0].make_vector(fold.z))
     (why,) = profile.explain([(0, 20, score)], [0], 6)

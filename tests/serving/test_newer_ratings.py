@@ -47,8 +47,8 @@ def client(catalogue: Catalogue) -> Iterator[Any]:
 def test_newer_ratings_move_a_trained_user(run: vf.Run, catalogue: Catalogue) -> None:
     own = UserRatings(0, np.array(unrated(run, 0)[:2]), np.array([5, 1], np.float32))
     for model in (FEDERATED, ALONE):
-        before = UserProfile(catalogue, model, ServedUser(0), [0, 1]).at
-        after = UserProfile(catalogue, model, ServedUser(0, [own]), [0, 1]).at
+        before = UserProfile(catalogue, ServedUser(0, model=model), [0, 1]).at
+        after = UserProfile(catalogue, ServedUser(0, [own], model=model), [0, 1]).at
         vectors = catalogue.rating_models[model][0].items.numpy()[own.items]
         moved = vectors @ (after[0].rating_vector - before[0].rating_vector)
         assert moved[own.ratings == 5] > moved[own.ratings == 1]
@@ -60,8 +60,8 @@ def test_newer_ratings_move_a_trained_user(run: vf.Run, catalogue: Catalogue) ->
 def test_ratings_that_training_has_seen_change_nothing(catalogue: Catalogue) -> None:
     user = ServedUser(3, catalogue.find_ratings(3, [0], training=True))
     assert user.newer
-    found = UserProfile(catalogue, FEDERATED, user, [0]).at[0]
-    wanted = UserProfile(catalogue, FEDERATED, ServedUser(3), [0]).at[0]
+    found = UserProfile(catalogue, user, [0]).at[0]
+    wanted = UserProfile(catalogue, ServedUser(3), [0]).at[0]
     assert (found.vector - wanted.vector).abs().max() < 1e-5
     assert np.array_equal(found.rated, np.sort(wanted.rated))
     assert len(user.find_ratings(catalogue, [0])[0].items) == len(wanted.rated)

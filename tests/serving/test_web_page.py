@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from verfedgnn.evaluation.lift_points import list_points
 
 import verfedgnn as vf
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.data import synthetic_ratings
-from verfedgnn.evaluation.verdict import deciding_figures, headline, narrow_lift, party_verdicts
+from verfedgnn.evaluation.verdict import headline, list_points, narrow_lift, party_word
+from verfedgnn.reports.lift_report import TONES
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.run_overview import describe_run
 
@@ -51,7 +51,7 @@ def run() -> vf.Run:
     known = replace(
         first, ratings=first.ratings.take(first.ratings.user < 110)
     )  # ten customers are new to it
-    return vf.train([known, *others], vf.Config.preset("best", epochs=40))
+    return vf.train([known, *others], vf.Config.preset("best", epochs=40, final=False))
 
 
 @pytest.fixture(scope="module")
@@ -229,96 +229,54 @@ def test_stars_stand_beside_the_order(run: vf.Run, chromium: Any, address: str) 
         assert stars == pytest.approx([item.rating for item in wanted], abs=0.051)
         assert not re.search(r"\d %", " ".join(visit.texts("#best"))), "a score is no likelihood"
         expect(visit.page.locator("#best-note")).to_contain_text("Stars are predicted ratings")
-        ndcg = run.metrics["parties"][0]
-        expect(visit.page.locator("#headline")).to_have_text("Whether joining pays was not judged.")
-        deciding = visit.texts("#deciding")[0]
-        assert f"{ndcg['popularity']['ndcg@20']:.4f} of its most popular items" in deciding
-        assert f"NDCG@20 {ndcg['test']['ndcg@20']:.4f}" in deciding
-        assert f"RMSE {ndcg['test']['rmse']:.4f}" in deciding
-        assert "--lift" in deciding
         assert not visit.troubles
 
 
-def lift_row(reference: float, federated: float, pays: str, users: int) -> dict[str, Any]:
-    gain = {
-        "value": 0.1,
-        "low": 0.05,
-        "high": 0.15,
-        "percent": 10.0,
-        "low_percent": 5.0,
-        "high_percent": 15.5,
-        "p": 0.01,
-    }
-    ways = {"simple": reference, "alone": reference, "federated": federated}
-    reference_of = {"reference": "simple" if users else None}
-    return {
-        "cases": 2 * users,
-        "users": users,
-        **ways,
-        **reference_of,
-        "gain": gain if users else None,
-        "pays": pays,
-    }
-
-
-def make_lift(run: vf.Run) -> dict[str, Any]:
-    """Return a lift of the shape of metrics.json, with figures that are easy to find on the page."""
-
-    def table(metric: str, row: dict[str, Any]) -> dict[str, Any]:
-        parties = [{"name": party.name, **row} for party in run.parties]
-        return {"metric": metric, "overall": row, "parties": parties}
-
-    lists = table("ndcg@20", lift_row(0.2111, 0.2222, "likely better", 90))
-    lists["newcomers"] = table("ndcg@20", lift_row(0.1111, 0.1555, "yes", 31))
-    lift = table("rmse", lift_row(0.9111, 0.9222, "no", 99))
-    empty = {**lift_row(0, 0, "cannot tell", 0), "simple": None, "alone": None, "federated": None}
-    lift["newcomers"] = table("rmse", empty)
-    for row in lift["parties"]:
-        row["customers"] = {"by_other_parties": [3, 4] + [5] * (len(run.parties) - 2), "elsewhere_only": 6}
-        row["by_other_parties"] = [
-            lift_row(0.9, 0.8, word, 30) | {"other_parties": n}
-            for n, word in enumerate(("likely better", "no difference"))
-        ]
-    return lift | {"lists": lists, "verdicts": 12}
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: int) -> None:
-    metrics = deepcopy(run.metrics) | {"lift": make_lift(run)}
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
+def test_the_verdict_is_first_and_fits_one_screen(run: vf.Run, chromium: Any, size: tuple[int, int]) -> None:
+    metrics, (width, height), name = deepcopy(run.metrics), size, run.parties[0].name
     metrics["parties"][0]["popularity"]["ndcg@20"] = 0.9999
     with (
         serving(make_app(Catalogue(replace(run, metrics=metrics), "trial"))) as address,
-        Visit(chromium, f"{address}/#party={run.parties[0].name}", width) as visit,
+        Visit(chromium, address, width) as visit,
     ):
-        visit.page.wait_for_selector("#points summary")
-        one = narrow_lift(make_lift(run), run.parties[0].name)
-        expect(visit.page.locator("#verdict")).to_have_class("open banner mixed")
-        assert visit.texts("#headline") == [f"{run.parties[0].name}: {headline(one)}"]
-        assert visit.texts("#deciding") == [deciding_figures(one)]
-        provisional = "Provisional: this is one split of the ratings; run vf.lift(run, seeds=3) to be sure."
-        assert visit.texts("#provisional") == [provisional]
-        assert visit.texts("#for-whom li") == [f"For whom: {party_verdicts(one)[0].for_whom}."]
-        assert visit.texts("#overall")[0].startswith(f"All organisations: {headline(make_lift(run))}")
-        points = list_points(narrow_lift(make_lift(run), run.parties[0].name))
-        visit.page.click("#points summary")
-        assert visit.texts("#summary li") == [point.replace("`", "") for point in points]
-        top = visit.page.locator("#verdict").bounding_box()
-        assert top["y"] < visit.page.locator("#pick").bounding_box()["y"]
-        assert "worse than the most popular items" in visit.texts("#warning")[0]
-        assert f"{run.parties[0].name} " in visit.texts("#warning")[0]
+        visit.page.wait_for_selector("#points li")
+        for chosen in ("", name):
+            visit.page.select_option("#party", chosen)
+            lift = narrow_lift(metrics["lift"], chosen) if chosen else metrics["lift"]
+            expect(visit.page.locator("#verdict")).to_have_class(f"open banner {TONES[party_word(lift)]}")
+            assert visit.texts("#headline") == [headline(lift)]
+            assert visit.texts("#points li") == [point.replace("`", "") for point in list_points(lift)]
+            assert visit.page.locator("#deciding").is_hidden()
+            assert visit.page.locator("#about").is_hidden()
+            box = visit.page.locator("#verdict").bounding_box()
+            assert box["y"] + box["height"] <= height
+            assert box["y"] < visit.page.locator("#pick").bounding_box()["y"]
+        visit.page.click("#more summary")
+        assert [text.split(":")[0] for text in visit.texts("#about li")] == ["Cost", "Others learn", "Served"]
+        assert f"worse than the most popular items (NDCG@20: {name} " in visit.texts("#warning")[0]
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
-        visit.page.select_option("#party", "")
-        assert len(visit.texts("#for-whom li")) == len(run.parties)
-        assert visit.texts("#headline") == [headline(make_lift(run))]
-        assert visit.page.locator("#overall").is_hidden()
-        assert visit.texts("#summary li") == [point.replace("`", "") for point in list_points(make_lift(run))]
         assert not visit.troubles
+
+
+def test_without_a_gate_the_page_says_that_nothing_was_judged(run: vf.Run, chromium: Any) -> None:
+    metrics = {name: part for name, part in run.metrics.items() if name != "lift"}
+    party = metrics["parties"][0]
+    with (
+        serving(make_app(Catalogue(replace(run, metrics=metrics), "trial"))) as address,
+        Visit(chromium, f"{address}/#party={party['name']}") as visit,
+    ):
+        expect(visit.page.locator("#headline")).to_have_text("Whether joining pays was not judged.")
+        deciding = visit.texts("#deciding")[0]
+        assert f"{party['popularity']['ndcg@20']:.4f} of its most popular items" in deciding
+        assert f"NDCG@20 {party['test']['ndcg@20']:.4f}" in deciding
+        assert f"RMSE {party['test']['rmse']:.4f}" in deciding
+        assert "preset best" in deciding
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (768, "dark"), (390, "light"), (390, "dark")])
 def test_axe_has_no_serious_finding(run: vf.Run, chromium: Any, width: int, scheme: str) -> None:
-    metrics = deepcopy(run.metrics) | {"lift": make_lift(run)}
-    app = make_app(Catalogue(replace(run, metrics=metrics), "trial"))
+    app = make_app(Catalogue(run, "trial"))
     user, party = str(run.parties[0].ratings.user_ids[3]), run.parties[0].name
     options = {"color_scheme": scheme, "bypass_csp": True}  # the policy forbids the script of axe, too
     with (

@@ -116,7 +116,7 @@ def test_ratings_of_a_forgotten_user_have_no_influence_on_the_items_they_rated(f
         assert (mine_too.models[0].items == theirs.models[0].items).all()
 
 
-@pytest.mark.parametrize("step", ["_forget_added", "_repair_models", "_write_record"])
+@pytest.mark.parametrize("step", ["_forget_added", "_rewrite_models", "_reset_public", "append_record"])
 def test_a_kill_at_any_step_is_finished_later(
     folder: Path, step: str, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:

@@ -16,8 +16,8 @@ import verfedgnn as vf
 from verfedgnn.core.errors import RunError
 from verfedgnn.data.table_sources import ItemTable
 from verfedgnn.runs.added_items import AddedItem
+from verfedgnn.upkeep import forget as cutting
 from verfedgnn.upkeep import forget as forgetting
-from verfedgnn.upkeep import forget_items as cutting
 from verfedgnn.upkeep.new_items import NewItems
 
 Command = Callable[..., tuple[int, str, str]]
@@ -88,7 +88,7 @@ def test_nothing_of_the_items_stays_and_all_others_are_served_as_before(
     after.evaluate()
 
 
-@pytest.mark.parametrize("step", ["_remove_features", "_cut_models", "append_record"])
+@pytest.mark.parametrize("step", ["read_features", "_rewrite_models", "append_record"])
 def test_a_kill_at_any_step_is_finished_later(
     folder: Path, step: str, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:

@@ -15,8 +15,7 @@ from verfedgnn.core.errors import DataError
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.data.table_sources import read_item_table
 from verfedgnn.runs.added_items import added_file, read_added
-from verfedgnn.upkeep.feature_encoder import fit_encoder
-from verfedgnn.upkeep.item_features import fit_feature_prior
+from verfedgnn.upkeep.item_features import fit_encoder, fit_feature_prior
 from verfedgnn.upkeep.item_prior import fit_distribution
 
 Command = Callable[..., tuple[int, str, str]]

@@ -16,6 +16,7 @@ from verfedgnn.cli import data_command as data
 from verfedgnn.cli import federation_command as federation
 from verfedgnn.cli import upkeep_commands as items
 from verfedgnn.cli.next_step import add_columns, command_text
+from verfedgnn.cli.night_command import night, nights
 from verfedgnn.cli.output import lasting_streams
 from verfedgnn.cli.package_commands import CommandGroup
 from verfedgnn.cli.recommend_command import recommend
@@ -74,7 +75,7 @@ _TRAIN = "Train"
 app.add_typer(data.app, rich_help_panel=_TRAIN)
 for command in (train, lift, evaluate, settings):
     app.command(rich_help_panel=_TRAIN)(command)
-for command in (recommend, serve, confirm, export, report, runs, diff, promote):
+for command in (recommend, serve, confirm, export, report, runs, diff, promote, night, nights):
     app.command(rich_help_panel="Use a trained model")(command)
 app.add_typer(items.app, rich_help_panel="Use a trained model")
 app.command(rich_help_panel="Use a trained model")(forget)

@@ -65,44 +65,35 @@ def recommend(
         _check_user(loaded, run, user, party)
         found = loaded.recommend(user, top, party=party)
     rows = found.to_rows()
-    titles = any(row["title"] for row in rows)
-    ratings = not loaded.config.ranks
-    headings = [
-        "",
-        "item",
-        *(["title"] if titles else []),
-        "party",
-        *(["rating"] if ratings else []),
-        "reason",
-    ]
-    table = Table(
-        *headings,
-        title="For someone new" if user is None else f"For user {escape(user)}",
-        title_justify="left",
-    )
-    for place, item in enumerate(rows, 1):
-        cells = [str(place), escape(item["item"]), *([escape(item["title"])] if titles else [])]
-        cells += [
-            escape(item["party"]),
-            *([f"{item['rating']:.2f}"] if ratings else []),
-            escape(item["reason"]),
-        ]
-        table.add_row(*cells)
+    predicts = not loaded.config.ranks
+    hidden = {
+        "score",
+        *([] if any(row["title"] for row in rows) else ["title"]),
+        *([] if predicts else ["rating"]),
+    }
+    shown = [name for name in ("item", "title", "party", "rating", "reason") if name not in hidden]
+    title = "For someone new" if user is None else f"For user {escape(user)}"
+    table = Table("", *shown, title=title, title_justify="left")
+    for place, row in enumerate(rows, 1):
+        cells = (f"{row[name]:.2f}" if name == "rating" else escape(row[name]) for name in shown)
+        table.add_row(str(place), *cells)
     output.result(rows, table)
     if not found:
         output.remark("no recommendations: this user has rated every item")
     elif loaded.ranker.config.ranks:
-        predicted = " The rating is the predicted one." if ratings else ""
+        predicted = " The rating is the predicted one." if predicts else ""
         output.remark(f"Items come in the order of their scores.{predicted}")
     if party is None and len(loaded.parties) > 1:
         names = ", ".join(each.name for each in loaded.parties)
         output.remark(
             f"This is one list over all parties ({names}). --party {loaded.parties[0].name} lists the items of one."
         )
-    if user is not None and party is not None and _is_new_to(loaded, user, party):
-        output.remark(
-            f"{user} is new to {party}: this list follows from what training learnt at other parties"
-        )
+    if user is not None and party is not None:
+        table_here = next(each.ratings for each in loaded.parties if each.name == party)
+        if not (table_here.user_ids[table_here.user] == user).any():
+            output.remark(
+                f"{user} is new to {party}: this list follows from what training learnt at other parties"
+            )
     _show_next(loaded, run, party, output)
 
 
@@ -136,12 +127,12 @@ def _check_user(run: Run, folder: Path, user: str, party: str | None) -> None:
     rating = f"{owner.name}:{find_popular_item(owner.ratings)}={owner.ratings.scale[1]:g}"
     words = ["recommend", str(folder), "--rated", rating]
     command = command_text([*words, *([] if party is None else ["--party", party])])
-    similar = [f"'{each}'" for each in IdIndex(table.user_ids).find_similar(user, 3)]
-    examples = [f"'{each}'" for each in table.user_ids[table.known_users[:2]]]
+    similar = IdIndex(table.user_ids).find_similar(user, 3)
+    quoted = [f"'{each}'" for each in similar or table.user_ids[table.known_users[:2]]]
     near = (
-        f"similar ids are {', '.join(similar)}"
+        f"similar ids are {', '.join(quoted)}"
         if similar
-        else f"none with a similar id; ids look like {' and '.join(examples)}"
+        else f"none with a similar id; ids look like {' and '.join(quoted)}"
     )
     raise RunError(
         f"user '{user}' was not in training; this run knows {len(table.known_users):,} users, {near}. "
@@ -149,21 +140,19 @@ def _check_user(run: Run, folder: Path, user: str, party: str | None) -> None:
     )
 
 
-def _is_new_to(run: Run, user: str, party: str) -> bool:
-    """Return whether a user of the run has no rating at this party."""
-    table = next(each.ratings for each in run.parties if each.name == party)
-    return not (table.user_ids[table.user] == user).any()
-
-
 def _show_next(run: Run, folder: Path, party: str | None, output: Output) -> None:
-    """Say where the lists lose to the most popular items, and how to serve them."""
+    """Say how the lists compare with the most popular items, if that was measured, and how to serve them."""
     from verfedgnn.reports.phrases import warn_of_lists
 
     rows = [row for row in run.metrics["parties"] if party in (None, row["name"])]
     warning = warn_of_lists(run.metrics | {"parties": rows})
-    sentences = (
-        [warning] if warning is not None else ["The lists are at least as good as the most popular items."]
+    measured = all(
+        any(key.startswith("ndcg@") and row[of].get(key) is not None for key in row[of])
+        for row in rows
+        for of in ("test", "popularity")
     )
+    text = warning or ("The lists are at least as good as the most popular items." if measured else None)
+    sentences = [] if text is None else [text]
     show_next(output, sentences, ["serve", str(folder), *([] if party is None else ["--party", party])])
 
 

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from verfedgnn.cli.completion import among
 from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
+from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder, Threads, use_threads
+from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.tables import gate_table, party_table, run_table, verdict_texts
+from verfedgnn.reports.round_progress import RoundProgress
 
 
 def evaluate(
@@ -32,14 +36,40 @@ def evaluate(
     show_run_findings(output, loaded, run)
 
 
-def lift(run: RunFolder, quiet: Quiet = False, as_json: AsJson = False) -> None:
+def lift(
+    run: RunFolder,
+    partners: Annotated[
+        bool,
+        typer.Option(
+            "--partners", help="Also train without each party in turn, to see which partner is worth it."
+        ),
+    ] = False,
+    threads: Threads = 1,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
     """Show what joining gains each party of a run, in lists and ratings, for known and for new customers."""
+    from verfedgnn.core.files import writing
     from verfedgnn.estimator.lift_result import lift as read_lift
-    from verfedgnn.runs.run import Run
+    from verfedgnn.evaluation.verdict import PARTNERS_HEADER, partner_rows
+    from verfedgnn.runs.run import Run, write_json
+    from verfedgnn.training.partners import compare_partners
 
+    use_threads(threads)
     loaded = Run.load(run, added=False)
     output = Output(quiet=quiet, as_json=as_json)
-    output.result(read_lift(loaded).to_dict(), *verdict_texts(loaded.metrics, loaded.judged.config))
+    read_lift(loaded)
+    figures = loaded.metrics["lift"]
+    if partners:
+        with RoundProgress(hidden=quiet) as progress, Halt(quiet=quiet) as halt:
+            figures["partners"] = compare_partners(loaded, watch=progress.round, stop=halt.asked)
+        with writing(run):
+            write_json(run / "metrics.json", loaded.metrics)
+    table = Table(*PARTNERS_HEADER, box=None) if "partners" in figures else None
+    for cells in partner_rows(figures.get("partners", [])):
+        assert table is not None
+        table.add_row(*map(escape, cells))
+    output.result(figures, *verdict_texts(loaded.metrics, loaded.judged.config), table)
     show_run_findings(output, loaded, run)
 
 

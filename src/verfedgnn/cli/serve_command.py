@@ -123,17 +123,7 @@ def serve(
         raise ConfigError("--shadow RUN and --shadow-log FILE belong together; give both or none")
     split = read_split(run, split_test, split_key)
     run = find_run(run)
-    options = ServeOptions(
-        run,
-        party,
-        keys,
-        threads,
-        access_log,
-        shadow=shadow,
-        shadow_log=shadow_log,
-        shadow_users=shadow_users,
-        split=split,
-    )
+    options = ServeOptions(run, party, keys, threads, access_log, shadow, shadow_log, shadow_users, split)
     try:
         with _listen(host, port) as listener:
             name = f"[{host}]" if ":" in host else host
@@ -141,10 +131,9 @@ def serve(
             note = "API key required" if keys else "no API key, this machine only"
 
             def ready() -> None:
-                message = f"serving {run} at {address} ({note}); press Ctrl-C to stop"
-                result = {"address": address, "key": bool(keys)}
                 output = Output(quiet=quiet, as_json=as_json)
-                output.result(result, message)
+                message = f"serving {run} at {address} ({note}); press Ctrl-C to stop"
+                output.result({"address": address, "key": bool(keys)}, message)
                 if split is not None:
                     share = f"{split.percent:g} % of the customers get federated lists"
                     output.remark(

@@ -310,11 +310,11 @@ def status(
 ) -> None:
     """Show the rounds, validation error, parties, bytes and remaining time of a coordinator or party, and who waits for whom."""
     output = Output(quiet=quiet, as_json=as_json)
-    found = _fetch(where) if where.startswith(("http://", "https://")) else _read(Path(where))
-    output.result(found, *make_tables(found))
-    finished = found.get("state") == "finished" and str(found.get("role")).startswith("party")
+    about = _fetch(where) if where.startswith(("http://", "https://")) else _read(Path(where))
+    output.result(about, *make_tables(about))
+    finished = about.get("state") == "finished" and str(about.get("role")).startswith("party")
     words = ["serve", where] if finished and Path(where).is_dir() else ["status", where]
-    show_next(output, [describe_process(found)], words)
+    show_next(output, [describe_process(about)], words)
 
 
 def _read(folder: Path) -> dict[str, Any]:

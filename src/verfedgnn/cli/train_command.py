@@ -214,6 +214,7 @@ class TrainRequest:
     def run(self, parties: list[PartyData], config: Config) -> Run:
         """Train, or go on with a training, and compute what else was asked for."""
         from verfedgnn.reports.run_report import report_to_track
+        from verfedgnn.runs.prepared_data import choose_config
         from verfedgnn.runs.tracking.tracker import tracked
         from verfedgnn.training.cost_forecast import forecast
         from verfedgnn.training.train import resume, train
@@ -242,6 +243,7 @@ class TrainRequest:
                 if not self.quiet:
                     with self.output.busy("estimating time and bytes"):
                         expected = forecast(parties, config, device=self.device)
+                config = choose_config(parties, config)
                 names = [party.name for party in parties]
                 progress.clock = StepClock(list_steps(names, config), len(names), expected)
                 if expected is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from verfedgnn.data.table_sources import ItemTable
     from verfedgnn.upkeep.new_items import AddedReport, NewItems
 
+PartyOption = Annotated[
+    str | None, typer.Option(help="Party that offers the items; needed if several could be meant.")
+]
 SHOWN = 20
 """Most items that are listed."""
 
@@ -37,9 +40,7 @@ def root() -> None:
 def add(
     run: RunFolder,
     *,
-    party: Annotated[
-        str | None, typer.Option(help="Party that offers the items; needed if the run has several.")
-    ] = None,
+    party: PartyOption = None,
     ratings: Annotated[Path | None, typer.Option(help="First ratings of the new items.")] = None,
     items: Annotated[
         Path | None, typer.Option(help="Table with a row per new item: its id, title and further columns.")
@@ -70,9 +71,7 @@ def add(
 def features(
     run: RunFolder,
     table: Annotated[Path, typer.Argument(help="Table with a row per item: its id and its features.")],
-    party: Annotated[
-        str | None, typer.Option(help="Party that offers the items; needed if the run has several.")
-    ] = None,
+    party: PartyOption = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -123,10 +122,10 @@ def read_feature_options(given: Sequence[str], names: Sequence[str]) -> dict[str
 
 
 def _show(report: AddedReport, run: Path, party: str, output: Output) -> None:
-    table = Table("item", "title", "ratings", title=f"Added to {escape(party)}", title_justify="left")
-    for item in report.items[:SHOWN]:
-        table.add_row(escape(item.item), escape(item.title), str(len(item.ratings)))
     items = [{"item": item.item, "title": item.title, "ratings": len(item.ratings)} for item in report.items]
+    table = Table("item", "title", "ratings", title=f"Added to {escape(party)}", title_justify="left")
+    for row in items[:SHOWN]:
+        table.add_row(*(escape(str(value)) for value in row.values()))
     output.result({"items": items, "unknown_users": report.unknown_users}, table)
     if len(report.items) > SHOWN:
         output.remark(f"and {len(report.items) - SHOWN:,} more")
@@ -150,9 +149,7 @@ def forget(
         list[str] | None, typer.Option(help="Id of the item, as in the data. Repeatable.")
     ] = None,
     item_file: Annotated[Path | None, typer.Option(help="Text file with one id of an item per line.")] = None,
-    party: Annotated[
-        str | None, typer.Option(help="Party that offers the items; needed if several have these ids.")
-    ] = None,
+    party: PartyOption = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -168,15 +165,13 @@ def forget(
     output = Output(quiet=quiet, as_json=as_json)
     if users and items:
         raise ConfigError("give users or items, not both; run the command once for each")
+    record: dict[str, Any] | None
     if items:
         record = forget_items(run, items, party)
-    elif users:
-        record = forget_users(run, users)
     else:
-        finished = finish_forgetting(run)
-        if finished is None:
-            raise ConfigError("nothing to forget; give --user ID, --item ID, or a file of ids")
-        record = finished
+        record = forget_users(run, users) if users else finish_forgetting(run)
+    if record is None:
+        raise ConfigError("nothing to forget; give --user ID, --item ID, or a file of ids")
     ratings = sum(record["ratings"].values())
     again = sum(record["items_estimated_again"].values())
     repaired = (

@@ -96,6 +96,8 @@ class SolvedModel(_AnyForm):
     raters: int = Field(-1, ge=-1, le=4096)
     """H, the size of a second model that computes an item's vector from the ratings of its raters (docs/model.md). 0: none; -1: by
     the number of ratings a user."""
+    means_only: bool = False
+    """Share means of users and nothing else, in one round: two numbers a user."""
     bound: ClassVar[None] = None
 
 

@@ -88,6 +88,8 @@ def _mismatch_of_solved(config: Config) -> str | None:
             "model.form = solved needs every rating and every party in every round: training.batch = 0 and "
             "participation = 1"
         )
+    if config.means_only and config.training.epochs > 1:
+        return "model.means_only = true takes one round; set training.epochs = 1"
     if config.ranks and config.model.raters > 0:
         return "a model of lists (model.biases = false) has no raters; set model.raters = 0"
     return None

@@ -137,10 +137,25 @@ class Config(Section):
         """Return whether a second model is trained that orders lists."""
         return self.lists and self.training.gate and not self.ranks
 
+    @property
+    def means_only(self) -> bool:
+        """Return whether the parties share means of users and no vectors."""
+        return self.model.form == "solved" and self.model.means_only
+
+    @property
+    def federates_lists(self) -> bool:
+        """Return whether the second model is trained by the federation; where only means are shared, a party has its own."""
+        return self.trains_lists and not self.means_only
+
     def for_lists(self) -> Config:
         """Return the configuration of the model that orders lists. It needs three quarters of the rounds."""
         sizes = next((sizes for _, sizes in SIZES if self.model.dim <= sizes.dim), SIZES[-1][1])
-        lists = {"model.biases": False, "model.raters": 0, "model.dim": sizes.lists if self.model.dim else 0}
+        lists: dict[str, Any] = {
+            "model.means_only": False,
+            "model.biases": False,
+            "model.raters": 0,
+            "model.dim": sizes.lists if self.model.dim else 0,
+        }
         final = self.split.kind == "all"
         rounds = FINAL_ROUNDS["lists"] if final else max(1, 3 * self.training.epochs // 4)
         lists |= {"training.evaluate_every": rounds} if final else {}
@@ -153,7 +168,9 @@ class Config(Section):
 
     def for_final(self) -> Config:
         """Return the configuration of the training on all ratings, which starts from the judged one and needs few rounds."""
-        rounds = FINAL_ROUNDS["ratings"] if self.model.form == "solved" else self.training.epochs
+        rounds = self.training.epochs
+        if self.model.form == "solved":
+            rounds = 1 if self.means_only else FINAL_ROUNDS["lists" if self.ranks else "ratings"]
         every = {"training.epochs": rounds, "training.evaluate_every": rounds, "training.patience": 0}
         return self.with_values({"split.kind": "all"} | every)
 

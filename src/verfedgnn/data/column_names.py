@@ -71,7 +71,7 @@ def normalise_name(name: str) -> str:
 
 
 def match_columns(
-    found: Sequence[str],
+    there: Sequence[str],
     wanted: Mapping[str, str],
     *,
     required: Sequence[str] = RATING_ROLES,
@@ -85,19 +85,19 @@ def match_columns(
     Columns of ratings and events are matched only if they are required. `advice` is added to the suggested
     remedy.
     """
-    absent = [f"{role}={column}" for role, column in wanted.items() if column not in found]
-    names = {role: column for role, column in wanted.items() if column in found}
-    by_alias = {normalise_name(column): column for column in reversed(found)}
+    absent = [f"{role}={column}" for role, column in wanted.items() if column not in there]
+    names = {role: column for role, column in wanted.items() if column in there}
+    by_alias = {normalise_name(column): column for column in reversed(there)}
     for role, aliases in ALIASES.items():
         if role not in wanted and (role in required or role not in ("rating", "event")):
             hit = next((by_alias[alias] for alias in aliases if alias in by_alias), None)
             if hit is not None and hit not in names.values():
                 names[role] = hit
-    names |= {column: column for column in keep if column in found and column not in names}
+    names |= {column: column for column in keep if column in there and column not in names}
     missing = [role for role in required if role not in names and role not in wanted]
     _check_roles(wanted, (*ALIASES, *required, *keep), lacks=bool(absent or missing))
     if absent or missing:
-        left = [column for column in found if column not in names.values()]
+        left = [column for column in there if column not in names.values()]
         guesses = _guess(
             [role for role in (*wanted, *missing) if role not in names], left, names.get("title")
         )
@@ -110,7 +110,7 @@ def match_columns(
             if absent
             else f"no column for {', '.join(missing)}"
         )
-        shown = ", ".join(column[:30] for column in found[:12]) + (", ..." if len(found) > 12 else "")
+        shown = ", ".join(column[:30] for column in there[:12]) + (", ..." if len(there) > 12 else "")
         events = f"; {if_events()}" if missing == ["rating"] else ""
         raise MissingColumns(
             f"{source}: {lack}; its columns are: {shown}",
@@ -130,7 +130,7 @@ def _guess(roles: Sequence[str], left: Sequence[str], title: str | None) -> dict
     A `title` names an item, if nothing else does.
     """
     plain = {normalise_name(column): column for column in reversed(left)}
-    found: dict[str, str] = {}
+    guesses: dict[str, str] = {}
     for role in roles:
         similar = [
             name
@@ -140,13 +140,13 @@ def _guess(roles: Sequence[str], left: Sequence[str], title: str | None) -> dict
         ]
         similar = similar or [name for name in plain if _is_synonym(name, role)]
         if similar:
-            found[role] = plain.pop(similar[0])
-    if "item" in roles and "item" not in found and title is not None:
-        found["item"] = title
-    open_roles = [role for role in roles if role not in found]
+            guesses[role] = plain.pop(similar[0])
+    if "item" in roles and "item" not in guesses and title is not None:
+        guesses["item"] = title
+    open_roles = [role for role in roles if role not in guesses]
     if len(plain) == 1 and open_roles in (["user"], ["item"]):
-        found[open_roles[0]] = next(iter(plain.values()))
-    return found
+        guesses[open_roles[0]] = next(iter(plain.values()))
+    return guesses
 
 
 def _is_synonym(name: str, role: str) -> bool:

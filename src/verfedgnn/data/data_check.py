@@ -6,7 +6,7 @@ A source is usable exactly when `read_ratings` with the same options reads it. E
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from verfedgnn.data.column_names import RATING_ROLES, Table
 from verfedgnn.data.ids import TEXT
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_checks import SHOWN, CheckedRows, DataProblem, check_rows, used_ids
-from verfedgnn.data.rating_distribution import Distribution, describe_ratings
 from verfedgnn.data.rating_reader import as_ratings, is_synthetic, list_tables, locate
 from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
 from verfedgnn.data.read_options import is_address, redact
@@ -48,6 +47,39 @@ _SHOWN_OF = {
     "early": "time",
 }
 """Column whose values are shown with a kind of problem. Ids are never shown."""
+
+
+Bars = tuple[tuple[str, int], ...]
+"""Labels and counts of bars, in the order in which they are drawn."""
+_VALUES = 11
+"""Most distinct ratings that have a bar each."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Summary of a table of ratings."""
+
+    ratings: int
+    users: int
+    items: int
+    lowest: float
+    highest: float
+    mean: float
+    values: Bars
+    """Count of each rating, or of ten equal bins if there are many different ratings."""
+    per_user: Bars
+    """Number of users by their number of ratings, in growing bins: 1, 2-4, 5-9, 10-19, ..."""
+    per_item: Bars
+    """Number of items by their number of ratings, in the same bins."""
+    first: str | None
+    """Day of the first rating; None without times."""
+    last: str | None
+    """Day of the last rating; None without times."""
+
+    @property
+    def density(self) -> float:
+        """Share of all (user, item) pairs that are rated."""
+        return self.ratings / max(1, self.users * self.items)
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +254,61 @@ def _number_rows(table: Table, broken: list[int], rows: list[int]) -> dict[int, 
     return {row: lines[record] for row, record in zip(rows, records.tolist(), strict=True)}
 
 
+def describe_ratings(
+    user: NDArray[np.integer],
+    item: NDArray[np.integer],
+    rating: NDArray[np.floating],
+    time: NDArray[np.int64] | None,
+    now: int | None = None,
+) -> Distribution | None:
+    """Describe ratings given by codes of users and items; return None if there are no ratings.
+
+    Times before 1990 or after `now` are probably mistakes. They are left out unless all times are like that.
+    """
+    if not len(rating):
+        return None
+    by_user, by_item = (counts[counts > 0] for counts in (np.bincount(user), np.bincount(item)))
+    first = last = None
+    if time is not None:
+        likely = (time >= EARLIEST) & (time <= latest_plausible_time(now))
+        days = (time[likely] if likely.any() else time).astype("datetime64[s]").astype("datetime64[D]")
+        first, last = str(days.min()), str(days.max())
+    return Distribution(
+        ratings=len(rating),
+        users=len(by_user),
+        items=len(by_item),
+        lowest=float(rating.min()),
+        highest=float(rating.max()),
+        mean=float(rating.mean(dtype=np.float64)),
+        values=_values(rating),
+        per_user=bin_counts(by_user),
+        per_item=bin_counts(by_item),
+        first=first,
+        last=last,
+    )
+
+
+def bin_counts(counts: NDArray[np.integer]) -> Bars:
+    """Return how many counts fall into the bins 1, 2-4, 5-9, 10-19, 20-49, ..., without empty bins at the start."""
+    edges = [step * 10**power for power in range(19) for step in (1, 2, 5)]
+    edges = edges[: int(np.searchsorted(edges, counts.max(), "right")) + 1]
+    sizes = np.histogram(counts, [*edges[:-1], np.inf])[0]
+    labels = [str(low) if high == low + 1 else f"{low:,}-{high - 1:,}" for low, high in pairwise(edges)]
+    smallest = int(np.argmax(sizes > 0))
+    return tuple(zip(labels, sizes.tolist(), strict=True))[smallest:]
+
+
+def _values(rating: NDArray[np.floating]) -> Bars:
+    stars, counts = np.unique(rating, return_counts=True)
+    if len(stars) <= _VALUES:
+        return tuple((f"{value:g}", count) for value, count in zip(stars, counts.tolist(), strict=True))
+    counts, edges = np.histogram(rating, 10)
+    return tuple(
+        (f"{low:.3g} to {high:.3g}", n)
+        for low, high, n in zip(edges, edges[1:], counts.tolist(), strict=False)
+    )
+
+
 def measure_overlap(sources: Sequence[CheckedSource]) -> UserOverlap:
     """Compare the ids of several sources, in the clear."""
     shared_items = [
@@ -270,7 +357,7 @@ def _check_ratings(name: str, source: str, ratings: Ratings, now: int | None) ->
     return CheckedSource(name, source, "row", tuple(problems), ratings.notes, shape, users, counts, items)
 
 
-def _show_values(problem: DataProblem, rows: pa.Table, found: CheckedRows) -> tuple[str, ...]:
+def _show_values(problem: DataProblem, rows: pa.Table, checked: CheckedRows) -> tuple[str, ...]:
     """Return the ratings or times in a problem's rows, without texts that are or may be ids of this table."""
     column = _SHOWN_OF.get(problem.kind)
     if column is None or not problem.places:
@@ -282,7 +369,7 @@ def _show_values(problem: DataProblem, rows: pa.Table, found: CheckedRows) -> tu
         return ()
     return tuple(
         ""
-        if any(pc.any(pc.equal(ids, word.strip())).as_py() for ids in (found.users, found.items))
+        if any(pc.any(pc.equal(ids, word.strip())).as_py() for ids in (checked.users, checked.items))
         else shorten(word)
         for word in words
     )
@@ -299,13 +386,13 @@ def _find_warnings(
     """Find problems of usable ratings that are likely to be mistakes or to reduce accuracy."""
     if not len(rating):
         return []
-    found = []
+    warnings = []
 
     def warn(kind: str, mask: Mask, what: str, remedy: str) -> None:
         if mask.any():
             first = np.flatnonzero(mask)[:SHOWN]
             places = () if row_of is None else tuple(row_of[first].tolist())
-            found.append(
+            warnings.append(
                 DataProblem(kind, count_rows(int(mask.sum()), what), remedy, int(mask.sum()), places)
             )
 
@@ -313,7 +400,7 @@ def _find_warnings(
     if low == high and len(rating) > 1:
         text = f"all ratings are {low:g}, so there is nothing to learn from them"
         remedy = f"if they are events, weigh them with {option('events')}"
-        found.append(DataProblem("all-equal", text, remedy, len(rating)))
+        warnings.append(DataProblem("all-equal", text, remedy, len(rating)))
     elif low == 0 < high and float(rating[rating > 0].min()) >= 1:
         what = "have the rating 0, where the others begin at 1 or more"
         warn("zeros", rating == 0, what, "if 0 means 'not rated', remove them")
@@ -328,8 +415,8 @@ def _find_warnings(
     if few:
         have = "has" if few == 1 else "have"
         text = f"{few:,} of {format_count(everybody, 'user')} ({100 * few / everybody:.0f} %) {have} fewer than {FEW} ratings"
-        found.append(DataProblem("few-ratings", text, "little can be learnt about them alone", few))
-    return found
+        warnings.append(DataProblem("few-ratings", text, "little can be learnt about them alone", few))
+    return warnings
 
 
 def _unreadable(name: str, source: str, error: DataError) -> CheckedSource:
@@ -341,18 +428,18 @@ def _unreadable(name: str, source: str, error: DataError) -> CheckedSource:
 # -- what a training will meet -------------------------------------------------------------------------------------------------
 
 
-def foresee_training(found: Sequence[CheckedSource], overlap: UserOverlap | None) -> list[str]:
+def foresee_training(sources: Sequence[CheckedSource], overlap: UserOverlap | None) -> list[str]:
     """Return warnings about a training with these sources, each with its remedy; `overlap` is that of several sources."""
-    if not all(each.usable for each in found):
+    if not all(source.usable for source in sources):
         return []
-    warnings = _foresee_sizes(found)
-    return warnings if overlap is None else warnings + _foresee_federation(found, overlap)
+    warnings = _foresee_sizes(sources)
+    return warnings if overlap is None else warnings + _foresee_federation(sources, overlap)
 
 
-def fitting_parties(found: Sequence[CheckedSource]) -> int | None:
+def fitting_parties(sources: Sequence[CheckedSource]) -> int | None:
     """Return how many parties the items of one source can be divided among; None if the default fits."""
-    shape = found[0].shape
-    if len(found) > 1 or shape is None:
+    shape = sources[0].shape
+    if len(sources) > 1 or shape is None:
         return None
     most = min(shape.items, shape.ratings // FEWEST_RATINGS)
     return None if most >= PARTIES else max(1, most)
@@ -371,49 +458,51 @@ class Conclusion:
 
 
 def conclude(
-    found: Sequence[CheckedSource], overlap: UserOverlap | None, *, named: bool = False
+    sources: Sequence[CheckedSource], overlap: UserOverlap | None, *, named: bool = False
 ) -> Conclusion:
     """Say what a training will do with these sources, or why it refuses them and what to do.
 
     `named` says that one table was given as one party by name, which `fit` does not divide.
     """
-    refusal = _find_refusal(found, overlap, named)
+    refusal = _find_refusal(sources, overlap, named)
     if refusal is not None:
         return Conclusion(False, f"This cannot be trained, because {refusal}")
-    small = [each for each in found if each.shape is not None and each.shape.ratings < FEWEST_RATINGS]
+    small = [
+        source for source in sources if source.shape is not None and source.shape.ratings < FEWEST_RATINGS
+    ]
     if small:
         reason = f"{small[0].name} has fewer than {FEWEST_RATINGS} ratings"
         return Conclusion(
             True, f"A training may refuse this, because {reason}. Add ratings, then check again.", True
         )
-    return Conclusion(True, _describe_outlook(found, overlap))
+    return Conclusion(True, _describe_outlook(sources, overlap))
 
 
-def _find_refusal(found: Sequence[CheckedSource], overlap: UserOverlap | None, named: bool) -> str | None:
+def _find_refusal(sources: Sequence[CheckedSource], overlap: UserOverlap | None, named: bool) -> str | None:
     """Return why a training refuses these sources, and the remedy; None if it takes them."""
-    broken = [each for each in found if not each.usable]
+    broken = [source for source in sources if not source.usable]
     if broken:
-        names = " and ".join(each.name for each in broken)
+        names = " and ".join(source.name for source in broken)
         first = next(problem.text for problem in broken[0].problems if problem.fatal)
         reason = first.removeprefix(f"{broken[0].name}: ").partition("; ")[0]
         return f"{names} cannot be used ({reason}). Correct it as the errors say, then check again."
     if overlap is not None and not overlap.usable:
         return "no user is at two parties. Spell user ids in the same way in all tables, then check again."
-    if named and len(found) == 1:
-        parties = fitting_parties(found) or PARTIES
+    if named and len(sources) == 1:
+        parties = fitting_parties(sources) or PARTIES
         return (
-            f"'{found[0].name}' is the only party and joining needs two or more. Pass one table per party, or try it on "
+            f"'{sources[0].name}' is the only party and joining needs two or more. Pass one table per party, or try it on "
             f"one catalogue with `fit(table, parties={parties})`."
         )
     return None
 
 
-def _describe_outlook(found: Sequence[CheckedSource], overlap: UserOverlap | None) -> str:
+def _describe_outlook(sources: Sequence[CheckedSource], overlap: UserOverlap | None) -> str:
     """Say in a sentence what a training will do with these usable sources."""
-    if lists_only(found):
+    if lists_only(sources):
         return "A source has equal ratings only, so there are no ratings to predict; training learns lists from them."
     if overlap is None:
-        parties = fitting_parties(found) or PARTIES
+        parties = fitting_parties(sources) or PARTIES
         return worded(
             f"One source: `train` divides its items at random among parties ({parties} here), which simulates a federation. "
             "Use `--by COLUMN`, or one source per party, for parties that exist.",
@@ -422,35 +511,35 @@ def _describe_outlook(found: Sequence[CheckedSource], overlap: UserOverlap | Non
         )
     users, _ = overlap.count_from(1)
     return (
-        f"{len(found)} sources can be trained together: {overlap.shared:,} of {users:,} users "
+        f"{len(sources)} sources can be trained together: {overlap.shared:,} of {users:,} users "
         f"({100 * overlap.shared / users:.0f} %) are at two or more parties, and the others take part as well."
     )
 
 
-def lists_only(found: Sequence[CheckedSource]) -> bool:
+def lists_only(sources: Sequence[CheckedSource]) -> bool:
     """Return whether all ratings of a source are equal, so that only lists can be learnt from it."""
-    return any(each.shape is not None and each.shape.lowest == each.shape.highest for each in found)
+    return any(source.shape is not None and source.shape.lowest == source.shape.highest for source in sources)
 
 
-def _foresee_sizes(found: Sequence[CheckedSource]) -> list[str]:
+def _foresee_sizes(sources: Sequence[CheckedSource]) -> list[str]:
     """Return warnings about sources that are too small to train or to judge."""
     warnings = []
-    for each in found:
-        shape = each.shape
+    for source in sources:
+        shape = source.shape
         if shape is None:
             continue
         if shape.ratings < FEWEST_RATINGS:
             warnings.append(
-                f"{each.name} has {format_count(shape.ratings, 'rating')}: its validation or test part may be empty, and "
+                f"{source.name} has {format_count(shape.ratings, 'rating')}: its validation or test part may be empty, and "
                 "training refuses that; add ratings"
             )
         elif shape.users < FEWEST_USERS:
             warnings.append(
-                f"{each.name} has {format_count(shape.users, 'user')}: training runs, but its figures say nothing about other "
+                f"{source.name} has {format_count(shape.users, 'user')}: training runs, but its figures say nothing about other "
                 "users; add users"
             )
-    parties = fitting_parties(found)
-    shape = found[0].shape
+    parties = fitting_parties(sources)
+    shape = sources[0].shape
     if parties is not None and shape is not None:
         warnings.append(
             f"{format_count(shape.items, 'item')} with {format_count(shape.ratings, 'rating')} are too few for {PARTIES} "
@@ -459,15 +548,19 @@ def _foresee_sizes(found: Sequence[CheckedSource]) -> list[str]:
     return warnings
 
 
-def _foresee_federation(found: Sequence[CheckedSource], overlap: UserOverlap) -> list[str]:
+def _foresee_federation(sources: Sequence[CheckedSource], overlap: UserOverlap) -> list[str]:
     """Return warnings about several sources together."""
     warnings = []
-    if len(found) == 2:
+    if len(sources) == 2:
         warnings.append(
             "there are two parties: either can subtract its own part from a sum, so both add noise; with a third "
             "party, masks hide more than noise does"
         )
-    scales = [(each.name, each.shape.lowest, each.shape.highest) for each in found if each.shape is not None]
+    scales = [
+        (source.name, source.shape.lowest, source.shape.highest)
+        for source in sources
+        if source.shape is not None
+    ]
     widths = [(high - low, name, low, high) for name, low, high in scales if high > low]
     if widths and max(widths)[0] > MOST_RATIO * min(widths)[0]:
         one, other = (

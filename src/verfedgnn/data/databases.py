@@ -72,8 +72,8 @@ class Sqlite:
         names = self.file.execute(
             "select name from sqlite_master where type in ('table', 'view') and name not like 'sqlite_%' order by name"
         )
-        found = [_quoted(name) for (name,) in names.fetchall()]
-        return {name: self.names(f"select * from {name}") for name in found}
+        tables = [_quoted(name) for (name,) in names.fetchall()]
+        return {name: self.names(f"select * from {name}") for name in tables}
 
     def names(self, query: str) -> list[str]:
         """Return the names of a query's columns."""
@@ -215,11 +215,11 @@ def _quoted(name: str) -> str:
 
 
 def _by_table(rows: list[tuple[str, str, str]], default: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    tables: dict[str, list[str]] = {}
     for schema, table, column in rows:
         name = _quoted(table) if schema == default else f"{_quoted(schema)}.{_quoted(table)}"
-        found.setdefault(name, []).append(column)
-    return found
+        tables.setdefault(name, []).append(column)
+    return tables
 
 
 def _select(query: str, columns: Mapping[str, str], odd: Collection[str] = ()) -> str:

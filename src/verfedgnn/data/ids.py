@@ -81,10 +81,10 @@ def id_text(value: Any, what: str = "id") -> str | None:
     raise _not_ids(what, f"a value of type {type(value).__name__}")
 
 
-def _not_ids(what: str, found: str) -> DataError:
+def _not_ids(what: str, content: str) -> DataError:
     column = option("columns", {what: "..."})
     return DataError(
-        f"the {what} column holds {found}, not ids; convert it to text, or name another with {column}"
+        f"the {what} column holds {content}, not ids; convert it to text, or name another with {column}"
     )
 
 
@@ -191,15 +191,15 @@ def encode_unordered(values: Column) -> tuple[NDArray[np.int32], pa.Array]:
     if not chunks:
         return np.empty(0, np.int32), pa.array([], values.type.value_type)
     words = [
-        pc.cast(each.dictionary, TEXT) if is_text(each.dictionary.type) else each.dictionary
-        for each in chunks
+        pc.cast(chunk.dictionary, TEXT) if is_text(chunk.dictionary.type) else chunk.dictionary
+        for chunk in chunks
     ]
     coded = [
-        pa.DictionaryArray.from_arrays(each.indices, word) for each, word in zip(chunks, words, strict=True)
+        pa.DictionaryArray.from_arrays(chunk.indices, word) for chunk, word in zip(chunks, words, strict=True)
     ]
     if len(coded) > 1:
         coded = pa.chunked_array(coded).unify_dictionaries().chunks
-    codes = [pc.fill_null(pc.cast(each.indices, pa.int32()), -1).to_numpy() for each in coded]
+    codes = [pc.fill_null(pc.cast(chunk.indices, pa.int32()), -1).to_numpy() for chunk in coded]
     return np.concatenate(codes), coded[-1].dictionary
 
 
@@ -233,13 +233,13 @@ def sort_numbered(codes: NDArray[np.int32], distinct: pa.Array) -> tuple[NDArray
 
 def find_positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:
     """Return the position of each id in `among`, or -1 if it is absent."""
-    found = pc.index_in(pa.array(ids, TEXT), value_set=pa.array(among, TEXT))
-    return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+    positions = pc.index_in(pa.array(ids, TEXT), value_set=pa.array(among, TEXT))
+    return pc.fill_null(positions, -1).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
 
 def look_up(ids: StrArray, keys: Column, values: Column) -> StrArray:
     """Return the value of each id in a table of keys and values, or "" if it is absent."""
     if isinstance(keys, pa.ChunkedArray):
         keys = keys.combine_chunks()
-    found = pc.index_in(pa.array(ids, type=TEXT), value_set=pc.cast(keys, TEXT))
-    return to_numpy(pc.take(values, found), LONGEST_TITLE)
+    positions = pc.index_in(pa.array(ids, type=TEXT), value_set=pc.cast(keys, TEXT))
+    return to_numpy(pc.take(values, positions), LONGEST_TITLE)

@@ -166,9 +166,9 @@ def note_dropped(
 def count_kept(notes: Sequence[str]) -> tuple[int, int] | None:
     """Return how many users a note of `note_dropped` says were kept, and of how many; None if no user was left out."""
     for note in notes:
-        found = re.match(r"kept ([\d,]+) of ([\d,]+) users?; ", note)
-        if found is not None:
-            kept, before = (int(number.replace(",", "")) for number in found.groups())
+        counts = re.match(r"kept ([\d,]+) of ([\d,]+) users?; ", note)
+        if counts is not None:
+            kept, before = (int(number.replace(",", "")) for number in counts.groups())
             return kept, before
     return None
 
@@ -226,14 +226,15 @@ def pool_parties(parties: Sequence[PartyData], column: str = "party") -> Ratings
         raise _no_parties()
     ids = _pooled_item_ids(parties)
     tables = [
-        replace(party.ratings, name=party.name, item_ids=own) for party, own in zip(parties, ids, strict=True)
+        replace(party.ratings, name=party.name, item_ids=items)
+        for party, items in zip(parties, ids, strict=True)
     ]
     return pool_tables(tables, column, "+".join(table.name for table in tables))
 
 
 def find_pooled_items(parties: Sequence[PartyData], pool: Ratings) -> list[NDArray[np.int64]]:
     """Return the rows of each party's items in `pool_parties(parties)`."""
-    return [find_positions(own, pool.item_ids) for own in _pooled_item_ids(parties)]
+    return [find_positions(items, pool.item_ids) for items in _pooled_item_ids(parties)]
 
 
 def _pooled_item_ids(parties: Sequence[PartyData]) -> list[StrArray]:
@@ -241,7 +242,7 @@ def _pooled_item_ids(parties: Sequence[PartyData]) -> list[StrArray]:
     ids = [party.ratings.item_ids for party in parties]
     if len(np.unique(np.concatenate(ids))) == sum(map(len, ids)):
         return ids
-    return [np.char.add(f"{party.name}: ", own) for party, own in zip(parties, ids, strict=True)]
+    return [np.char.add(f"{party.name}: ", items) for party, items in zip(parties, ids, strict=True)]
 
 
 def read_parties(
@@ -295,11 +296,11 @@ def read_parties(
         tables.append(table if single else replace(table, name=name))
     if lacking:
         raise MissingColumns.join(lacking)
-    found = (
+    result = (
         split_items(tables[0], parties, seed=seed, by=by) if single else parties_from_tables(tables, users)
     )
-    check_parties(found)
-    return found
+    check_parties(result)
+    return result
 
 
 def name_sources(

@@ -1,4 +1,4 @@
-"""The `Ratings` table of (user, item, rating) with original ids, and the pooling of several tables."""
+"""The `Ratings` table of (user, item, rating) with original ids, the pooling of tables, and the drift between two."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +12,9 @@ from verfedgnn.core.option_names import option
 from verfedgnn.data.ids import StrArray, find_positions, sort_ids
 
 Mask = NDArray[np.bool_]
+_DISTINCT = 50
+"""Most distinct ratings that are compared one by one; a finer scale is divided into bins."""
+_BINS = 20
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -206,3 +209,36 @@ def refuse_shared_items(tables: Sequence[Ratings]) -> None:
             f"item {item!r} is in both {first!r} and {second!r} ({format_count(shared, 'such item')}); an item belongs to"
             " one party. Remove it from one of them, or prefix the ids if they mean different items"
         )
+
+
+def measure_drift(before: Ratings, after: Ratings) -> dict[str, Any]:
+    """Return the distance of the distributions of ratings, their means, and the shares of users and items that are new.
+
+    The distance is the total variation: the share of ratings that would have to change their value, from 0 to 1.
+    """
+    return {
+        "rating_distance": _distance(before, after),
+        "mean_rating": [float(table.rating.mean()) if len(table) else None for table in (before, after)],
+        "unknown_users": _share_unknown(
+            after.user_ids[np.unique(after.user)], before.user_ids[np.unique(before.user)]
+        ),
+        "unknown_items": _share_unknown(after.item_ids, before.item_ids),
+    }
+
+
+def _distance(before: Ratings, after: Ratings) -> float | None:
+    if not len(before) or not len(after):
+        return None
+    both = np.concatenate([before.rating, after.rating])
+    values, code = np.unique(both, return_inverse=True)
+    if len(values) > _DISTINCT:
+        edges = np.linspace(both.min(), both.max(), _BINS + 1)[1:-1]
+        code = np.digitize(both, edges)
+    size = int(code.max()) + 1
+    old = np.bincount(code[: len(before)], minlength=size) / len(before)
+    new = np.bincount(code[len(before) :], minlength=size) / len(after)
+    return float(np.abs(old - new).sum() / 2)
+
+
+def _share_unknown(now: StrArray, before: StrArray) -> float:
+    return float((find_positions(now, before) < 0).mean()) if len(now) else 0.0

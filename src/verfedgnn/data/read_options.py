@@ -60,14 +60,14 @@ class ReadOptions:
 
     def for_each(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return the keyword arguments of `read_ratings` for each of the named sources."""
-        found: dict[str, dict[str, Any]] = {name: {} for name in names}
+        options: dict[str, dict[str, Any]] = {name: {} for name in names}
         for field in fields(self):
-            common, own = _sorted(field.name, getattr(self, field.name), names)
+            common, single = _sorted(field.name, getattr(self, field.name), names)
             for name in names:
-                text = own.get(name, common)
+                text = single.get(name, common)
                 if text is not None:
-                    found[name][field.name] = _PARSERS.get(field.name, str)(text)
-        return found
+                    options[name][field.name] = _PARSERS.get(field.name, str)(text)
+        return options
 
 
 DEFAULT_OPTIONS = ReadOptions()
@@ -77,13 +77,13 @@ DEFAULT_OPTIONS = ReadOptions()
 def _sorted(option: str, texts: Sequence[str], names: Sequence[str]) -> tuple[str | None, dict[str, str]]:
     """Return the text for all sources, and the texts for single sources by name."""
     common: list[str] = []
-    own: dict[str, str] = {}
+    single: dict[str, str] = {}
     for text in texts:
         name, colon, value = text.partition(":")
         if colon and name in names:
-            if name in own:
+            if name in single:
                 raise DataError(f"--{option} is given twice for {name}; leave one out")
-            own[name] = value
+            single[name] = value
         elif colon and re.fullmatch(r"[\w.-]+", name):
             raise DataError(f"--{option} {name}:... names an unknown source; use one of: {', '.join(names)}")
         else:
@@ -92,7 +92,7 @@ def _sorted(option: str, texts: Sequence[str], names: Sequence[str]) -> tuple[st
         raise DataError(
             f"--{option} is given twice; name the source of each, for example --{option} {names[0]}:..."
         )
-    return (common[0] if common else None), own
+    return (common[0] if common else None), single
 
 
 def parse_columns(text: str) -> dict[str, str]:
@@ -126,12 +126,12 @@ def parse_events(text: str) -> EventWeights:
     try:
         pairs = [part.rpartition("=") for part in text.split(",")]
         one = len(pairs) == 1 and not pairs[0][1]
-        found = float(text) if one else {kind.strip(): float(weight) for kind, _, weight in pairs}
+        weights = float(text) if one else {kind.strip(): float(weight) for kind, _, weight in pairs}
     except ValueError:
         raise DataError(
             f"--events takes weights such as view=1,purchase=5, or one number, not '{text}'"
         ) from None
-    return check_events(found)
+    return check_events(weights)
 
 
 def check_events(events: EventWeights) -> EventWeights:

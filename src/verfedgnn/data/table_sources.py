@@ -177,12 +177,12 @@ def open_columns(source: Any, name: str, required: Sequence[str]) -> tuple[list[
     if table is None:
         raise DataError(
             f"{name}: a {type(source).__name__} is not a table of ratings; give a path, an Arrow table, a data frame, or "
-            f"{len(required)} arrays ({', '.join(each + 's' for each in required)})"
+            f"{len(required)} arrays ({', '.join(role + 's' for role in required)})"
         )
     try:
         table = pa.table(table)
         # pandas exports an index beside the columns.
-        return [each for each in table.column_names if not each.startswith("__index_level_")], table.column
+        return [label for label in table.column_names if not label.startswith("__index_level_")], table.column
     except (pa.ArrowException, TypeError, OverflowError, UnicodeError):
         if not hasattr(source, "columns"):
             raise

@@ -1,8 +1,8 @@
-"""Tables of (party, user, item) with one row per rating, as scikit-learn passes them beside the ratings."""
+"""Tables of (party, user, item) with one row per rating, as scikit-learn passes them beside the ratings, and their folds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from verfedgnn.core.errors import DataError
+from verfedgnn.core.errors import ConfigError, DataError
 from verfedgnn.data.column_names import match_columns
 from verfedgnn.data.ids import StrArray, as_text, to_numpy, trim
 from verfedgnn.data.table_sources import open_columns
@@ -114,3 +114,41 @@ def _as_ids(values: Any, role: str) -> StrArray:
             f"X has no {role} in row {row} (counted from 0), but None or NaN; fill it in or leave the row out"
         )
     return found
+
+
+class RatingSplit:
+    """Folds of ratings in which every tested user and every tested item also has ratings to train on.
+
+    Ratings go to `n_splits` folds at random. A rating whose user or item has no other rating outside the fold is
+    always trained on, because a recommender has no vector for a user or an item that it has never seen.
+    """
+
+    def __init__(self, n_splits: int = 5, *, seed: int = 0) -> None:
+        self.n_splits = n_splits
+        self.seed = seed
+
+    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
+        """Return the number of folds."""
+        return self.n_splits
+
+    def split(
+        self, X: Any, y: Any = None, groups: Any = None
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the rows to train on and the rows to test of each fold; `X` has the columns party, user and item."""
+        pairs = read_pairs(X)
+        if not 2 <= self.n_splits <= len(pairs):
+            raise ConfigError(
+                f"n_splits = {self.n_splits} is not between 2 and {len(pairs)}, the number of ratings"
+            )
+        owner = np.full(len(pairs), "") if pairs.parties is None else pairs.parties
+        _, user = np.unique(pairs.users, return_inverse=True)
+        _, item = np.unique(np.stack([owner, pairs.items]), axis=1, return_inverse=True)
+        fold = np.random.default_rng(self.seed).permutation(len(pairs)) % self.n_splits
+        for k in range(self.n_splits):
+            outside = fold != k
+            known = [np.bincount(code[outside], minlength=code.max() + 1)[code] > 0 for code in (user, item)]
+            tested = ~outside & known[0] & known[1]
+            yield np.flatnonzero(~tested), np.flatnonzero(tested)
+
+    def __repr__(self) -> str:
+        return f"RatingSplit(n_splits={self.n_splits}, seed={self.seed})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,8 @@ from verfedgnn.data.read_options import EventWeights
 from verfedgnn.estimator.lift_result import Lift, lift
 from verfedgnn.estimator.rated_pairs import RatedPairs, read_pairs
 from verfedgnn.reports.round_progress import watching
-from verfedgnn.runs.prepared_data import count_data
-from verfedgnn.runs.recommendations import Recommendation, Recommendations
+from verfedgnn.runs.prepared_data import choose_config
+from verfedgnn.runs.recommendations import Recommendation
 from verfedgnn.runs.run import Run
 from verfedgnn.training.progress import Watcher
 from verfedgnn.training.train import train
@@ -154,10 +154,9 @@ class VerFedRecommender:
     def load(cls, path: str | Path) -> VerFedRecommender:
         """Read a recommender from the folder of a run, however it was trained."""
         run = Run.load(path)
-        config = run.config
+        config = run.judged.config
         preset = config.base if config.base in presets() else "best"
-        usual = Config.preset(preset, model=config.model.gnn).for_parties(len(run.parties))
-        base = usual.for_data(*count_data(run.parties)).values()
+        base = choose_config(run.parties, Config.preset(preset, model=config.model.gnn)).values()
         own = ("seed", "base", "model.gnn", "model.code")
         settings = {
             name.split(".")[-1]: value
@@ -197,21 +196,6 @@ class VerFedRecommender:
                 raise RunError(f"{error}; {folds}") from None
         return predicted
 
-    @overload
-    def recommend(
-        self,
-        user: str | int | None = None,
-        k: int = 10,
-        party: str | None = None,
-        *,
-        ratings: Mapping[Any, Any] | None = None,
-    ) -> Recommendations: ...
-
-    @overload
-    def recommend(
-        self, user: Sequence[Any], k: int = 10, party: str | None = None
-    ) -> list[Recommendations]: ...
-
     def recommend(
         self,
         user: Any = None,
@@ -220,7 +204,7 @@ class VerFedRecommender:
         *,
         ratings: Mapping[Any, Any] | None = None,
     ) -> Any:
-        """Return the k best items that a user has not rated, from all parties or from one; for several users, a list each.
+        """Return the k best items (`Recommendations`) that a user has not rated, from all parties or from one; for several users, a list each.
 
         With `ratings`, `{item: stars}`, it recommends to a newcomer, see `Run.recommend`. Its `to_frame` adds a reason to each item.
         """

@@ -4,7 +4,7 @@ A party computes all of it at home, from its own test part and from the models t
 on one machine give the same figures.
 
 - *Known* customers have a training rating at the party. *New* ones are withheld: nothing of them is in the party's training part.
-- The ways to serve are `simple` (the party's means, or popularity), `means` (means shared with the others, for ratings), `alone` (the
+- The ways to serve are `simple` (the party's means, or popularity), `means` (own models and means shared with the others, for ratings), `alone` (the
   best mixture without the others) and `federated` (what is served). The gain is over the better of `simple` and `alone`.
 - Ratings are judged by RMSE, lists by HitRate@20: the share of customers who find something they like among the first 20.
 """

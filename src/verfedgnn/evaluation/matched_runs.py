@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.list_metrics import rank_each
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.core.rating_scale import upper_quarter
-from verfedgnn.data import TEST, Ratings
+from verfedgnn.data import TEST, TRAIN, VALID, Ratings
 from verfedgnn.data.ids import find_positions
 from verfedgnn.evaluation.chance import Floats, Metric, gain
 from verfedgnn.runs.run import Run
@@ -52,7 +52,10 @@ class MatchedParty:
 
 
 def match_parties(before: Run, after: Run) -> list[MatchedParty]:
-    """Match the parties of two runs by name, their users and items by id, and their ratings by both ids."""
+    """Match the parties of two runs by name, their users and items by id, and their ratings by both ids.
+
+    Parts are those of the judged trainings.
+    """
     earlier = {party.name: number for number, party in enumerate(before.parties)}
     users = _find_users(after.parties[0].ratings, before.parties[0].ratings)
     found = []
@@ -64,7 +67,7 @@ def match_parties(before: Run, after: Run) -> list[MatchedParty]:
         old = before.parties[other].ratings
         items = find_positions(table.item_ids, old.item_ids)
         rows = _find_ratings(table, old, users, items)
-        part = np.where(rows >= 0, before.parts[other][rows], ABSENT).astype(np.int8)
+        part = np.where(rows >= 0, before.judged.parts[other][rows], ABSENT).astype(np.int8)
         known = (users[table.user] >= 0) & (items[table.item] >= 0)
         rating = table.rating.copy()
         rating[rows >= 0] = old.rating[rows[rows >= 0]]
@@ -77,7 +80,7 @@ def match_parties(before: Run, after: Run) -> list[MatchedParty]:
                 items,
                 rows,
                 part,
-                after.parts[number],
+                after.judged.parts[number],
                 np.asarray(known),
                 rating,
             )
@@ -113,12 +116,13 @@ def in_both_tests(party: MatchedParty) -> NDArray[np.bool_]:
 def compare_runs(
     before: Run, after: Run, parties: Sequence[MatchedParty], chosen: Chosen
 ) -> dict[str, dict[str, Any]]:
-    """Return RMSE and NDCG@20 of two runs on the same test ratings, by metric: overall, by party, gain and verdict.
+    """Return RMSE and NDCG@20 of two judged runs on the same test ratings, by metric: overall, by party, gain and verdict.
 
     Ratings whose user or item only one of the runs knows are left out. Lists rank the items that both runs have, without those
     that the user rated in the later run's training or validation part. A rating that changed since is judged with its earlier value.
     A positive gain means that the later run is better.
     """
+    before, after = before.judged, after.judged
     found = {}
     if not before.config.ranks and not after.config.ranks:
         found["rmse"] = _compare("rmse", [_rate(before, after, party, chosen) for party in parties], parties)
@@ -183,7 +187,7 @@ def _rank(before: Run, after: Run, party: MatchedParty, chosen: Chosen) -> Cases
 
     liked = party.rating >= upper_quarter(table.scale)
     wanted = pairs(np.flatnonzero(chosen(party) & party.known & liked))
-    seen = pairs(np.flatnonzero((party.part != TEST) & party.known))
+    seen = pairs(np.flatnonzero(np.isin(party.part, (TRAIN, VALID)) & party.known))
     users = torch.from_numpy(party.earlier_users)
     old = before.models[party.before]
     new = after.models[party.after]

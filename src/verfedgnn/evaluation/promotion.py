@@ -1,6 +1,8 @@
 """Champion and challenger: whether tonight's run may replace the run that is served.
 
-Both are judged on the challenger's test ratings, which neither of them was trained on. This holds for two runs with the same seed and the same kind of split, since the part of a rating follows from its ids; it is checked.
+The judged models are compared, never those that were trained on all ratings, on the challenger's test ratings, which neither was
+trained on. This holds for two runs with the same seed and the same kind of split, since the part of a rating follows from its ids;
+it is checked.
 
 The challenger is also compared with the best run that was promoted before, so that tolerated losses of single nights do not add up.
 Every promoted run names that run, by metric, in its folder.
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import writing
 from verfedgnn.data import TEST, TRAIN, VALID
-from verfedgnn.data.rating_distribution import measure_drift
+from verfedgnn.data.ratings import measure_drift
 from verfedgnn.evaluation.chance import FEWEST_USERS
 from verfedgnn.evaluation.gain_text import format_gain
 from verfedgnn.evaluation.matched_runs import (

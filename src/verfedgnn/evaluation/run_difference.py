@@ -41,7 +41,7 @@ def difference(before: Run, after: Run, *, sample: int = SAMPLE) -> dict[str, An
 
 def compare_configurations(before: Run, after: Run) -> list[dict[str, Any]]:
     """Return the settings that differ, with both values; None for a setting that a run does not have."""
-    old, new = (_flatten(tomllib.loads(run.config.to_toml())) for run in (before, after))
+    old, new = (_flatten(tomllib.loads(run.judged.config.to_toml())) for run in (before, after))
     names = sorted(old.keys() | new.keys())
     return [
         {"setting": name, "before": old.get(name), "after": new.get(name)}

@@ -299,3 +299,25 @@ def list_points(lift: Lift) -> Sequence[str]:
     twins = lift.get("twins")
     points = [*sentences(lift)[1:], lift.get("source"), twins, lift["advice"]]
     return [point for point in points if point]
+
+
+PARTNERS_HEADER = ["party", "without", "of", "gain with all", "gain without"]
+
+
+def partner_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the rows of the table of `compare_partners`: party, partner, customers, gain with all partners and without this one."""
+    table = []
+    for row in rows:
+        if row["with"]["gain"] is None or row["without"]["gain"] is None:
+            continue
+        stars = row["metric"] == "rmse"
+        gains = [
+            f"{format_signed(row[way]['gain']['percent'])} %"
+            if stars
+            else f"{format_signed(100 * row[way]['gain']['value'])} of 100"
+            for way in ("with", "without")
+        ]
+        table.append(
+            [row["party"], row["partner"], f"{'stars' if stars else 'lists'}, {row['customers']}", *gains]
+        )
+    return table

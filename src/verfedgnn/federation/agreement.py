@@ -83,10 +83,10 @@ class Member(Section):
         name = info.data.get("name")
         if name is None:  # the name is invalid, and that error is reported instead
             return pem
-        found = certificates.certificate_name(pem, name)
-        if found != name:
+        certified = certificates.certificate_name(pem, name)
+        if certified != name:
             rule = "each member needs a certificate for its own name"
-            raise ValueError(f"the certificate of {name} is for {found[:80]!a}; {rule}")
+            raise ValueError(f"the certificate of {name} is for {certified[:80]!a}; {rule}")
         return certificates.plain_pem(pem, name)
 
     @property
@@ -332,12 +332,12 @@ def list_stages(agreement: Agreement) -> list[Stage]:
     """Return the trainings that the members agreed on, in their order."""
     config = agreement.config.for_parties(len(agreement.parties)).for_data(1, RATINGS_PER_USER)
     stages = [Stage("ratings", config)]
-    if config.trains_lists:
+    if config.federates_lists:
         stages.append(Stage("lists", config.for_lists(), LISTS))
     if config.trains_final and config.model.form == "solved":
         final = config.for_final()
         stages.append(Stage("final", final, FINAL, continues=0))
-        if config.trains_lists:
+        if config.federates_lists:
             stages.append(Stage("final lists", final.for_lists(), f"{FINAL}/{LISTS}", continues=1))
     return stages
 
@@ -383,7 +383,9 @@ def changed_settings(config: Config) -> dict[str, Any]:
     """Return the settings, by path, that differ from the preset of the configuration."""
     base = build_config(preset=config.base) if config.base in presets() else Config(base=config.base)
     before = base.values()
-    return {path: own for path, own in config.values().items() if path not in before or own != before[path]}
+    return {
+        path: value for path, value in config.values().items() if path not in before or value != before[path]
+    }
 
 
 def _parse_address(address: str) -> tuple[str, int]:

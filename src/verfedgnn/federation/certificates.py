@@ -176,15 +176,15 @@ def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool
 def read_certificate(pem: str, whose: str = "this member") -> x509.Certificate:
     """Return the only certificate in `pem`; `whose` names its owner in errors."""
     try:
-        found = x509.load_pem_x509_certificates(pem.encode())
-        fits = [_is_p256(certificate.public_key()) for certificate in found] == [True]
+        certificates = x509.load_pem_x509_certificates(pem.encode())
+        fits = [_is_p256(certificate.public_key()) for certificate in certificates] == [True]
     except (ValueError, UnsupportedAlgorithm):
         remedy = "get federation.toml from the coordinator again"
         raise CertificateError(f"the certificate of {whose} cannot be read; {remedy}") from None
     if not fits:
         rule = "must be a single one with an ECDSA P-256 key"
         raise CertificateError(f"the certificate of {whose} {rule}; create it with verfedgnn")
-    return found[0]
+    return certificates[0]
 
 
 def plain_pem(pem: str, whose: str = "this member") -> str:

@@ -84,13 +84,13 @@ class CoordinatorService:
         self.alignment: CoordinatorAlignment | None = None
         """The alignment of users; None if the parties' lists are equal."""
         if agreement.alignment != "none":
-            limits: dict[str, Any] = {
-                "most_users": agreement.max_users,
-                "least_overlap": agreement.min_overlap,
-            }
-            rule = agreement.config.users
             self.alignment = CoordinatorAlignment(
-                self.names, agreement.alignment, agreement.digest(), rule, **limits
+                self.names,
+                agreement.alignment,
+                agreement.digest(),
+                agreement.config.users,
+                most_users=agreement.max_users,
+                least_overlap=agreement.min_overlap,
             )
         self.offences: Counter[str] = Counter()
         """Number of refused messages of each party."""
@@ -185,8 +185,8 @@ class CoordinatorService:
             log_warning("certificate revoked, going on without the party", party=name)
             self.send(name, Refused(reason=f"the certificate of {name} was revoked"))
             self._lose(name)
-            for each in self.stages:
-                each.revoked.add(name)
+            for training in self.stages:
+                training.revoked.add(name)
 
     # -- events ------------------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class CoordinatorService:
         most = min(64 * len(data), self.transport.largest)
         message = decode(data, stage.coordinator.largest_array if kind is RoundReply else most)
         if isinstance(message, Hello):
-            agreed = [each for each in self.stages if each.stage.config.digest() == message.config]
+            agreed = [one for one in self.stages if one.stage.config.digest() == message.config]
             stage = agreed[0] if agreed else self.stages[0]  # which refuses another configuration
         stage.record.ledger.record(type(message).__name__, "up", name, len(data))
         self.transcript.record("in", name, message, mark_message((data,)), _stage_name(message, stage))
@@ -408,25 +408,26 @@ class CoordinatorService:
     def _waits(self) -> tuple[list[str], float, str] | None:
         """Return the parties for which the training waits, since which time, and what happens next; None if it does not wait."""
         stage = self.stage
-        then = "the training starts when all parties are here"
+        host = self.alignment
         if stage.finishing:
-            due = stage.without_result
-            then = f"the coordinator waits {self.agreement.timeouts.finish:g} s for them to fetch the result"
-            if stage is not self.stages[-1]:
-                then = "the next training starts when they have the result of this one"
+            awaited = due = stage.without_result
+            then = "the next training starts when they have the result of this one"
+            if stage is self.stages[-1]:
+                then = (
+                    f"the coordinator waits {self.agreement.timeouts.finish:g} s for them to fetch the result"
+                )
         elif stage.coordinator.began:
             return stage.waits()
         else:
-            due = self.names
-        missing = [name for name in due if name not in self.connected]
-        if missing:
-            return missing, min(self._changed[name] for name in missing), then
-        host = self.alignment
-        if not stage.finishing:
-            due = stage.missing
-            then = "the training starts when they have answered"
+            awaited, due = self.names, stage.missing
+            then = "the training starts when all parties are here"
             if host is not None and host.hellos:
                 due = host.missing or [name for name in due if name not in {*host.sets, *host.users}]
+        missing = [name for name in awaited if name not in self.connected]
+        if missing:
+            return missing, min(self._changed[name] for name in missing), then
+        if not stage.finishing:
+            then = "the training starts when they have answered"
         since = min((self._heard.get(name, self._changed[name]) for name in due), default=math.inf)
         if time.monotonic() < since + coordinator_stage.STALL_SECONDS:
             return None

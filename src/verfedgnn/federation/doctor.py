@@ -162,13 +162,13 @@ def _check_software(identity: MemberIdentity) -> Finding:
     needed = {"verfedgnn": "", "torch": "", "websockets": "verfedgnn[federation]"}
     if identity.agreement.alignment == "ecdh":
         needed["openmined-psi"] = "verfedgnn[psi]"
-    found = []
+    versions = []
     for name, extra in needed.items():
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             return Finding("software", "failed", f"{name} is missing: pip install '{extra}'")
-    return Finding("software", "ok", ", ".join(found))
+    return Finding("software", "ok", ", ".join(versions))
 
 
 def _check_resources(identity: MemberIdentity, folder: Path, users: int, ratings: int) -> Iterator[Finding]:

@@ -258,14 +258,14 @@ class PartyService:
         return StageResult(message.round, arrays, self.link.ledger, figures)
 
     def _report_privacy(self) -> dict[str, Any]:
-        projection = self.candidate.projection
+        exchange = self.candidate.exchange
         report = privacy_report(
             self.config,
             releases=self.ledger.count(GRADIENT),
             exchanges=self.ledger.count(NEIGHBOURHOODS),
             users=self.prepared.input.users,
-            rows=projection.rows if projection is not None else 0,
-            protected=projection.protected if projection is not None else True,
+            rows=exchange.rows,
+            protected=exchange.protected,
             validations=self.ledger.count(VALIDATION),
             randomness=SIMULATED if "noise" in self.config.unprotected else SECRET,
             parties=[self.prepared.input],

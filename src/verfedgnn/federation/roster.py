@@ -186,13 +186,13 @@ class MemberIdentity:
         self.agreement = agreement
         self.key_file = key_file
         self._key = c.read_key(key_file)
-        found = [member for member in agreement.members if c.same_key(self._key, member.certificate)]
-        if not found:
+        members = [member for member in agreement.members if c.same_key(self._key, member.certificate)]
+        if not members:
             remedy = f"ask the coordinator to approve its request, then use the new {FILE}"
             raise ConfigError(
                 f"the key {key_file} belongs to nobody in federation {agreement.name}; {remedy}"
             )
-        self.member = found[0]
+        self.member = members[0]
         self.name = self.member.name
         self.is_coordinator = self.name == COORDINATOR
         self._digest = agreement.digest()

@@ -95,19 +95,19 @@ class CoordinatorStore:
 
         A training that was cancelled before it started has figures and no checkpoint.
         """
-        found = self._checkpoints.read()
+        checkpoint = self._checkpoints.read()
         metrics = json.loads(self._metrics.read_text("utf-8")) if self._metrics.is_file() else None
-        if found is None and metrics is None:
+        if checkpoint is None and metrics is None:
             return None
         record = TrainingRecord()
         if metrics is not None:
             record.finished = {party["name"] for party in metrics["parties"] if party["has_result"]}
             record.ended = metrics.get("ended")
-        if found is not None:
-            coordinator.restore(found.state)
-            record.ledger = Ledger.from_dict(found.values["ledger"])
+        if checkpoint is not None:
+            coordinator.restore(checkpoint.state)
+            record.ledger = Ledger.from_dict(checkpoint.values["ledger"])
             for name in _KEPT:
-                setattr(record, name, found.values[name])
+                setattr(record, name, checkpoint.values[name])
             if (self.folder / "history.jsonl").is_file():
                 record.history = [e for e in read_history(self.folder) if e["round"] <= coordinator.round]
         return record
@@ -146,7 +146,7 @@ class CoordinatorStore:
 
     def add_figures(self, name: str, other: CoordinatorStore) -> None:
         """Report the figures of another training under a name in those of this one."""
-        figures, added = (json.loads(each._metrics.read_text("utf-8")) for each in (self, other))
+        figures, added = (json.loads(store._metrics.read_text("utf-8")) for store in (self, other))
         with writing(self.folder):
             write_json(self._metrics, figures | {name: added})
 
@@ -265,10 +265,10 @@ class PartyStore:
 
     def read_result(self, stage: Stage) -> StageResult | None:
         """Return the stored result of a training; None if the training has not finished."""
-        found = read_checkpoint(self._result_folder(stage))
-        if found is None:
+        stored = read_checkpoint(self._result_folder(stage))
+        if stored is None:
             return None
-        states, values = found
+        states, values = stored
         arrays = {key: torch.from_numpy(value) for key, value in states["result"].arrays.items()}
         return StageResult(values["round"], arrays, Ledger.from_dict(values["ledger"]), values["figures"])
 
@@ -315,14 +315,14 @@ class PartyCheckpoints:
 
         Raise `RunError` if the ledger of releases is older.
         """
-        found = self._rounds.read()
+        checkpoint = self._rounds.read()
         models = self._models.read()
-        if found is None or models is None:
+        if checkpoint is None or models is None:
             return None
-        self.ledger.check_age(found.values[_RELEASES], str(self._rounds.folder))
-        self.progress.restore(found.state, models.state)
+        self.ledger.check_age(checkpoint.values[_RELEASES], str(self._rounds.folder))
+        self.progress.restore(checkpoint.state, models.state)
         self._saved_models = models.round
-        return found
+        return checkpoint
 
 
 # -- releases and commitments, on disk before they leave the party -----------------------------------------------------------
@@ -372,13 +372,13 @@ class ReleaseFile:
     def read_last(self, ledger: ReleaseLedger) -> None:
         """Load the values of the last round into `ledger`, unless they are lost; raise `RunError` if the ledger is older than they are."""
         try:
-            found = self._last.read()
+            release = self._last.read()
         except RunError:
             return
-        if found is not None:
-            ledger.check_age(found.values[_RELEASES], str(self._last.folder))
-            ledger.last = dict(found.state.arrays)
-            ledger.last_round = found.round
+        if release is not None:
+            ledger.check_age(release.values[_RELEASES], str(self._last.folder))
+            ledger.last = dict(release.state.arrays)
+            ledger.last_round = release.round
 
     def append(self, entry: ReleaseEntry, values: Values, before: int) -> None:
         """Write a release after `before` others, and begin to flush it to disk; it may leave the party once `flush` returns."""

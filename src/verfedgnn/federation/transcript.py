@@ -91,10 +91,10 @@ class MessageMark(NamedTuple):
 
 def mark_message(data: EncodedMessage) -> MessageMark:
     """Return the size and the hash of an encoded message."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in data:
-        found.update(part)
-    return MessageMark(sum(map(len, data)), found.hexdigest())
+        digest.update(part)
+    return MessageMark(sum(map(len, data)), digest.hexdigest())
 
 
 class Transcript:
@@ -296,17 +296,17 @@ def check_transcript(path: Path, agreement: Agreement) -> CheckedTranscript:
     if first.values.get("agreement") != digest:
         remedy = "pass the file that the run used"
         raise RunError(f"{file} belongs to another agreement than the given federation.toml; {remedy}")
-    found = CheckedTranscript(file, member)
+    checked = CheckedTranscript(file, member)
     head = NOTHING
     for number, (line, entry) in enumerate(lines, 1):
-        found.problem = _line_problem(digest, member, number, len(lines), entry, head)
-        if found.problem is not None or entry is None:
+        checked.problem = _line_problem(digest, member, number, len(lines), entry, head)
+        if checked.problem is not None or entry is None:
             break
-        found.entries.append(entry)
+        checked.entries.append(entry)
         if entry.kind == SIGNATURE:
-            found.signed = number
+            checked.signed = number
         head = hashlib.sha256(line).hexdigest()
-    return found
+    return checked
 
 
 def _line_problem(

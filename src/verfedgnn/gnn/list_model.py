@@ -31,15 +31,26 @@ class Strengths:
     """lambda."""
 
 
-THIN, THICK = Strengths(0.02, 0.03), Strengths(0.15, 0.01)
-"""Strengths for catalogues with few and with many ratings an item."""
-THICK_FROM = 80
-"""Training ratings an item from which on a catalogue has many."""
+UNSEEN = 10.0
+"""Weight of all pairs without a rating together, in ratings."""
+MOST_UNSEEN = 0.25
+"""Largest weight of one pair without a rating."""
+PULL = 5.0
+"""lambda times the geometric mean of what a typical user and a typical item weigh."""
+MOST_PULL = 0.05
+"""Largest lambda."""
 
 
-def choose_strengths(ratings: int, items: int) -> Strengths:
-    """Return the strengths for so many training ratings and items of all parties."""
-    return THICK if ratings >= THICK_FROM * items else THIN
+def choose_strengths(users: int, items: int, ratings: int) -> Strengths:
+    r"""Return the strengths for so many users, items and training ratings of all parties.
+
+    .. math::
+        \alpha = \min(1/4,\, 10 R / (N M)), \qquad
+        \lambda = \min(1/20,\, 5 / \sqrt{(R/N + \alpha M)(R/M + \alpha N)})
+    """
+    unseen = min(MOST_UNSEEN, UNSEEN * ratings / (users * items))
+    weight = (ratings / users + unseen * items) * (ratings / items + unseen * users)
+    return Strengths(unseen, min(MOST_PULL, PULL / max(1e-9, weight) ** 0.5))
 
 
 STEP = 0.7

@@ -119,5 +119,5 @@ class SolvedLayout:
         self, views: Mapping[str, Tensor], velocity: Mapping[str, Tensor], ratings: int, items: int
     ) -> PublicLists:
         """Return the users of a model of lists; `ratings` and `items` count those of all parties."""
-        strengths = list_model.choose_strengths(ratings, items)
+        strengths = list_model.choose_strengths(self.number, items, ratings)
         return PublicLists(views["users"], velocity["users"], views["totals"][:, 0], items, strengths)

@@ -87,7 +87,7 @@ def count_shared(sets: Sequence[NDArray[np.uint8]]) -> list[int]:
     user = _number_users(np.concatenate(list(sets)))
     ends = np.cumsum([len(one) for one in sets])[:-1]
     parties = np.bincount(user)
-    return [int((parties[own] > 1).sum()) for own in np.split(user, ends)]
+    return [int((parties[users] > 1).sum()) for users in np.split(user, ends)]
 
 
 def _number_users(every: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -110,7 +110,7 @@ def add_masks(values: NDArray[Integer], streams: Sequence[MaskStream], use: int)
 
 def remove_masks(values: NDArray[Integer], streams: Sequence[MaskStream], use: int) -> NDArray[Integer]:
     """Return `values` without the masks of `streams`, as `add_masks` added them."""
-    return add_masks(values, [MaskStream(each.key, not each.adds) for each in streams], use)
+    return add_masks(values, [MaskStream(stream.key, not stream.adds) for stream in streams], use)
 
 
 def to_residues(values: NDArray[Any], bits: int) -> NDArray[Any]:
@@ -205,12 +205,12 @@ def recover_seeds(shares: Mapping[int, Sequence[bytes]]) -> list[bytes]:
 def _weights(numbers: tuple[int, ...]) -> list[int]:
     """Return the weights of the shares with these numbers."""
     weights = []
-    for own in numbers:
+    for number in numbers:
         above = below = 1
         for other in numbers:
-            if other != own:
+            if other != number:
                 above = _multiply(above, other)
-                below = _multiply(below, own ^ other)
+                below = _multiply(below, number ^ other)
         weights.append(_multiply(above, _invert(below)))
     return weights
 

@@ -7,7 +7,7 @@ r"""Random projection of neighbourhoods (Sec. 4.4, Theorems 1 and 2).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -28,7 +28,58 @@ Piece = tuple[slice, Tensor]
 """A range of the columns of Phi, and their values (1, q, w)."""
 
 
-class Projection:
+class Exchange:
+    """The exchange of neighbourhoods; this one exchanges none."""
+
+    rows: int = 0
+    """Rows of an exchanged neighbourhood."""
+    protected: bool = True
+    """Whether Theorem 1 holds for what is sent."""
+
+    def send(self, neighbourhoods: Sequence[Tensor]) -> Tensor | None:
+        """Return what leaves a party of its neighbourhoods (N, C) in every layer, (K, q, C); None if nothing does."""
+        return None
+
+    def receive(self, others: Tensor | None) -> list[Tensor] | None:
+        """Return the neighbourhoods (N, C) in every layer, of which the others sent the sum (K, q, C); None if it is not known."""
+        return None
+
+
+NO_EXCHANGE = Exchange()
+
+
+class IdentityProjection(Exchange):
+    """The identity in place of Phi: X itself is sent, without protection."""
+
+    protected = False
+
+    def __init__(self, users: int) -> None:
+        self.users = self.rows = users
+
+    def project(self, x: Tensor) -> Tensor:
+        """Return X."""
+        return x
+
+    def reconstruct(self, y: Tensor) -> Tensor:
+        """Return Y."""
+        return y
+
+    def send(self, neighbourhoods: Sequence[Tensor]) -> Tensor:
+        """Compute Y = Phi X of all layers as one product."""
+        x = torch.stack([layer.detach() for layer in neighbourhoods], 1)  # (N, K, C)
+        y = self.project(x.flatten(1))
+        return y.view(-1, *x.shape[1:]).permute(1, 0, 2)
+
+    def receive(self, others: Tensor | None) -> list[Tensor] | None:
+        """Compute X^ = Phi^T Y of all layers as one product."""
+        if others is None:
+            return None
+        layers, rows, columns = others.shape
+        x = self.reconstruct(others.permute(1, 0, 2).reshape(rows, -1))
+        return list(x.view(-1, layers, columns).unbind(1))
+
+
+class Projection(IdentityProjection):
     """The projection Phi for N users, defined by its seed alone and therefore equal on every device."""
 
     def __init__(
@@ -40,7 +91,7 @@ class Projection:
         device: torch.device | str = "cpu",
         cache_values: int = CACHE_VALUES,
     ) -> None:
-        self.users = users
+        super().__init__(users)
         self.seed = seed
         self.device = torch.device(device)
         self.rows = count_rows(users, ratio)
@@ -87,43 +138,18 @@ class Projection:
             yield columns, torch.from_numpy(values).to(self.device)
 
 
-class IdentityProjection:
-    """The identity in place of Phi: X itself is sent, without protection."""
-
-    protected = False
-
-    def __init__(self, users: int) -> None:
-        self.users = self.rows = users
-
-    def project(self, x: Tensor) -> Tensor:
-        """Return X."""
-        return x
-
-    def reconstruct(self, y: Tensor) -> Tensor:
-        """Return Y."""
-        return y
-
-
 def count_rows(users: int, ratio: float) -> int:
     """Return q for N users: N / ratio, rounded down, at least 1."""
     return max(1, int(users / ratio))
 
 
-def exchanged_rows(config: Config, users: int) -> int:
-    """Return the number of rows of an exchanged neighbourhood; 0 without an exchange."""
+def make_exchange(config: Config, users: int, device: torch.device | str = "cpu") -> Exchange:
+    """Return the exchange of a configuration; raise `ConfigError` if its projection would hide nothing."""
     exchange = config.exchange
-    if exchange.mode == "projected":
-        return count_rows(users, exchange.ratio)
-    return users if exchange.sends else 0
-
-
-def make_projection(
-    config: Config, users: int, device: torch.device | str
-) -> Projection | IdentityProjection | None:
-    """Return the projection of the exchange, or None without an exchange; raise `ConfigError` if it would hide nothing."""
-    exchange = config.exchange
-    if exchange.mode != "projected":
-        return IdentityProjection(users) if exchange.sends else None
+    if exchange.mode == "off":
+        return Exchange()
+    if exchange.mode == "exact":
+        return IdentityProjection(users)
     projection = Projection(users, ratio=exchange.ratio, seed=config.seed, device=device)
     if not projection.protected and "projection" not in config.unprotected:
         raise ConfigError(

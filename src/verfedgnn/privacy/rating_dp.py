@@ -146,8 +146,8 @@ def add_validation_noise(
     widest = (scale[1] - scale[0]) ** 2
     steps = validation_unit(config)
     noise = SkellamNoise((noise_multiplier(config) * steps) ** 2, key).draw((2,)).tolist()
-    found, counted = sums.tolist()
-    total = found + noise[0]
+    squared, counted = sums.tolist()
+    total = squared + noise[0]
     count = round(counted * steps) + noise[1]
     return max(0.0, total * widest / steps), max(1, round(count / steps))
 
@@ -301,14 +301,14 @@ class SkellamTable:
 
         The guide leaves a step or two of the search for nearly all words, which is several times as fast.
         """
-        found: NDArray[np.int64] = self.guide[words >> np.uint64(64 - self.guide_bits)]
+        places: NDArray[np.int64] = self.guide[words >> np.uint64(64 - self.guide_bits)]
         last = len(self.high) - 1
         for _ in range(2):
-            found += self.high[np.minimum(found, last)] <= words
-        np.minimum(found, last + 1, out=found)
-        left = np.flatnonzero(self.high[np.minimum(found, last)] <= words)
-        found[left] = np.searchsorted(self.high, words[left], side="right")
-        return found
+            places += self.high[np.minimum(places, last)] <= words
+        np.minimum(places, last + 1, out=places)
+        left = np.flatnonzero(self.high[np.minimum(places, last)] <= words)
+        places[left] = np.searchsorted(self.high, words[left], side="right")
+        return places
 
 
 @lru_cache(maxsize=8)
@@ -361,10 +361,10 @@ class SkellamNoise:
         """Draw the next variables."""
         high = self._table.high
         words = self._stream.words((math.prod(shape),))
-        found = self._table.count(words)
-        for undecided in np.flatnonzero(high[found - 1] == words):
-            found[undecided] = self._decide(words[undecided])
-        return (found + self._table.least).reshape(shape)
+        places = self._table.count(words)
+        for undecided in np.flatnonzero(high[places - 1] == words):
+            places[undecided] = self._decide(words[undecided])
+        return (places + self._table.least).reshape(shape)
 
     def _decide(self, word: np.uint64) -> int:
         """Return the place of a draw whose first 64 bits are those of an entry."""

@@ -81,15 +81,18 @@ def ternary(r: float) -> ReleaseEvent:
 
 def compose_epsilon(releases: Iterable[Release], delta: float) -> float:
     """Compose noisy releases and return their epsilon at `delta`."""
-    from dp_accounting import dp_event  # takes a second to load
+    from dp_accounting.dp_event import GaussianDpEvent, LaplaceDpEvent, ZCDpEvent  # takes a second to load
     from dp_accounting.rdp import RdpAccountant
 
+    kinds = {kind.__name__: kind for kind in (GaussianDpEvent, LaplaceDpEvent, ZCDpEvent)}
+
     accountant = RdpAccountant(ORDERS)
-    for release in (each for each in releases if each.count):
+    for release in releases:
+        if not release.count:
+            continue
         assert release.event is not None, f"{release.what} have no differential privacy"
-        accountant.compose(
-            getattr(dp_event, release.event.name)(**dict(release.event.parameters)), release.count
-        )
+        event = kinds[release.event.name](**dict(release.event.parameters))
+        accountant.compose(event, release.count)
     return float(accountant.get_epsilon(delta))
 
 

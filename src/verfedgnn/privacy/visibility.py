@@ -95,60 +95,42 @@ USERS = "not protected: the users of the party, aligned before training"
 REASON = "text of an error, without ratings"
 
 SENT_BY_PARTIES: dict[str, dict[str, str]] = {
-    "Hello": {
-        "party": DECLARED,
-        "users": USERS,
-        "items": DECLARED,
-        "ratings": CONSTANT,
-        "scale": DECLARED,
-        "config": AGREED,
-        "stay": RANDOM,
-        "agreement": AGREED,
-        "alignment": AGREED,
-        "training": AGREED,
-        "round": PUBLIC,
-        "digest": PUBLIC,
-        "released": PUBLIC,
-        "lost": PUBLIC,
-        "mask_key": RANDOM,
-        "mask_signature": RANDOM,
-    },
-    "RoundReply": {
-        "round": PUBLIC,
-        "attempt": PUBLIC,
-        "gradient": GRADIENT,
-        "neighbourhoods": ABSENT,
-        "error": VALIDATION,
-        "count": VALIDATION,
-        "digest": PUBLIC,
-    },
-    "MaskShares": {
-        "round": PUBLIC,
-        "attempt": PUBLIC,
-        "request": RANDOM,
-        "key": RANDOM,
-        "sealed": RANDOM,
-        "committed": PUBLIC,
-    },
-    "ListSignature": {"round": PUBLIC, "attempt": PUBLIC, "signature": PUBLIC},
-    "Unmask": {"round": PUBLIC, "attempt": PUBLIC, "shares": RANDOM},
-    "Finished": {"digest": PUBLIC},
-    "Refused": {"reason": REASON},
-    "AlignHello": {
-        "party": DECLARED,
-        "agreement": AGREED,
-        "users": USERS,
-        "seal_key": RANDOM,
-        "seal_signature": RANDOM,
-    },
-    "Sealed": {"session": RANDOM, "peer": PUBLIC, "data": USERS},
-    "Pseudonyms": {"session": RANDOM, "values": USERS},
-    "Aligned": {"session": RANDOM, "users": USERS},
+    message: {field: how for how, fields in shown.items() for field in fields.split()}
+    for message, shown in {
+        "Hello": {
+            DECLARED: "party items scale",
+            USERS: "users",
+            CONSTANT: "ratings",
+            AGREED: "config agreement alignment training",
+            RANDOM: "stay mask_key mask_signature",
+            PUBLIC: "round digest released lost",
+        },
+        "RoundReply": {
+            PUBLIC: "round attempt digest",
+            GRADIENT: "gradient",
+            ABSENT: "neighbourhoods",
+            VALIDATION: "error count",
+        },
+        "MaskShares": {PUBLIC: "round attempt committed", RANDOM: "request key sealed"},
+        "ListSignature": {PUBLIC: "round attempt signature"},
+        "Unmask": {PUBLIC: "round attempt", RANDOM: "shares"},
+        "Finished": {PUBLIC: "digest"},
+        "Refused": {REASON: "reason"},
+        "AlignHello": {
+            DECLARED: "party",
+            AGREED: "agreement",
+            USERS: "users",
+            RANDOM: "seal_key seal_signature",
+        },
+        "Sealed": {RANDOM: "session", PUBLIC: "peer", USERS: "data"},
+        "Pseudonyms": {RANDOM: "session", USERS: "values"},
+        "Aligned": {RANDOM: "session", USERS: "users"},
+    }.items()
 }
 """Protection of each field, by message."""
 
 SENT_BY_COORDINATOR = frozenset(
-    {
+    [
         "Welcome",
         "Waiting",
         "ShareRequest",
@@ -158,7 +140,7 @@ SENT_BY_COORDINATOR = frozenset(
         "Finish",
         "AlignStart",
         "UserRows",
-    }
+    ]
 )
 """Messages that the coordinator computes from what the parties sent. (Both sides send `Refused`.)"""
 

@@ -16,7 +16,7 @@ from verfedgnn.config.sections import FRACTION_BITS
 from verfedgnn.core.errors import DivergedError
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import wrap_signed
-from verfedgnn.privacy.projection import exchanged_rows
+from verfedgnn.privacy.projection import make_exchange
 from verfedgnn.privacy.protections import Unmasking, protection_of
 from verfedgnn.protocol.framing import BESIDES_ARRAYS
 
@@ -33,7 +33,7 @@ def neighbourhood_type(config: Config) -> np.dtype[Any]:
 
 def neighbourhood_shape(config: Config, model: Model) -> tuple[int, int, int]:
     """Return the shape (K, q, C) of exchanged neighbourhoods; it is empty without an exchange."""
-    rows = exchanged_rows(config, model.users)
+    rows = make_exchange(config, model.users).rows
     if config.model.form != "propagation" or not rows:
         return 0, 0, 0
     return config.model.layers, rows, model.operator.columns

@@ -23,10 +23,6 @@ class CheckpointState:
     """Arrays by name; those of a file are read when they are asked for."""
     values: dict[str, Any] = field(default_factory=dict)
 
-    def load(self) -> CheckpointState:
-        """Return the state with all arrays in memory, for a holder that outlives their file."""
-        return CheckpointState(dict(self.arrays), self.values)
-
     def put_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Add named arrays to the state; an array replaces one of the same name."""
         self.arrays = {**self.arrays, **arrays}

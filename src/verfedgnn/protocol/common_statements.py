@@ -7,7 +7,6 @@ statements they received can find out later whether a coordinator said different
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,10 +33,11 @@ TO_EACH: dict[type[Message], frozenset[str]] = {
     AlignStart: frozenset({"index"}),
     UserRows: frozenset({"rows"}),
     Welcome: frozenset({"index", "stay"}),
+    RoundStart: frozenset(),
     Survivors: frozenset({"signatures"}),
     Finish: frozenset({"parameters"}),
 }
-"""Fields that may differ between parties: places, whether a party is active, and signatures, which each party checks.
+"""Fields that may differ between parties: places, and signatures, which each party checks.
 
 All others are stated. The requests and shares of masks are not: sealed shares open only among parties that received the same.
 """
@@ -45,90 +45,53 @@ All others are stated. The requests and shares of masks are not: sealed shares o
 
 def common_statements(message: Message, model: Model | None) -> Statements:
     """Return what `message` says to all parties alike; `model` is that of the training, None before it."""
-    state = _STATE.get(type(message))
-    return {} if state is None else state(message, model)
-
-
-def _state_start(message: AlignStart, _: Model | None) -> Statements:
-    keys = [message.seal_keys, message.seal_signatures]
-    return {f"alignment {message.session}": {"keys": _hash(repr(keys).encode())}}
-
-
-def _state_rows(message: UserRows, _: Model | None) -> Statements:
-    return {f"rows {message.session}": {"users": message.users}}
-
-
-def _state_welcome(message: Welcome, _: Model | None) -> Statements:
-    sizes = {
-        "items": message.items,
-        "ratings": message.ratings,
-        "typical": message.typical,
-    }
-    found: Statements = {
-        "training": {"name": message.training, "configuration": message.config, **sizes},
-        f"digest {message.round}": {"digest": message.digest},
-    }
-    if message.parameters is not None:
-        found[f"parameters {message.round}"] = _state_copy(message)
-    return found
-
-
-def _state_copy(message: Welcome | RoundStart) -> dict[str, Any]:
-    return {name: _hash_array(values) for name, values in copied_state(message).items()}
+    match message:
+        case AlignStart():
+            keys = repr([message.seal_keys, message.seal_signatures]).encode()
+            return {f"alignment {message.session}": {"keys": hashlib.sha256(keys).hexdigest()}}
+        case UserRows():
+            return {f"rows {message.session}": {"users": message.users}}
+        case Welcome():
+            training = {"name": message.training, "configuration": message.config}
+            sizes = {"items": message.items, "ratings": message.ratings, "typical": message.typical}
+            digest = {f"digest {message.round}": {"digest": message.digest}}
+            return {"training": training | sizes, **digest, **_state_copy(message, message.round)}
+        case RoundStart():
+            return _state_round(message, model)
+        case Survivors():
+            return {f"survivors {message.round}.{message.attempt}": {"survivors": message.survivors}}
+        case Finish():
+            fields = "round", "best_round", "digest"
+            return {"result": {name: getattr(message, name) for name in fields}}
+    return {}
 
 
 def _state_round(message: RoundStart, model: Model | None) -> Statements:
-    found: Statements = {
+    statements: Statements = {
         f"instruction {message.round}.{message.attempt}": {
             "active": message.active,
             "evaluate": message.evaluate,
             "best_round": message.best_round,
         }
     }
-    if model is not None:
-        for update in split_updates(message, model.size):
-            found[f"update {update.round}"] = {"parties": update.parties, "sum": _hash_array(update.total)}
+    for update in [] if model is None else split_updates(message, model.size):
+        statements[f"update {update.round}"] = _state_sum(update.parties, update.total)
     if message.neighbourhoods is not None:
-        found[f"neighbourhoods {message.neighbourhood_round}"] = {
-            "parties": message.neighbourhood_parties,
-            "sum": _hash_array(message.neighbourhoods),
-        }
-    if message.parameters is not None:
-        found[f"parameters {message.round - 1}"] = _state_copy(message)
-    return found
+        subject = f"neighbourhoods {message.neighbourhood_round}"
+        statements[subject] = _state_sum(message.neighbourhood_parties, message.neighbourhoods)
+    return statements | _state_copy(message, message.round - 1)
 
 
-def _state_survivors(message: Survivors, _: Model | None) -> Statements:
-    return {
-        f"survivors {message.round}.{message.attempt}": {"survivors": message.survivors},
-    }
+def _state_sum(parties: list[int], total: NDArray[Any]) -> dict[str, Any]:
+    return {"parties": parties, "sum": _hash_array(total)}
 
 
-def _state_finish(message: Finish, _: Model | None) -> Statements:
-    return {
-        "result": {
-            "round": message.round,
-            "best_round": message.best_round,
-            "digest": message.digest,
-        }
-    }
-
-
-_STATE: dict[type[Message], Callable[[Any, Model | None], Statements]] = {
-    AlignStart: _state_start,
-    UserRows: _state_rows,
-    Welcome: _state_welcome,
-    RoundStart: _state_round,
-    Survivors: _state_survivors,
-    Finish: _state_finish,
-}
-
-
-def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _state_copy(message: Welcome | RoundStart, round: int) -> Statements:
+    copy = {name: _hash_array(values) for name, values in copied_state(message).items()}
+    return {f"parameters {round}": copy} if copy else {}
 
 
 def _hash_array(values: NDArray[Any]) -> str:
-    found = hashlib.sha256(f"{values.dtype.str} {values.shape} ".encode())
-    found.update(as_bytes(np.ascontiguousarray(values)))
-    return found.hexdigest()
+    digest = hashlib.sha256(f"{values.dtype.str} {values.shape} ".encode())
+    digest.update(as_bytes(np.ascontiguousarray(values)))
+    return digest.hexdigest()

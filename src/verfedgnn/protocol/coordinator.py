@@ -25,7 +25,7 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import MaskStream
 from verfedgnn.protocol.aggregation import largest_array, largest_from_party
 from verfedgnn.protocol.checkpoint_state import CheckpointState
-from verfedgnn.protocol.masks import MaskedTrip, fewest_survivors
+from verfedgnn.protocol.masks import MaskedRound, fewest_survivors
 from verfedgnn.protocol.message_checks import reply_problem
 from verfedgnn.protocol.messages import (
     Finish,
@@ -136,11 +136,11 @@ class Coordinator:
         """What each party of the open round was asked."""
         self.replies: dict[str, RoundReply] = {}
         """Replies to the open round, or to the last one."""
-        self.masks: MaskedTrip | None = None
+        self.masks: MaskedRound | None = None
         """The masks of the open round; None without masks."""
         self.commitment: list[int] | None = None
         """The survivor list that parties committed to in the open round; no other sum can be completed."""
-        self._shares_ahead: MaskedTrip | None = None
+        self._shares_ahead: MaskedRound | None = None
         """Shares that the parties send ahead, for the next round among the same parties."""
         self._gone: set[str] = set()
         """Parties lost since the open round began. They do not know of it, even if they came back."""
@@ -308,7 +308,7 @@ class Coordinator:
         if self.masked:
             ahead, self._shares_ahead = self._shares_ahead, None
             fits = ahead is not None and (ahead.place, ahead.active) == (self.place, self.drawn)
-            self.masks = ahead if fits else MaskedTrip(self.place, self.drawn)
+            self.masks = ahead if fits else MaskedRound(self.place, self.drawn)
         return self.open_parties
 
     @property
@@ -384,7 +384,13 @@ class Coordinator:
         error = self._judge_validation()
         self._advance(CoordinatorAction.CLOSE)
         self.open_parties, self.masks = {}, None
-        if not self.done:  # nobody would use the last step, and all members end in the same state without it
+        if self.config.means_only:  # the first step has all that is shared
+            state.step(self.round, list(replies), summed)
+            state.keep_best()
+            self.best.holders = set()
+        elif (
+            not self.done
+        ):  # nobody would use the last step, and all members end in the same state without it
             state.step(self.round, list(replies), summed)
         return ClosedRound(self.round, error)
 
@@ -432,7 +438,7 @@ class Coordinator:
             self.commitment = masks.survivors
             self._advance(CoordinatorAction.UNMASK if masks.complete else CoordinatorAction.AGREE)
             if masks.complete and self.config.training.participation == 1:
-                self._shares_ahead = MaskedTrip((self.round + 1, 0), masks.active, ahead=True)
+                self._shares_ahead = MaskedRound((self.round + 1, 0), masks.active, ahead=True)
         else:
             self._advance(CoordinatorAction.UNMASK)
         message = masks.survivor_message()

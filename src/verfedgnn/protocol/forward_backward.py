@@ -18,7 +18,7 @@ from verfedgnn.config.sections import TrainingConfig
 from verfedgnn.core.graph import Graph
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.gnn.model import Model, Propagation
-from verfedgnn.privacy.projection import IdentityProjection, Projection
+from verfedgnn.privacy.projection import NO_EXCHANGE, Exchange
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PassResult:
     items: Tensor
     """h_v (M_p, D); with biases (M_p, D + 2)."""
     neighbourhoods: Tensor | None
-    """Projected neighbourhoods of the party's own items (K, q, C); None without a projection."""
+    """Projected neighbourhoods of the party's own items (K, q, C); None without an exchange."""
     public_gradient: Tensor | None
     """Flat gradient of the party's loss with respect to all public parameters; None without a batch."""
     private_gradients: dict[str, Tensor]
@@ -55,7 +55,7 @@ def compute(
     private: Mapping[str, Tensor],
     training: TrainingConfig,
     *,
-    projection: Projection | IdentityProjection | None = None,
+    exchange: Exchange = NO_EXCHANGE,
     others: Tensor | None = None,
     batch: Batch | None = None,
 ) -> PassResult:
@@ -67,19 +67,19 @@ def compute(
     train = batch is not None
     given = model.views(public) | dict(private)
     leaves = {name: value.detach().requires_grad_(train) for name, value in given.items()}
-    received = None if projection is None or others is None else _reconstruct(projection, others)
+    received = exchange.receive(others)
     with torch.set_grad_enabled(train):
         out = model.propagate(leaves, leaves, graph, received)
     gradients: dict[str, Tensor] = {}
     if batch is not None:
         loss = data_loss(out, batch, graph, training) + penalty(leaves, batch, training)
         loss = loss if out.penalty is None else loss + out.penalty
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        gradients = dict(zip(leaves, found, strict=True))
+        slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        gradients = dict(zip(leaves, slopes, strict=True))
     return PassResult(
         users=out.users.detach(),
         items=out.items.detach(),
-        neighbourhoods=_project(projection, out.neighbourhoods),
+        neighbourhoods=exchange.send(out.neighbourhoods),
         public_gradient=model.flat(gradients) if train else None,
         private_gradients={name: gradients[name] for name in private} if train else {},
     )
@@ -103,21 +103,3 @@ def penalty(leaves: Mapping[str, Tensor], batch: Batch, training: TrainingConfig
         if weight and name in leaves:
             total = total + weight * (batch.share * leaves[name].square()).sum()
     return total
-
-
-def _reconstruct(projection: Projection | IdentityProjection, others: Tensor) -> list[Tensor]:
-    """Compute X^ = Phi^T Y of all layers as one product; return K tensors (N, C)."""
-    layers, rows, columns = others.shape
-    x = projection.reconstruct(others.permute(1, 0, 2).reshape(rows, -1))
-    return list(x.view(-1, layers, columns).unbind(1))
-
-
-def _project(
-    projection: Projection | IdentityProjection | None, neighbourhoods: list[Tensor]
-) -> Tensor | None:
-    """Compute Y = Phi X of all layers as one product (K, q, C)."""
-    if projection is None:
-        return None
-    x = torch.stack([each.detach() for each in neighbourhoods], 1)  # (N, K, C)
-    y = projection.project(x.flatten(1))
-    return y.view(-1, *x.shape[1:]).permute(1, 0, 2)

@@ -70,11 +70,11 @@ def unpack_integers(data: Raw, most: int) -> Integers:
 
 def _survey(flat: Integers) -> tuple[int, int, int]:
     """Return the number of values other than 0, the least and the largest value (0 if there are none)."""
-    found: list[tuple[int, int, int]] = [(0, 0, 0)]
+    surveys: list[tuple[int, int, int]] = [(0, 0, 0)]
     for at in _blocks(flat.size):
         part = flat[at]
-        found.append((int(np.count_nonzero(part)), int(part.min()), int(part.max())))
-    counts, least, most = zip(*found, strict=True)
+        surveys.append((int(np.count_nonzero(part)), int(part.min()), int(part.max())))
+    counts, least, most = zip(*surveys, strict=True)
     return sum(counts), min(least), max(most)
 
 
@@ -130,13 +130,13 @@ def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -
     shift = 8 * dtype.itemsize - bits
     for at in _blocks(size):
         block = values[at]
-        for place, width, found in pieces:
+        for place, width, piece in pieces:
             if width >= 8:
-                part = found.view(f"<u{width // 8}")[at].astype(values.dtype)
+                part = piece.view(f"<u{width // 8}")[at].astype(values.dtype)
                 part <<= values.dtype.type(place)
                 block |= part
             else:
-                _add_bits(block, found.reshape(width, -1)[:, at.start // 8 : -(-at.stop // 8)], place)
+                _add_bits(block, piece.reshape(width, -1)[:, at.start // 8 : -(-at.stop // 8)], place)
         if dtype.kind == "i" and shift:  # brings the sign back
             signed = block.view(dtype)
             signed <<= shift

@@ -126,7 +126,7 @@ class ListCommitments:
 
 
 @dataclass
-class TripSecrets:
+class RoundSecrets:
     """The secrets of one attempt of a round."""
 
     place: Place
@@ -158,10 +158,10 @@ class PartyMasks:
         self._parties = 0
         self._stay_keys: dict[int, str] = {}
         """Verified public keys of the other parties' stays."""
-        self._trip: TripSecrets | None = None
-        """The trip whose values may still be unmasked, or whose shares are being exchanged."""
-        self._next: tuple[TripSecrets, MaskShares] | None = None
-        """The next trip, prepared ahead."""
+        self._trip: RoundSecrets | None = None
+        """The attempt whose values may still be unmasked, or whose shares are being exchanged."""
+        self._next: tuple[RoundSecrets, MaskShares] | None = None
+        """The next round, prepared ahead."""
         self._last: Place = (0, 0)
         """The last attempt that was masked."""
 
@@ -173,8 +173,7 @@ class PartyMasks:
     @property
     def signature(self) -> str | None:
         """The party's signature of its key; None where nobody vouches for keys."""
-        vouching = self.policy.vouching
-        return None if vouching is None else vouching.sign(self.policy.mask_purpose, self._sealer.public)
+        return self.policy.vouching.sign(self.policy.mask_purpose, self._sealer.public) or None
 
     def join(self, training: str, index: int, parties: int) -> None:
         """Note the training, and the party's place in it."""
@@ -195,13 +194,13 @@ class PartyMasks:
     # -- keys and shares ---------------------------------------------------------------------------------
 
     def _share(self, message: ShareRequest) -> MaskShares:
-        """Draw the seeds of a trip and share them with its parties."""
+        """Draw the seeds of a round and share them with its parties."""
         if message.place <= self._last:
             raise self._error(f"asks for new masks of round {message.round}, which was answered")
         self._check_active(message.active)
         self._take_keys(message)
         self._next = None
-        self._trip = TripSecrets(message.place, message.active, message.request)
+        self._trip = RoundSecrets(message.place, message.active, message.request)
         return self._seal(self._trip, self.commitments.find(self._training, message.round))
 
     def _check_active(self, active: list[int]) -> None:
@@ -219,13 +218,12 @@ class PartyMasks:
         if keys[self._index] != self.key or len(set(keys.values())) != len(keys):
             raise self._error("sent public keys that are not those of the parties")
         for (party, key), signature in zip(keys.items(), message.mask_signatures, strict=True):
-            if self.policy.vouching is not None:
-                self.policy.vouching.check(self.policy.mask_purpose, party, key, signature)
+            self.policy.vouching.check(self.policy.mask_purpose, party, key, signature)
             check_public_key(key)
         self._stay_keys = keys
 
-    def _seal(self, trip: TripSecrets, committed: list[int] | None = None) -> MaskShares:
-        """Split the seeds of a trip, and seal a share for every other party."""
+    def _seal(self, trip: RoundSecrets, committed: list[int] | None = None) -> MaskShares:
+        """Split the seeds of a round, and seal a share for every other party."""
         rows = []
         shares = trip.seeds.split(len(trip.active))
         for party, share in zip(trip.active, shares, strict=True):
@@ -241,7 +239,7 @@ class PartyMasks:
             **named(trip.place), request=trip.request, key=key, sealed=sealed, committed=committed
         )
 
-    def _about(self, trip: TripSecrets, sender: int, receiver: int, key: str) -> bytes:
+    def _about(self, trip: RoundSecrets, sender: int, receiver: int, key: str) -> bytes:
         """Return what a sealed share is bound to."""
         facts = [self._training, trip.place, trip.request, trip.active, sender, receiver, key]
         return b"verfedgnn shares 2" + json.dumps(facts).encode()
@@ -249,16 +247,13 @@ class PartyMasks:
     def prepare_next(self) -> None:
         """Draw and split the seeds of the next round ahead, while the coordinator waits, if it probably has the same parties."""
         trip = self._trip
-        if self._next is None and trip is not None and trip.answered and self._sends_ahead:
-            ahead = TripSecrets((trip.place[0] + 1, 0), trip.active, "")
+        same = self.config.training.participation == 1
+        if same and self._next is None and trip is not None and trip.answered:
+            ahead = RoundSecrets((trip.place[0] + 1, 0), trip.active, "")
             self._next = (ahead, self._seal(ahead))
 
-    @property
-    def _sends_ahead(self) -> bool:
-        return self.config.training.participation == 1
-
     def shares_ahead(self) -> MaskShares | None:
-        """Return the shares of the next trip to send after an Unmask; None if they are not sent ahead."""
+        """Return the shares of the next round to send after an Unmask; None if they are not sent ahead."""
         if self._trip is not None or self._next is None:
             return None
         self._trip, message = self._next
@@ -304,7 +299,7 @@ class PartyMasks:
         if self.policy.masks:
             self._open_trip(message)
 
-    def _open_trip(self, message: RoundStart) -> TripSecrets:
+    def _open_trip(self, message: RoundStart) -> RoundSecrets:
         trip = self._trip
         active = message.active
         if trip is None or trip.place != message.place or trip.active != active or not trip.keys:
@@ -342,8 +337,7 @@ class PartyMasks:
         if message.survivors != trip.active:
             statement = list_statement(self._training, trip.place, trip.active, message.survivors)
             if message.signatures is None:
-                vouching = self.policy.vouching
-                signature = "" if vouching is None else vouching.sign("survivors", statement)
+                signature = self.policy.vouching.sign("survivors", statement)
                 return ListSignature(**named(trip.place), signature=signature)
             self._check_signatures(message, statement, share_threshold(len(trip.active)))
         if message.survivors == trip.active:
@@ -356,7 +350,7 @@ class PartyMasks:
         shares = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, SEED)
         return Unmask(**named(trip.place), shares=shares)
 
-    def _check_survivors(self, message: Survivors, trip: TripSecrets) -> None:
+    def _check_survivors(self, message: Survivors, trip: RoundSecrets) -> None:
         survivors = message.survivors
         if survivors != sorted(set(survivors)) or not set(survivors) <= set(trip.active):
             raise self._error("names survivors that did not take part")
@@ -381,8 +375,6 @@ class PartyMasks:
             )
 
     def _signed(self, party: int, statement: str, signature: str) -> bool:
-        if self.policy.vouching is None:
-            return True
         try:
             self.policy.vouching.check("survivors", party, statement, signature)
         except ProtocolError:
@@ -417,10 +409,10 @@ class NoMasks(PartyMasks):
         return values
 
 
-# -- The coordinator's part in the masks of one trip: it relays shares, fixes the survivor list, and removes the masks from the sum
+# -- The coordinator's part in the masks of a round: it relays shares, fixes the survivor list, and removes the masks from the sum
 
 
-class MaskedTrip:
+class MaskedRound:
     """The masks of one attempt of a round among the `active` parties, from their shares to the unmasked sum.
 
     `request` names the coordinator's request for shares; it is empty if the parties send them ahead.

@@ -303,52 +303,53 @@ class AlignHello(Message):
     seal_signature: str = Field(pattern="^[0-9a-f]{2,200}$")
 
 
-class AlignStart(Message):
+class AlignmentMessage(Message):
+    """A message of one session of user alignment."""
+
+    session: str = Field(pattern=_SESSION)
+
+
+class AlignStart(AlignmentMessage):
     """The coordinator's message to every party that all are present."""
 
     kind = 17
-    session: str = Field(pattern=_SESSION)
     index: int = Field(ge=0)
     seal_keys: list[str]
     seal_signatures: list[str]
 
 
-class Sealed(Message):
+class Sealed(AlignmentMessage):
     """A message from party to party, relayed by the coordinator, which cannot read it."""
 
     kind = 18
     arrays: ClassVar = {"data": "any"}
-    session: str = Field(pattern=_SESSION)
     peer: int = Field(ge=0)
     """Index of the recipient on the way up, of the sender on the way down."""
     data: Bytes
 
 
-class Pseudonyms(Message):
+class Pseudonyms(AlignmentMessage):
     """A party's users as pseudonyms, sent to the coordinator."""
 
     kind = 19
     arrays: ClassVar = {"values": "any"}
-    session: str = Field(pattern=_SESSION)
     values: Bytes
     """Pseudonyms (n, 16), sorted and distinct."""
 
 
-class UserRows(Message):
+class UserRows(AlignmentMessage):
     """The coordinator's answer to a party: the row of each of its pseudonyms."""
 
     kind = 20
     arrays: ClassVar = {"rows": "fixed"}
-    session: str = Field(pattern=_SESSION)
     users: int = Field(ge=0, lt=MOST_USERS)
     """Number of rows of the federation; 0 if the parties share no user."""
     rows: Fixed
     """Rows (n,) in the order of the pseudonyms, -1 for users who do not take part."""
 
 
-class Aligned(Message):
+class Aligned(AlignmentMessage):
     """A party's confirmation to the coordinator that it has its rows."""
 
     kind = 21
-    session: str = Field(pattern=_SESSION)
     users: int = Field(ge=0, lt=MOST_USERS)

@@ -28,7 +28,7 @@ from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import NoiseStream, PartyStream
 from verfedgnn.privacy import masking
 from verfedgnn.privacy.masking import wrap_signed
-from verfedgnn.privacy.projection import IdentityProjection, Projection, make_projection
+from verfedgnn.privacy.projection import Exchange, make_exchange
 from verfedgnn.privacy.rating_dp import (
     add_item_noise,
     add_validation_noise,
@@ -114,7 +114,7 @@ class Party:
         *,
         index: int,
         replica: Replica,
-        projection: Projection | IdentityProjection | None,
+        exchange: Exchange,
         masks: PartyMasks,
         ledger: ReleaseLedger,
     ) -> None:
@@ -130,8 +130,7 @@ class Party:
         self.graph: Graph = setup.make_graph(sum(replica.items))
         """Graph of the training ratings."""
         self.batches = Batches(setup, replica.rounds_per_epoch)
-        self.projection = projection
-        """Projection of the exchange; None if the configuration exchanges nothing."""
+        self.exchange = exchange
         self.masks = masks
         """Masks of this stay."""
         self.ledger = ledger
@@ -360,7 +359,7 @@ class Party:
             public,
             self.progress.private.parameters,
             self.config.training,
-            projection=self.projection,
+            exchange=self.exchange,
             others=self.progress.others,
             batch=batch,
         )
@@ -440,7 +439,7 @@ class Candidate:
         commitments: ListCommitments | None = None,
         start: Tensor | None = None,
     ) -> None:
-        self.setup = PartySetup.of(data, config, secret, device, policy)
+        self.setup = PartySetup(data, config, secret, torch.device(device), policy)
         self.name = data.name
         self.progress = PartyProgress.initial(self.setup)
         self.start = start
@@ -496,11 +495,11 @@ class Candidate:
         self,
         message: Welcome,
         replica: Replica | None = None,
-        projection: Projection | IdentityProjection | None = None,
+        exchange: Exchange | None = None,
     ) -> Party:
         """Return the joined party.
 
-        Without a `replica` or `projection` to share, the party makes its own; on one machine all parties share theirs.
+        Without a `replica` or `exchange` to share, the party makes its own; on one machine all parties share theirs.
         """
         self._check(message)
         self._masks.join(message.training, message.index, len(message.items))
@@ -509,7 +508,7 @@ class Candidate:
             self.progress,
             index=message.index,
             replica=replica or self._make_replica(message),
-            projection=projection or self.projection,
+            exchange=exchange or self.exchange,
             masks=self._masks,
             ledger=self.ledger,
         )
@@ -549,9 +548,9 @@ class Candidate:
             raise ProtocolError("the coordinator runs another training than that of this party's checkpoint")
 
     @cached_property
-    def projection(self) -> Projection | IdentityProjection | None:
-        """Projection of the exchange for all users; None if the configuration exchanges nothing."""
-        return make_projection(self.setup.config, self.setup.data.users, self.setup.device)
+    def exchange(self) -> Exchange:
+        """Exchange of neighbourhoods for all users."""
+        return make_exchange(self.setup.config, self.setup.data.users, self.setup.device)
 
     def _make_replica(self, message: Welcome) -> Replica:
         """Return a replica with the public parameters of a Welcome, or as drawn from the agreed seed if it has none.

@@ -55,8 +55,10 @@ class PrivateParameters:
     def put(self, state: CheckpointState, prefix: str) -> None:
         """Store the parameters and their optimiser's state in a checkpoint."""
         for name, value in self.parameters.items():
-            values = {"": value, ".accumulator": self.accumulators[name]}
-            state.put_arrays({f"{prefix}.{name}{key}": each.cpu().numpy() for key, each in values.items()})
+            accumulator = self.accumulators[name].cpu().numpy()
+            state.put_arrays(
+                {f"{prefix}.{name}": value.cpu().numpy(), f"{prefix}.{name}.accumulator": accumulator}
+            )
 
     def get(self, state: CheckpointState, prefix: str) -> PrivateParameters:
         """Return what `put` stored; raise `RunError` if its shapes differ from these."""
@@ -224,7 +226,8 @@ class PartyProgress:
         self.training = values["training"]
         verified = values["verified"]
         self.verified = (verified[0], verified[1]) if verified else None
-        round = values["snapshot"]
-        if round:
+        self.snapshot = None
+        if values["snapshot"]:
             private = self.private.get(state, "snapshot")
-            self.snapshot = RoundSnapshot(round, private, SentNeighbourhoods.get(state, "snapshot.sent"))
+            sent = SentNeighbourhoods.get(state, "snapshot.sent")
+            self.snapshot = RoundSnapshot(values["snapshot"], private, sent)

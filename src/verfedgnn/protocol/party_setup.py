@@ -35,6 +35,20 @@ class Vouching(Protocol):
         """Raise `ProtocolError` unless `key` belongs to that party, for that purpose."""
 
 
+class NoVouching:
+    """Nobody vouches for keys, as on one machine."""
+
+    def sign(self, purpose: str, key: str) -> str:
+        """Return an empty signature."""
+        return ""
+
+    def check(self, purpose: str, party: int, key: str, signature: str) -> None:
+        """Accept every key."""
+
+
+_NOBODY = NoVouching()
+
+
 @dataclass(frozen=True)
 class Policy:
     """A party's conditions for taking part when others run the coordinator."""
@@ -43,8 +57,8 @@ class Policy:
     """SHA-256 of the federation file."""
     alignment: str | None = None
     """Name of the user alignment that the rows follow."""
-    vouching: Vouching | None = None
-    """Signatures of mask keys; None on one machine."""
+    vouching: Vouching = _NOBODY
+    """Signatures of mask keys."""
     smallest: int = 1
     """Fewest parties in a sum that this party adds to."""
     place: tuple[int, int] | None = None
@@ -135,10 +149,10 @@ class Targets:
             errors = measure_errors(users, items, valid)
             return errors.squared, errors.count
         wanted = valid.take(valid.rating >= upper_quarter(self.data.scale))
-        found = measure_ranking(
+        ranking = measure_ranking(
             lambda rows: users[rows] @ items.T, len(users), len(items), [self.data.train], wanted
         )
-        return max(0.0, found.users - found.ndcg), found.users
+        return max(0.0, ranking.users - ranking.ndcg), ranking.users
 
 
 def deviations(train: Pairs, data: PartyInput) -> NDArray[np.float64]:
@@ -147,8 +161,8 @@ def deviations(train: Pairs, data: PartyInput) -> NDArray[np.float64]:
     mean = rating.mean()
     count = np.bincount(item, minlength=data.items)
     offset = np.bincount(item, rating - mean, data.items) / (count + ITEM_DAMPING)
-    found: NDArray[np.float64] = (rating - mean - offset[item]) / scale_unit(data.scale)
-    return found
+    units: NDArray[np.float64] = (rating - mean - offset[item]) / scale_unit(data.scale)
+    return units
 
 
 @dataclass(frozen=True)
@@ -157,27 +171,25 @@ class PartySetup:
 
     data: PartyInput
     config: Config
-    randomness: PartyRandomness
-    """Source of its noise, batches and initial items; seeded by a secret that no message carries."""
+    secret: bytes
+    """Seed of its noise, batches and initial items; no message carries it."""
     device: torch.device
     policy: Policy
-    model: Model
-    targets: Targets
 
-    @classmethod
-    def of(
-        cls, data: PartyInput, config: Config, secret: bytes, device: torch.device | str, policy: Policy
-    ) -> PartySetup:
-        """Derive the model and the training targets from data and configuration."""
-        return cls(
-            data,
-            config,
-            PartyRandomness(secret),
-            torch.device(device),
-            policy,
-            Model(config.model, data.users),
-            Targets.of(data, config),
-        )
+    @cached_property
+    def randomness(self) -> PartyRandomness:
+        """Source of its noise, batches and initial items."""
+        return PartyRandomness(self.secret)
+
+    @cached_property
+    def model(self) -> Model:
+        """Model of all users."""
+        return Model(self.config.model, self.data.users)
+
+    @cached_property
+    def targets(self) -> Targets:
+        """Training pairs in the units of the loss."""
+        return Targets.of(self.data, self.config)
 
     @property
     def name(self) -> str:

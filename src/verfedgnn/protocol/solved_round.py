@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from verfedgnn.config.model_forms import SolvedModel
 from verfedgnn.core.graph import Graph
 from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.gnn.factor_model import (
@@ -110,6 +111,10 @@ def solve_at_home(
     views = model.views(parameters)
     first = is_first(model, parameters)
     totals = own_totals(model, graph, targets)
+    if isinstance(layout.config, SolvedModel) and layout.config.means_only:
+        sums = {name: torch.zeros(shape).to(totals) for name, shape in layout.sum_shapes.items()}
+        nothing = totals.new_zeros((graph.users, 1)), totals.new_zeros((graph.items, 1))
+        return SolvedStep(totals, sums, *nothing, dict(private))
     continues = first and bool(views["users"][:, -1].any())
     if first:
         views = {name: view.clone() for name, view in views.items()}
@@ -117,7 +122,7 @@ def solve_at_home(
     zero = {name: torch.zeros_like(view) for name, view in views.items()}
     home = private["home"][0]
     if layout.lists:
-        lists = solve_lists(graph, targets, views["users"], choose_strengths(ratings, items))
+        lists = solve_lists(graph, targets, views["users"], choose_strengths(model.users, items, ratings))
         gradient, served = lists.gradient, (views["users"], lists.items)
         solved = lists.items
         sums = {"grams": torch.stack([lists.grams[0] / max(1, ratings), lists.grams[1] / max(1, items)])}
@@ -194,14 +199,14 @@ def _hide_directions(total: Tensor, items: int, *, lists: bool) -> Tensor:
     """Return sums of outer products (..., K, K) of a party with so many items, without their directions if the items are few.
 
     Every direction then has the largest curvature of all, so that no step is too long. The last column of a model of ratings is
-    constant, and keeps its own.
+    constant, and keeps its hidden.
     """
     columns = total.shape[-1]
     if total.shape[-2:-1] != (columns,) or items >= FEWEST_ITEMS * columns:
         return total
-    own = columns if lists else columns - 1
-    largest = torch.linalg.matrix_norm(total[..., :own, :own], 2)
-    diagonal = torch.cat([largest.unsqueeze(-1).expand(*largest.shape, own), total[..., -1, own:]], -1)
+    hidden = columns if lists else columns - 1
+    largest = torch.linalg.matrix_norm(total[..., :hidden, :hidden], 2)
+    diagonal = torch.cat([largest.unsqueeze(-1).expand(*largest.shape, hidden), total[..., -1, hidden:]], -1)
     return torch.diag_embed(diagonal)
 
 
@@ -332,8 +337,8 @@ def read_totals(model: Model, total: Tensor) -> Tensor:
 
 def read_columns(model: Model, total: Tensor) -> Tensor:
     """Return the released columns of users (N, C) in a release of a later round, or in a sum of releases."""
-    found = model.views(total)
-    return torch.cat([found[name] for name in ("users", "raters") if name in found], 1)
+    tables = model.views(total)
+    return torch.cat([tables[name] for name in ("users", "raters") if name in tables], 1)
 
 
 def compute_update(
@@ -424,23 +429,23 @@ def apply_update(model: Model, parameters: Tensor, velocity: Tensor, update: Ten
     """Apply an update to the public parameters in place, and note the step that each table took in `velocity`."""
     layout = model.solved
     assert layout is not None
-    views, moved, found = model.views(parameters), model.views(velocity), model.views(update)
+    views, moved, steps = model.views(parameters), model.views(velocity), model.views(update)
     before = {name: views[name].clone() for name in ("users", "raters") if name in views}
     first = is_first(model, parameters)
     if update.is_floating_point():
         for name, view in views.items():
-            view.copy_(found[name])
+            view.copy_(steps[name])
     else:
         size = BYTES * layout.shared_size
-        shared = found["sums"][:size].to(torch.int8).cpu().numpy().view(np.float32)
+        shared = steps["sums"][:size].to(torch.int8).cpu().numpy().view(np.float32)
         views["sums"][: layout.shared_size] = torch.from_numpy(shared.copy()).to(parameters.device)
         if first:
-            limbs = found["users"][:, : 2 * WIDE_BYTES].reshape(-1, 2, WIDE_BYTES)
+            limbs = steps["users"][:, : 2 * WIDE_BYTES].reshape(-1, 2, WIDE_BYTES)
             totals = _from_limbs(limbs, UPDATE_BITS) / 2.0 ** torch.tensor(TOTAL_BITS).to(limbs)
             _start_users(layout, views, totals.to(parameters))
         else:
-            exponents = found["sums"][size : size + layout.released].to(parameters.dtype)
-            columns = torch.cat([found[name] for name in before], 1).to(parameters.dtype)
+            exponents = steps["sums"][size : size + layout.released].to(parameters.dtype)
+            columns = torch.cat([steps[name] for name in before], 1).to(parameters.dtype)
             columns = columns * _powers_of_two(exponents).to(columns)
             for name, part in zip(
                 before, torch.split(columns, [v.shape[1] for v in before.values()], 1), strict=True

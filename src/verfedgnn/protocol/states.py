@@ -101,30 +101,22 @@ OF_LAST_STAY: frozenset[type[Message]] = frozenset(
 )
 """Messages that a party ignores until it has joined again."""
 
+_BEFORE_JOINING: dict[Event, PartyState] = {
+    PartyEvent.SAY_HELLO: PartyState.GREETING,
+    Waiting: PartyState.QUEUED,
+    AlignStart: PartyState.REALIGNING,
+    PartyEvent.SKIP: PartyState.FINISHED,
+    Welcome: PartyState.JOINED,
+}
+
 PARTY_STATES = StateTable(
     transitions={
-        PartyState.GREETING: {
-            PartyEvent.SAY_HELLO: PartyState.GREETING,
-            Waiting: PartyState.QUEUED,
-            AlignStart: PartyState.REALIGNING,
-            PartyEvent.SKIP: PartyState.FINISHED,
-            Welcome: PartyState.JOINED,
-        },
-        PartyState.QUEUED: {
-            PartyEvent.SAY_HELLO: PartyState.GREETING,
-            Waiting: PartyState.QUEUED,
-            AlignStart: PartyState.REALIGNING,
-            PartyEvent.SKIP: PartyState.FINISHED,
-            Welcome: PartyState.JOINED,
-        },
+        PartyState.GREETING: _BEFORE_JOINING,
+        PartyState.QUEUED: _BEFORE_JOINING,
         PartyState.REALIGNING: {},
         PartyState.JOINED: {
             PartyEvent.SAY_HELLO: PartyState.GREETING,
-            Waiting: PartyState.JOINED,
-            ShareRequest: PartyState.JOINED,
-            TripShares: PartyState.JOINED,
-            RoundStart: PartyState.JOINED,
-            Survivors: PartyState.JOINED,
+            **dict.fromkeys((Waiting, ShareRequest, TripShares, RoundStart, Survivors), PartyState.JOINED),
             PartyEvent.SKIP: PartyState.FINISHED,
             Finish: PartyState.FINISHED,
         },
@@ -150,7 +142,7 @@ PARTY_STATES = StateTable(
 #
 #     GATHERING --all joined--> IDLE --open--> TRIP --close--> IDLE --finish--> FINISHING
 #
-# With masks, a trip has more steps. It can be opened again, or abandoned, in each of them:
+# With masks, a round has more steps. It can be opened again, or abandoned, in each of them:
 #
 #     IDLE --ask for shares--> SHARING --open--> TRIP --unmask--> UNMASKING --close--> IDLE
 #                                                 '--agree--> AGREEING --unmask--^
@@ -164,7 +156,7 @@ class CoordinatorState(Enum):
     """State of a coordinator."""
 
     GATHERING = "waiting for all parties to join"
-    IDLE = "training, between two trips"
+    IDLE = "training, between two rounds"
     SHARING = "training, waiting for mask shares"
     TRIP = "training, waiting for replies"
     AGREEING = "training, waiting for signatures of the survivor list"
@@ -178,83 +170,72 @@ class CoordinatorAction(Enum):
 
     START_TRAINING = "start the training"
     ASK_FOR_SHARES = "ask for mask shares"
-    OPEN = "open a trip"
+    OPEN = "open a round"
     AGREE = "agree on a survivor list"
     UNMASK = "unmask the sum"
-    CLOSE = "close the trip"
+    CLOSE = "close the round"
     ABANDON = "abandon the round"
     FINISH = "finish the training"
     CANCEL = "cancel the training before it starts"
 
 
-def _stay(state: CoordinatorState) -> dict[Event, CoordinatorState]:
-    """Return the transitions of messages that every state takes and that change no state."""
-    return dict.fromkeys((Hello, Refused, Sealed, Pseudonyms, Aligned), state)
+_ALWAYS = (Hello, Refused, Sealed, Pseudonyms, Aligned)
+"""Messages that every state takes and that change no state."""
+_OF_ROUNDS = (RoundReply, MaskShares, ListSignature, Unmask)
+"""Messages of the parties during rounds. A late one changes nothing, but brings a slow party back."""
 
 
-_OF_TRIPS = (RoundReply, MaskShares, ListSignature, Unmask)
-"""Messages of the parties during trips. A late one changes nothing, but brings a slow party back."""
-
-
-def _trip(state: CoordinatorState, **actions: CoordinatorState) -> dict[Event, CoordinatorState]:
-    """Return the transitions of a state of an open trip; `actions` are those besides opening it again and abandoning it."""
-    return {
-        **_stay(state),
-        **dict.fromkeys(_OF_TRIPS, state),
-        CoordinatorAction.ASK_FOR_SHARES: CoordinatorState.SHARING,
-        CoordinatorAction.OPEN: CoordinatorState.TRIP,
-        CoordinatorAction.ABANDON: CoordinatorState.IDLE,
-        **{CoordinatorAction[name]: following for name, following in actions.items()},
+def _from(
+    state: CoordinatorState, *stays: Event, **actions: CoordinatorState
+) -> dict[Event, CoordinatorState]:
+    """Return the transitions of a state: it stays on some events, and the `actions` lead to others."""
+    named: dict[Event, CoordinatorState] = {
+        CoordinatorAction[name]: following for name, following in actions.items()
     }
+    return {**dict.fromkeys((*_ALWAYS, *stays), state), **named}
 
 
-RESUME = "use the previous --out folder of this party, or start a new training"
+def _open(state: CoordinatorState, **actions: CoordinatorState) -> dict[Event, CoordinatorState]:
+    """Return the transitions of a state of an open round; `actions` are those besides opening it again and abandoning it."""
+    again = {"ASK_FOR_SHARES": CoordinatorState.SHARING, "OPEN": CoordinatorState.TRIP}
+    return _from(state, *_OF_ROUNDS, **again, ABANDON=CoordinatorState.IDLE, **actions)
+
 
 COORDINATOR_STATES = StateTable(
     transitions={
-        CoordinatorState.GATHERING: {
-            **_stay(CoordinatorState.GATHERING),
-            AlignHello: CoordinatorState.GATHERING,
-            CoordinatorAction.START_TRAINING: CoordinatorState.IDLE,
-            CoordinatorAction.CANCEL: CoordinatorState.CANCELLED,
-        },
-        CoordinatorState.IDLE: {
-            **_stay(CoordinatorState.IDLE),
-            **dict.fromkeys(_OF_TRIPS, CoordinatorState.IDLE),  # late, or shares that are sent ahead
-            CoordinatorAction.ASK_FOR_SHARES: CoordinatorState.SHARING,
-            CoordinatorAction.OPEN: CoordinatorState.TRIP,
-            CoordinatorAction.FINISH: CoordinatorState.FINISHING,
-        },
-        CoordinatorState.SHARING: _trip(CoordinatorState.SHARING),
-        CoordinatorState.TRIP: _trip(
+        CoordinatorState.GATHERING: _from(
+            CoordinatorState.GATHERING,
+            AlignHello,
+            START_TRAINING=CoordinatorState.IDLE,
+            CANCEL=CoordinatorState.CANCELLED,
+        ),
+        CoordinatorState.IDLE: _from(
+            CoordinatorState.IDLE,
+            *_OF_ROUNDS,  # late, or shares that are sent ahead
+            ASK_FOR_SHARES=CoordinatorState.SHARING,
+            OPEN=CoordinatorState.TRIP,
+            FINISH=CoordinatorState.FINISHING,
+        ),
+        CoordinatorState.SHARING: _open(CoordinatorState.SHARING),
+        CoordinatorState.TRIP: _open(
             CoordinatorState.TRIP,
             AGREE=CoordinatorState.AGREEING,
             UNMASK=CoordinatorState.UNMASKING,
             CLOSE=CoordinatorState.IDLE,
         ),
-        CoordinatorState.AGREEING: _trip(CoordinatorState.AGREEING, UNMASK=CoordinatorState.UNMASKING),
-        CoordinatorState.UNMASKING: _trip(CoordinatorState.UNMASKING, CLOSE=CoordinatorState.IDLE),
-        CoordinatorState.FINISHING: {
-            **_stay(CoordinatorState.FINISHING),
-            **dict.fromkeys(_OF_TRIPS, CoordinatorState.FINISHING),  # late
-            Finished: CoordinatorState.FINISHING,
-            CoordinatorAction.FINISH: CoordinatorState.FINISHING,  # once for every party that joins again
-        },
-        CoordinatorState.CANCELLED: {
-            **_stay(CoordinatorState.CANCELLED),
-            Finished: CoordinatorState.CANCELLED,
-            CoordinatorAction.CANCEL: CoordinatorState.CANCELLED,  # once for every party that joins
-        },
+        CoordinatorState.AGREEING: _open(CoordinatorState.AGREEING, UNMASK=CoordinatorState.UNMASKING),
+        CoordinatorState.UNMASKING: _open(CoordinatorState.UNMASKING, CLOSE=CoordinatorState.IDLE),
+        # Both say goodbye once for every party that joins again.
+        CoordinatorState.FINISHING: _from(
+            CoordinatorState.FINISHING, *_OF_ROUNDS, Finished, CoordinatorAction.FINISH
+        ),
+        CoordinatorState.CANCELLED: _from(CoordinatorState.CANCELLED, Finished, CoordinatorAction.CANCEL),
     },
     remedies={
+        **dict.fromkeys(
+            CoordinatorState, "use the previous --out folder of this party, or start a new training"
+        ),
         CoordinatorState.GATHERING: "say hello and wait for a Welcome",
-        CoordinatorState.IDLE: RESUME,
-        CoordinatorState.SHARING: RESUME,
-        CoordinatorState.TRIP: RESUME,
-        CoordinatorState.AGREEING: RESUME,
-        CoordinatorState.UNMASKING: RESUME,
-        CoordinatorState.FINISHING: RESUME,
-        CoordinatorState.CANCELLED: RESUME,
     },
 )
 """The coordinator's state machine."""

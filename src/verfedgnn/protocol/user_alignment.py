@@ -1,14 +1,19 @@
-"""Probe users: invented users whom every party adds to its list, so that parties can compare the rows they received.
+"""User alignment before training, as two state machines around the arithmetic of `privacy.id_matching`.
 
-To the coordinator their pseudonyms look like those of users whom all parties have. If it gives the parties different rows for
-the same users, it very likely does so for a probe, too. The probes' rows are removed after the alignment.
+1. Every party turns its ids into pseudonyms. keyed: the first party draws a key and seals it for each other one. ecdh: each
+   list of blinded ids passes the keyholders, sealed, and returns to its owner.
+2. All send their pseudonyms to the coordinator, which matches them and draws the rows in random order.
+3. Every party learns the row of each of its own users and the number of rows.
+
+Every party adds the same invented users to its list, the probes. To the coordinator their pseudonyms look like those of users whom all
+parties have. If it gives the parties different rows for the same users, it very likely does so for a probe, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -43,21 +48,6 @@ from verfedgnn.protocol.party_setup import Vouching
 
 PROBES = 64
 """Number of probes. A coordinator that moves a tenth of the users whom all parties have goes unnoticed once in 850 times."""
-
-
-def probe_ids() -> list[bytes]:
-    """Return the ids of the probes, the same at every party; no id in a table starts with a null byte."""
-    return [b"\0probe %d" % number for number in range(PROBES)]
-
-
-def drop_probes(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return `rows` without the probes' at its end, renumbered as if these had never been; -1 stays."""
-    probes = np.sort(rows[-PROBES:])
-    own = rows[:-PROBES]
-    return np.where(own < 0, -1, own - np.searchsorted(probes, own))
-
-
-# -- What an alignment reveals to whom, in words -----------------------------------------------------------
 
 
 REVEALS = {
@@ -147,15 +137,16 @@ class PartyAlignment:
         self.ambiguous = len(ids) - len(forms)
         """Number of users left out: their ids are empty, or equal to another's once spelling is normalised."""
         dummies = [secrets.token_bytes(_DUMMY) for _ in range(pad_to - len(forms))]
-        own = [text.encode() for text in forms.tolist()] + dummies
-        self._ids = own + probe_ids()
-        if most_users and len(own) > most_users:
+        users = [text.encode() for text in forms.tolist()] + dummies
+        # No id in a table starts with a null byte.
+        self._ids = [*users, *(b"\0probe %d" % number for number in range(PROBES))]
+        if most_users and len(users) > most_users:
             raise DataError(
-                f"party '{name}' brings {len(own):,} users, but the agreement allows {most_users:,}: raise max_users there"
+                f"party '{name}' brings {len(users):,} users, but the agreement allows {most_users:,}: raise max_users there"
             )
         if method == "ecdh" and len(self._ids) > MOST_POINTS:
             raise DataError(
-                f"party '{name}' brings {len(own):,} users, and ecdh seals at most {MOST_POINTS:,} in one message; use keyed alignment"
+                f"party '{name}' brings {len(users):,} users, and ecdh seals at most {MOST_POINTS:,} in one message; use keyed alignment"
             )
         self.session: str | None = None
         self.alignment = ""
@@ -181,9 +172,10 @@ class PartyAlignment:
         """Take one message and return those to be sent."""
         if isinstance(message, AlignStart):
             return self._start(message)
-        stale = getattr(message, "session", None) != self.session or self.rows is not None
-        if not isinstance(message, Sealed | UserRows) or stale:
+        if not isinstance(message, Sealed | UserRows):
             return []
+        if message.session != self.session or self.rows is not None:
+            return []  # of an earlier session
         if isinstance(message, UserRows):
             return self._take_rows(message)
         if not message.peer < len(self._keys):
@@ -278,17 +270,20 @@ class PartyAlignment:
         rows = np.full(len(self._ids), -1)
         rows[self._order] = message.rows
         self._check_rows(rows, message.users)
-        placed = drop_probes(rows)
+        probes = np.sort(rows[-PROBES:])
+        placed = rows[:-PROBES]
+        # Rows as if there were no probes.
+        placed = np.where(placed < 0, -1, placed - np.searchsorted(probes, placed))
         users = message.users - PROBES
-        own = placed[: len(self._places)]
-        if (own < 0).all():
+        rows_here = placed[: len(self._places)]
+        if (rows_here < 0).all():
             raise DataError("none of this party's users is at enough other parties: use --users any")
         check_user_count(users, self.fewest_users)
         assert self.session is not None
         self.alignment = self._name_alignment(rows, message.users)
         self.users = users
         self.rows = np.full(self._table_users, -1)
-        self.rows[self._places] = own
+        self.rows[self._places] = rows_here
         return [Aligned(session=self.session, users=users)]
 
     def _check_rows(self, rows: NDArray[np.int64], users: int) -> None:
@@ -361,17 +356,16 @@ class CoordinatorAlignment:
         """Take one message and return those to be sent, each with its recipient."""
         if isinstance(message, AlignHello):
             return self._hello(name, message)
-        handlers: dict[type[Message], Callable[[str, Any], list[tuple[str, Message]]]] = {
-            Sealed: self._relay,
-            Pseudonyms: self._gather,
-            Aligned: self._confirm,
-        }
-        take = handlers.get(type(message))
-        if take is None:
+        if not isinstance(message, Sealed | Pseudonyms | Aligned):
             raise ProtocolError(f"{name}: unexpected {type(message).__name__} while users are aligned")
-        if getattr(message, "session", None) != self.session:
+        if message.session != self.session:
             return []  # of an earlier session
-        return take(name, message)
+        if isinstance(message, Sealed):
+            return self._relay(name, message)
+        if isinstance(message, Pseudonyms):
+            return self._gather(name, message)
+        self._confirm(name, message)
+        return []
 
     def left(self, name: str) -> None:
         """Note that a party is gone; the alignment starts over when it is back."""
@@ -426,51 +420,47 @@ class CoordinatorAlignment:
     def _gather(self, name: str, message: Pseudonyms) -> list[tuple[str, Message]]:
         if name in self.sets:
             raise ProtocolError(f"{name}: it sends pseudonyms twice")
-        self._check_pseudonyms(name, message)
+        values: NDArray[Any] = message.values
+        try:
+            check_set(values)
+        except ProtocolError as error:
+            raise ProtocolError(f"{name}: {error}") from None
+        count, announced = len(values), self.hellos[name].users
+        if count != announced:
+            raise ProtocolError(f"{name}: it sends {count:,} pseudonyms and announced {announced:,}")
         self.sets[name] = message
         if len(self.sets) < len(self.names):
             return []
-        sets = [self.sets[name] for name in self.names]
+        sets: list[NDArray[Any]] = [self.sets[name].values for name in self.names]
         self.sets = {}
-        values: list[NDArray[Any]] = [one.values for one in sets]
-        self._check_overlap(values)
-        rows, users = match_users(values, self.fewest, probes=PROBES)
+        self._check_overlap(sets)
+        rows, users = match_users(sets, self.fewest, probes=PROBES)
         return [
-            (name, UserRows(session=message.session, users=users, rows=own.astype(np.int32)))
-            for name, own in zip(self.names, rows, strict=True)
+            (name, UserRows(session=message.session, users=users, rows=places.astype(np.int32)))
+            for name, places in zip(self.names, rows, strict=True)
         ]
 
     def _check_overlap(self, sets: Sequence[NDArray[Any]]) -> None:
         """Raise `DataError` if the parties share fewer users than agreed."""
         if len(sets) < 2:
             return
-        shared = [count - PROBES for count in count_shared(sets)]
-        own = [len(one) - PROBES for one in sets]
-        if any(common < self.least_overlap * count for common, count in zip(shared, own, strict=True)):
-            counts = ", ".join(
-                f"{name} shares {common:,} of {count:,}"
-                for name, common, count in zip(self.names, shared, own, strict=True)
+        counts = {
+            name: (count - PROBES, len(values) - PROBES)
+            for name, count, values in zip(self.names, count_shared(sets), sets, strict=True)
+        }
+        if any(shared < self.least_overlap * count for shared, count in counts.values()):
+            text = ", ".join(
+                f"{name} shares {shared:,} of {count:,}" for name, (shared, count) in counts.items()
             )
             raise DataError(
-                f"too few common users: {counts}; min_overlap = {self.least_overlap:g}. Check the exports and how user ids are "
+                f"too few common users: {text}; min_overlap = {self.least_overlap:g}. Check the exports and how user ids are "
                 "spelled, or lower min_overlap in federation.toml at all members"
             )
 
-    def _check_pseudonyms(self, name: str, message: Pseudonyms) -> None:
-        values: NDArray[Any] = message.values
-        try:
-            check_set(values)
-        except ProtocolError as error:
-            raise ProtocolError(f"{name}: {error}") from None
-        announced = self.hellos[name].users
-        if len(values) != announced:
-            raise ProtocolError(f"{name}: it sends {len(values):,} pseudonyms and announced {announced:,}")
-
-    def _confirm(self, name: str, message: Aligned) -> list[tuple[str, Message]]:
+    def _confirm(self, name: str, message: Aligned) -> None:
         self.users[name] = message.users
         if len(set(self.users.values())) > 1:
             raise ProtocolError(f"{name}: it counts {message.users:,} users, other parties another number")
         if len(self.users) == len(self.names):
             self.hellos = {}
             self.session = None
-        return []

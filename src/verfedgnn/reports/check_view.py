@@ -11,9 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from verfedgnn.core.option_names import option
-from verfedgnn.data.data_check import CheckedSource, Conclusion, UserOverlap, foresee_training
+from verfedgnn.data.data_check import Bars, CheckedSource, Conclusion, UserOverlap, foresee_training
 from verfedgnn.data.rating_checks import DataProblem
-from verfedgnn.data.rating_distribution import Bars
 from verfedgnn.data.ratings import format_count
 from verfedgnn.data.value_parsing import quote_value
 from verfedgnn.reports import document
@@ -53,8 +52,6 @@ def show_checked(console: Console, found: CheckedSource) -> None:
             ("users by their ratings", shape.per_user),
             ("items by their ratings", shape.per_item),
         ]
-        if shape.over_time:
-            pictures.append(("ratings over time", shape.over_time))
         console.print(Columns([_bars(title, bars, console) for title, bars in pictures], padding=(1, 3)))
     verdict = "[bold green]usable[/]" if found.usable else "[bold red]not usable[/]"
     console.print(f"  {verdict}\n", soft_wrap=True)

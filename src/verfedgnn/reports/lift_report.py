@@ -15,6 +15,7 @@ from verfedgnn.evaluation.verdict import (
     MIXED,
     NO,
     NO_DIFFERENCE,
+    PARTNERS_HEADER,
     SMALL,
     UNCLEAR,
     YES,
@@ -23,6 +24,7 @@ from verfedgnn.evaluation.verdict import (
     is_judged,
     judged_tables,
     list_points,
+    partner_rows,
     party_word,
     verdict_table,
 )
@@ -57,7 +59,7 @@ WORDS_NOTE = (
     f"or ±{SMALL:g} of 100 customers. {UNCLEAR}: anything else, or fewer than {FEWEST_USERS} customers."
 )
 _WAYS_NOTE = (
-    "simple: own means, or the most popular items. means: means shared with the others. alone: the best mixture of own models. "
+    "simple: own means, or the most popular items. means: own models and means shared with the others (preset means). alone: the best mixture of own models. "
     "federated: what joining gives. The gain is over the better of simple and alone. New customers: all their ratings here were "
     "withheld from the training that is judged."
 )
@@ -98,6 +100,13 @@ def add_lift(document: Document, lift: Mapping[str, Any]) -> None:
             cells = [[name, band(group), *_cells(group)] for name, group in groups]
             header = ["party", "own ratings", *_header(table["overall"])]
             fold.add(Paragraph("By training ratings at the party:"), Table(header, cells, name, TONES))
+    if "partners" in lift:
+        document.add(
+            Paragraph(
+                "**Which partner is worth it:** each party's gain in federations without one of the others."
+            ),
+            Table(PARTNERS_HEADER, partner_rows(lift["partners"]), "Gain without each partner"),
+        )
     document.add(fold, Paragraph(f"{WORDS_NOTE} {_WAYS_NOTE}"))
 
 

@@ -28,8 +28,8 @@ def list_steps(parties: Sequence[str], config: Config) -> list[str]:
     final = config.trains_final and config.model.form == "solved"
     return [
         *loops,
-        *(alone if config.training.gate else []),
         *([f"{loop}{_ALL}" for loop in loops] if final else []),
+        *(alone if config.training.gate else []),
     ]
 
 

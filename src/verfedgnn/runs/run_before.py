@@ -11,7 +11,7 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import make_folder, writing
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData
-from verfedgnn.data.rating_distribution import measure_drift
+from verfedgnn.data.ratings import measure_drift
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.run import read_run_config, write_json
 from verfedgnn.runs.run_layout import AFTER

@@ -135,7 +135,9 @@ def _add_metrics(summary: RunSummary, metrics: dict[str, Any]) -> RunSummary:
     lists = metrics.get("lists", {})
     gradients = metrics.get("privacy", {}).get("gradients", {})
     spends = gradients.get("mechanism") in _NOISED and "composed" in gradients
-    costs = [part["bytes"] for part in (metrics, lists) if "bytes" in part]
+    final = metrics.get("final", {})
+    parts = (metrics, lists, final, final.get("lists", {}))
+    costs = [part["bytes"] for part in parts if "bytes" in part]
     rows = metrics["parties"]
     return replace(
         summary,

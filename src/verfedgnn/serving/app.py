@@ -1,7 +1,7 @@
 """The FastAPI application: endpoints look up and describe, the batcher's thread scores, and a thread pool explains.
 
-Names become rows of the catalogue, queries of many requests form batches, and simple requests take a shortcut. `allowed` are the
-numbers of the parties that a request may see. Other parties do not exist for it.
+Names become rows of the catalogue, queries of many requests form batches, and simple requests take a
+shortcut.
 """
 
 from __future__ import annotations
@@ -45,7 +45,14 @@ from verfedgnn.serving.request_guard import (
 from verfedgnn.serving.run_overview import describe_run
 from verfedgnn.serving.schema import MAX_BATCH_ITEMS, MAX_ITEMS, HttpProblem, NewcomerRating, send_json
 from verfedgnn.serving.split_test import ALONE, ModelName
-from verfedgnn.serving.user_lists import RecommendedItem, ScoredItem, ServedUser, UserProfile, find_similar
+from verfedgnn.serving.user_lists import (
+    Explanation,
+    ScoredItem,
+    ServedUser,
+    UserProfile,
+    find_similar,
+    find_user,
+)
 from verfedgnn.upkeep.new_items import NewItems
 
 LARGEST_BATCH = 64
@@ -56,72 +63,72 @@ SIMPLE_PARAMETERS = {"user", "k", "party", "model"}
 Waiting = tuple[ItemRanker, RankingQuery, "asyncio.Future[RankedItems]"]
 
 
-def find_user(catalogue: Catalogue, user: str) -> ServedUser:
-    """Return the user of the run with this id."""
-    row = catalogue.users.find(user)
-    if row is None:
-        remedy = "POST their ratings to /v1/recommendations to serve them as a newcomer"
-        raise HttpProblem(404, "this user was not in training", remedy)
-    return ServedUser(row)
+class View:
+    """What one request may see of a catalogue: the parties `allowed`. Other parties do not exist for it."""
 
+    def __init__(self, catalogue: Catalogue, allowed: Sequence[int]) -> None:
+        self.catalogue = catalogue
+        self.allowed = allowed
 
-def find_parties(catalogue: Catalogue, party: str | None, allowed: Sequence[int]) -> list[int]:
-    """Return the number of the party with this name, or the numbers of all allowed parties."""
-    if party is None:
-        return list(allowed)
-    found = [p for p in allowed if catalogue.parties[p].name == party]
-    if not found:
-        names = ", ".join(catalogue.parties[p].name for p in allowed)
-        raise HttpProblem(404, "there is no such party here", f"use one of: {names}")
-    return found
+    def find_user(self, user: str, model: ModelName | None) -> ServedUser:
+        """Return the user of the run with this id."""
+        self.check_model(model)
+        found = find_user(self.catalogue, user, model=model)
+        if found.row is None:
+            remedy = "POST their ratings to /v1/recommendations to serve them as a newcomer"
+            raise HttpProblem(404, "this user was not in training", remedy)
+        return found
 
+    def check_model(self, model: ModelName | None) -> None:
+        """Raise `HttpProblem` if the run lacks the models of the parties alone and `model` asks for them."""
+        if model == ALONE and ALONE not in self.catalogue.rankers:
+            raise HttpProblem(404, "this run has no models of the parties alone", WITHOUT_ALONE)
 
-def find_item(catalogue: Catalogue, item: str, party: str | None, allowed: Sequence[int]) -> tuple[int, int]:
-    """Return the party and the row of an item."""
-    found = catalogue.find_item(item, find_parties(catalogue, party, allowed))
-    if not found:
-        raise HttpProblem(404, "there is no such item here", "give the item's id as in the data of this run")
-    if len(found) > 1:
-        remedy = f"add the parameter party, one of: {', '.join(catalogue.parties[p].name for p, _ in found)}"
-        raise HttpProblem(400, "several parties have an item with this id", remedy)
-    return found[0]
+    def find_parties(self, party: str | None) -> list[int]:
+        """Return the number of the party with this name, or the numbers of all allowed parties."""
+        found = [p for p in self.allowed if party in (None, self.catalogue.parties[p].name)]
+        if not found:
+            names = ", ".join(self.catalogue.parties[p].name for p in self.allowed)
+            raise HttpProblem(404, "there is no such party here", f"use one of: {names}")
+        return found
 
+    def find_item(self, item: str, party: str | None) -> tuple[int, int]:
+        """Return the party and the row of an item."""
+        found = self.catalogue.find_item(item, self.find_parties(party))
+        if not found:
+            remedy = "give the item's id as in the data of this run"
+            raise HttpProblem(404, "there is no such item here", remedy)
+        if len(found) > 1:
+            names = ", ".join(self.catalogue.parties[p].name for p, _ in found)
+            remedy = f"add the parameter party, one of: {names}"
+            raise HttpProblem(400, "several parties have an item with this id", remedy)
+        return found[0]
 
-def check_model(catalogue: Catalogue, model: ModelName | None) -> None:
-    """Raise `HttpProblem` if the run lacks the models of the parties alone and `model` asks for them."""
-    if model == ALONE and ALONE not in catalogue.rankers:
-        raise HttpProblem(404, "this run has no models of the parties alone", WITHOUT_ALONE)
+    def read_filters(self, given: Mapping[str, str], known: Sequence[str] = ()) -> dict[str, str]:
+        """Return the parameters that filter by item column: those not in `known`, checked against the columns."""
+        filters = {name: value for name, value in given.items() if name not in known}
+        existing = {name for p in self.allowed for name in self.catalogue.parties[p].table.columns}
+        if not existing.issuperset(filters):
+            parameters = f"parameters: {', '.join(known)}; " if known else ""
+            remedy = f"{parameters}columns: {', '.join(sorted(existing)) or 'none'}"
+            raise HttpProblem(400, "there is no such parameter or item column", remedy)
+        return filters
 
-
-def read_filters(
-    catalogue: Catalogue, given: Mapping[str, str], known: Sequence[str], allowed: Sequence[int]
-) -> dict[str, str]:
-    """Return the parameters that filter by item column: those not in `known`, checked against the columns."""
-    filters = {name: value for name, value in given.items() if name not in known}
-    existing = {name for p in allowed for name in catalogue.parties[p].table.columns}
-    if not existing.issuperset(filters):
-        parameters = f"parameters: {', '.join(known)}; " if known else ""
-        remedy = f"{parameters}columns: {', '.join(sorted(existing)) or 'none'}"
-        raise HttpProblem(400, "there is no such parameter or item column", remedy)
-    return filters
-
-
-def read_newcomer(
-    catalogue: Catalogue, ratings: Sequence[NewcomerRating], allowed: Sequence[int]
-) -> list[UserRatings]:
-    """Return a newcomer's ratings by party, after checking items and scales."""
-    found: dict[tuple[int, int], float] = {}
-    for number, given in enumerate(ratings):
-        try:
-            place = find_item(catalogue, given.item, given.party, allowed)
-        except HttpProblem as problem:
-            raise HttpProblem(problem.status, f"ratings.{number}: {problem.cause}", problem.remedy) from None
-        low, high = catalogue.parties[place[0]].table.scale
-        if not low <= given.rating <= high:
-            remedy = f"give a rating from {low:g} to {high:g}"
-            raise HttpProblem(400, f"ratings.{number}: the rating is outside the scale", remedy)
-        found[place] = given.rating
-    return group_ratings(found)
+    def read_newcomer(self, ratings: Sequence[NewcomerRating]) -> list[UserRatings]:
+        """Return a newcomer's ratings by party, after checking items and scales."""
+        found: dict[tuple[int, int], float] = {}
+        for number, given in enumerate(ratings):
+            try:
+                place = self.find_item(given.item, given.party)
+                low, high = self.catalogue.parties[place[0]].table.scale
+                if not low <= given.rating <= high:
+                    remedy = f"give a rating from {low:g} to {high:g}"
+                    raise HttpProblem(400, "the rating is outside the scale", remedy)
+            except HttpProblem as problem:
+                cause = f"ratings.{number}: {problem.cause}"
+                raise HttpProblem(problem.status, cause, problem.remedy) from None
+            found[place] = given.rating
+        return group_ratings(found)
 
 
 class Batcher:
@@ -192,19 +199,14 @@ class Lists:
             metrics.served.labels(party.name).set(0)
 
     async def make(
-        self,
-        users: Sequence[tuple[ModelName, ServedUser]],
-        parties: Sequence[int],
-        k: int,
-        filters: Mapping[str, str],
+        self, users: Sequence[ServedUser], parties: Sequence[int], k: int, filters: Mapping[str, str]
     ) -> list[tuple[UserProfile, list[ScoredItem]]]:
-        """Return the profile and the k best items of each user, in the given model."""
+        """Return the profile and the k best items of each user."""
         profiles = []
-        for model, user in users:
-            make = partial(UserProfile, self.catalogue, model, user, parties)
-            profiles.append(
-                make() if user.trained else await run_in_threadpool(make)
-            )  # folding in takes time
+        for user in users:
+            make = partial(UserProfile, self.catalogue, user, parties)
+            # folding in takes time
+            profiles.append(make() if user.trained else await run_in_threadpool(make))
         queries = [query for profile in profiles for query in profile.make_queries(k, filters)]
         ranked = iter(await self.batcher.rank(queries))
         lists = []
@@ -218,17 +220,20 @@ class Lists:
         return lists
 
 
-def mark_bucket(items: Sequence[RecommendedItem], bucket: ModelName | None) -> dict[str, Any]:
+def make_answer(
+    profile: UserProfile, best: Sequence[ScoredItem], why: Sequence[Explanation] = ()
+) -> dict[str, Any]:
     """Return the response with a user's items, and with the user's bucket if there is one."""
-    return {"recommendations": items} | ({} if bucket is None else {"bucket": bucket})
+    answer = {"recommendations": profile.describe(best, why)}
+    return answer | ({} if profile.user.bucket is None else {"bucket": profile.user.bucket})
 
 
 class FastPath:
     """ASGI middleware that answers the most frequent request, the list of a known user, without FastAPI's request handling.
 
-    It answers only requests that are valid and simple: known parameters, each given once, without explanations or
-    filters. All others go to the endpoint, so errors are described in one place. Both give the same response. results/serving.md
-    has the throughput with and without it.
+    It answers only requests that are valid and simple: known parameters, each given once, without
+    explanations or filters. All others go to the endpoint, so errors are described in one place. Both give
+    the same response. results/serving.md has the throughput with and without it.
     """
 
     path = "/v1/recommendations"
@@ -237,7 +242,6 @@ class FastPath:
     def __init__(self, app: ASGIApp, lists: Lists) -> None:
         self.app = app
         self._lists = lists
-        self._catalogue = lists.catalogue
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a simple request, or pass any other request on."""
@@ -246,35 +250,31 @@ class FastPath:
             await self.app(scope, receive, send)
             return
         scope["route"] = self
-        (model, bucket), user, parties, k = simple
-        ((profile, best),) = await self._lists.make([(model, user)], parties, k, {})
-        await send_json(send, 200, orjson.dumps(mark_bucket(profile.describe(best), bucket)))
+        user, parties, k = simple
+        (made,) = await self._lists.make([user], parties, k, {})
+        await send_json(send, 200, orjson.dumps(make_answer(*made)))
 
-    def _parse(
-        self, scope: Scope
-    ) -> tuple[tuple[ModelName, ModelName | None], ServedUser, list[int], int] | None:
-        """Return model and bucket, user, parties and number of items, or None if the request is not simple."""
+    def _parse(self, scope: Scope) -> tuple[ServedUser, list[int], int] | None:
+        """Return the user, the parties and the number of items, or None if the request is not simple."""
         if scope["type"] != "http" or scope["path"] != self.path or scope["method"] != "GET":
             return None
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = dict(pairs)
         k = given.get("k", "10")
-        model = next((name for name in self._catalogue.rankers if name == given.get("model")), None)
+        model = next((name for name in self._lists.catalogue.rankers if name == given.get("model")), None)
         if (
             len(given) < len(pairs)
             or not given.keys() <= SIMPLE_PARAMETERS
-            or (model is None and "model" in given)
+            or ("model" in given and model is None)
         ):
             return None
         if not (k.isascii() and k.isdigit() and len(k) <= len(str(MAX_ITEMS)) and 1 <= int(k) <= MAX_ITEMS):
             return None
+        view = View(self._lists.catalogue, scope["access"].parties)
         try:
-            parties = find_parties(self._catalogue, given.get("party"), scope["access"].parties)
-            name = given.get("user", "")
-            user = find_user(self._catalogue, name)
+            return view.find_user(given.get("user", ""), model), view.find_parties(given.get("party")), int(k)
         except HttpProblem:
             return None
-        return self._catalogue.choose_model(model, name), user, parties, int(k)
 
 
 UserId = Annotated[str, Query(description="Id of the user, as in the data.", min_length=1, max_length=1000)]
@@ -318,13 +318,12 @@ async def _reject_unknown_parameters(request: Request) -> None:
         raise HttpProblem(400, "there is no such parameter", f"parameters: {names}")
 
 
-async def _read_access(request: Request) -> Access:
-    """Return what the request may do, as the request guard found it."""
-    access: Access = request.scope["access"]
-    return access
+async def _view(request: Request) -> View:
+    """Return what the request may see, as the request guard found it."""
+    return View(request.app.state.catalogue, request.scope["access"].parties)
 
 
-Granted = Annotated[Access, Depends(_read_access)]
+Seen = Annotated[View, Depends(_view)]
 
 
 def make_app(
@@ -337,7 +336,8 @@ def make_app(
 ) -> FastAPI:
     """Return the application that serves a catalogue; with `keys`, only to clients that send one of them.
 
-    `metrics` are those of the process, by default new ones. `folder` is the run folder, to which items can be added.
+    `metrics` are those of the process, by default new ones. `folder` is the run folder, to which items can be
+    added.
     """
     metrics = metrics or ServerMetrics()
     lists = Lists(catalogue, metrics)
@@ -361,6 +361,7 @@ def make_app(
         lifespan=lifespan,
         responses=ERRORS,
     )
+    app.state.catalogue = catalogue
     app.add_middleware(FastPath, lists=lists)
     names = [party.name for party in catalogue.parties]
     granted = {key.digest: grant(key, names) for key in keys}
@@ -368,18 +369,14 @@ def make_app(
     app.add_middleware(RequestGuard, granted=granted, everybody=everybody, metrics=metrics, log=log)
     _add_error_handlers(app)
     _add_recommendations(app, lists)
-    _add_lookups(app, catalogue)
-    _add_items(app, catalogue, folder)
+    _add_items(app, folder)
     _add_page(app, catalogue)
     _add_server_status(app, metrics)
     return app
 
 
 def _add_recommendations(app: FastAPI, lists: Lists) -> None:
-    catalogue = lists.catalogue
-
     async def answer(
-        chosen: tuple[ModelName, ModelName | None],
         user: ServedUser,
         parties: Sequence[int],
         k: int,
@@ -388,15 +385,14 @@ def _add_recommendations(app: FastAPI, lists: Lists) -> None:
         explained: Sequence[int],
     ) -> Response:
         """Return the k best items of these parties, with up to `why` ratings at the parties `explained` as reasons."""
-        model, bucket = chosen
-        ((profile, best),) = await lists.make([(model, user)], parties, k, filters)
+        ((profile, best),) = await lists.make([user], parties, k, filters)
         reasons = await run_in_threadpool(profile.explain, best, explained, why, filters) if why else []
-        return _respond(mark_bucket(profile.describe(best, reasons), bucket))
+        return _respond(make_answer(profile, best, reasons))
 
     @app.get("/v1/recommendations", response_model=schema.RecommendationsResponse)
     async def recommend_items_to_a_user(
         request: Request,
-        access: Granted,
+        view: Seen,
         user: UserId,
         k: Count = 10,
         party: PartyName = None,
@@ -404,67 +400,58 @@ def _add_recommendations(app: FastAPI, lists: Lists) -> None:
         why: MaxReasons = 0,
     ) -> Response:
         """Return the best items the user has not rated. Every item column is a filter: `&category=book`."""
-        who = find_user(catalogue, user)
-        parties = find_parties(catalogue, party, access.parties)
-        known = ("user", "k", "party", "model", "why")
-        filters = read_filters(catalogue, request.query_params, known, access.parties)
-        check_model(catalogue, model)
-        chosen = catalogue.choose_model(model, user)
-        return await answer(chosen, who, parties, k, filters, why, parties)
+        found = view.find_user(user, model)
+        parties = view.find_parties(party)
+        filters = view.read_filters(request.query_params, ("user", "k", "party", "model", "why"))
+        return await answer(found, parties, k, filters, why, parties)
 
     @app.post("/v1/recommendations", response_model=schema.RecommendationsResponse)
-    async def recommend_items_to_a_newcomer(newcomer: schema.Newcomer, access: Granted) -> Response:
+    async def recommend_items_to_a_newcomer(newcomer: schema.Newcomer, view: Seen) -> Response:
         """Return the best items for a newcomer, from their own ratings, or for a known user with further ratings.
 
         Nothing is stored.
         """
-        parties = find_parties(catalogue, newcomer.party, access.parties)
-        filters = read_filters(catalogue, newcomer.where, (), access.parties)
-        given = await run_in_threadpool(read_newcomer, catalogue, newcomer.ratings, access.parties)
-        row = None if newcomer.user is None else catalogue.users.find(newcomer.user)
-        who = ServedUser(row, given)
-        chosen = catalogue.choose_model(None, newcomer.user)
-        return await answer(chosen, who, parties, newcomer.k, filters, newcomer.why, access.parties)
+        parties = view.find_parties(newcomer.party)
+        filters = view.read_filters(newcomer.where)
+        given = await run_in_threadpool(view.read_newcomer, newcomer.ratings)
+        found = find_user(view.catalogue, newcomer.user, given)
+        return await answer(found, parties, newcomer.k, filters, newcomer.why, view.allowed)
 
     @app.post("/v1/recommendations/batch", response_model=schema.BatchResponse)
-    async def recommend_items_to_many_users(batch: schema.BatchRequest, access: Granted) -> Response:
+    async def recommend_items_to_many_users(
+        batch: schema.BatchRequest, view: Seen, request: Request
+    ) -> Response:
         """Return the best items for up to 1,000 users. A user who was not in training gets an error as answer."""
-        access.charge(len(batch.users) - 1)
+        request.scope["access"].charge(len(batch.users) - 1)
         if len(batch.users) * batch.k > MAX_BATCH_ITEMS:
             remedy = "request fewer users at a time, or fewer items"
             raise HttpProblem(400, f"users times k is more than {MAX_BATCH_ITEMS:,}", remedy)
-        parties = find_parties(catalogue, batch.party, access.parties)
-        check_model(catalogue, batch.model)
-        filters = read_filters(catalogue, batch.where, (), access.parties)
-        answers: list[orjson.Fragment] = []
+        parties = view.find_parties(batch.party)
+        view.check_model(batch.model)
+        filters = view.read_filters(batch.where)
+        found: dict[str, ServedUser] = {}
+        answers: dict[str, orjson.Fragment] = {}
+
+        def note(user: str, answer: dict[str, Any]) -> None:
+            answers[user] = orjson.Fragment(orjson.dumps({"user": user, **answer}))
+
+        for user in batch.users:
+            try:
+                found[user] = view.find_user(user, batch.model)
+            except HttpProblem as problem:
+                note(user, problem.as_dict())
         # in steps, so that other requests are answered in between
         step = max(1, LARGEST_BATCH // len(parties))
-        for start in range(0, len(batch.users), step):
-            found: dict[str, ServedUser] = {}
-            errors: dict[str, dict[str, Any]] = {}
-            for user in batch.users[start : start + step]:
-                try:
-                    found[user] = find_user(catalogue, user)
-                except HttpProblem as problem:
-                    errors[user] = problem.as_dict()
-            chosen = [catalogue.choose_model(batch.model, user) for user in found]
-            wanted = [(model, who) for (model, _), who in zip(chosen, found.values(), strict=True)]
-            made = await lists.make(wanted, parties, batch.k, filters)
-            described = {
-                user: mark_bucket(profile.describe(best), bucket)
-                for user, (_, bucket), (profile, best) in zip(found, chosen, made, strict=True)
-            }
-            for user in batch.users[start : start + step]:
-                own = described.get(user) or errors[user]
-                answers.append(orjson.Fragment(orjson.dumps({"user": user, **own})))
-        return _respond({"answers": answers})
+        for users in (list(found)[start : start + step] for start in range(0, len(found), step)):
+            made = await lists.make([found[user] for user in users], parties, batch.k, filters)
+            for user, own in zip(users, made, strict=True):
+                note(user, make_answer(*own))
+        return _respond({"answers": [answers[user] for user in batch.users]})
 
-
-def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
     @app.get("/v1/similar", response_model=schema.SimilarResponse)
     async def find_similar_items(
         request: Request,
-        access: Granted,
+        view: Seen,
         item: ItemId,
         party: PartyName = None,
         k: Count = 10,
@@ -474,15 +461,14 @@ def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
 
         `among` names the only party to search. Every item column is a filter: `&category=book`.
         """
-        p, row = find_item(catalogue, item, party, access.parties)
-        parties = find_parties(catalogue, among, access.parties)
-        known = ("item", "party", "k", "among")
-        filters = read_filters(catalogue, request.query_params, known, access.parties)
-        found = await run_in_threadpool(find_similar, catalogue, p, row, parties, k, filters)
+        place = view.find_item(item, party)
+        parties = view.find_parties(among)
+        filters = view.read_filters(request.query_params, ("item", "party", "k", "among"))
+        found = await run_in_threadpool(find_similar, view.catalogue, *place, parties, k, filters)
         return _respond({"similar": found})
 
 
-def _add_items(app: FastAPI, catalogue: Catalogue, folder: Path | None) -> None:
+def _add_items(app: FastAPI, folder: Path | None) -> None:
     one_at_a_time = CapacityLimiter(1)  # each loads the run
 
     def add(folder: Path, party: str, request: schema.NewItemsRequest) -> dict[str, Any]:
@@ -503,11 +489,11 @@ def _add_items(app: FastAPI, catalogue: Catalogue, folder: Path | None) -> None:
         return {"items": added, "unknown_users": report.unknown_users}
 
     @app.post("/v1/items", response_model=schema.NewItemsResponse)
-    async def add_new_items(request: schema.NewItemsRequest, access: Granted) -> Response:
+    async def add_new_items(request: schema.NewItemsRequest, view: Seen) -> Response:
         """Give items that were not in training a vector from their first ratings; they are served within seconds."""
         if folder is None:
             raise HttpProblem(404, "this server has no run folder to add items to", "use verfedgnn serve RUN")
-        names = [catalogue.parties[p].name for p in find_parties(catalogue, request.party, access.parties)]
+        names = [view.catalogue.parties[p].name for p in view.find_parties(request.party)]
         if len(names) > 1:
             remedy = f"add the field party, one of: {', '.join(names)}"
             raise HttpProblem(400, "several parties are served", remedy)
@@ -518,40 +504,40 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
     describe = cache(lambda parties: describe_run(catalogue, parties))
 
     @app.get("/v1/run")
-    async def describe_the_run(access: Granted) -> Response:
-        return _respond(await run_in_threadpool(describe, access.parties))
+    async def describe_the_run(view: Seen) -> Response:
+        return _respond(await run_in_threadpool(describe, tuple(view.allowed)))
 
     @app.get("/v1/users")
     async def find_users_by_the_start_of_their_id(
-        access: Granted, starts: Text = "", party: PartyName = None, k: Count = 8
+        view: Seen, starts: Text = "", party: PartyName = None, k: Count = 8
     ) -> Response:
-        parties = find_parties(catalogue, party, access.parties)
+        parties = view.find_parties(party)
         found = []
-        for row in catalogue.index_users(access.parties).find_prefix(starts, k):
+        for row in catalogue.index_users(tuple(view.allowed)).find_prefix(starts, k):
             rated = sum(len(own.items) for own in catalogue.find_ratings(row, parties))
             found.append({"user": str(catalogue.user_ids[row]), "ratings": rated})
         return _respond({"users": found})
 
     @app.get("/v1/items")
     async def find_items_by_a_part_of_their_title(
-        access: Granted, text: Text = "", party: PartyName = None, k: Count = 8
+        view: Seen, text: Text = "", party: PartyName = None, k: Count = 8
     ) -> Response:
         """Return the most rated items whose title or id contains the text; titles that start with it come first."""
-        parties = find_parties(catalogue, party, access.parties)
+        parties = view.find_parties(party)
         found = await run_in_threadpool(catalogue.search_items, text, parties, k)
         return _respond({"items": [catalogue.parties[p].describe(row) for p, row in found]})
 
     @app.get("/v1/history")
     async def list_highest_ratings(
-        access: Granted, user: UserId, party: PartyName = None, k: Count = 10
+        view: Seen, user: UserId, party: PartyName = None, k: Count = 10
     ) -> Response:
         """Return the highest ratings, how many ratings there are, and how many of them count as liked.
 
         `elsewhere` counts the other parties at which the user has ratings, of those that the request may see.
         `known` is false for a user who was not in training. Then `similar` has ids that look like this one.
         """
-        parties = find_parties(catalogue, party, access.parties)
-        others = [p for p in access.parties if p not in parties]
+        parties = view.find_parties(party)
+        others = [p for p in tuple(view.allowed) if p not in parties]
         row = catalogue.users.find(user)
         who = ServedUser(row)
         rated = [
@@ -570,7 +556,7 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
             ],
         }
         if row is None:
-            answer["similar"] = catalogue.index_users(access.parties).find_similar(user, 3)
+            answer["similar"] = catalogue.index_users(tuple(view.allowed)).find_similar(user, 3)
         return _respond(answer)
 
     for path, (name, kind) in PAGE_FILES.items():

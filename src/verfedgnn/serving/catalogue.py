@@ -165,13 +165,6 @@ class Catalogue:
         """Rankers of the served parties by model, federated and, if the run has it, alone."""
         self.rating_models = self._choose_models(run) if self.predicts else {}
 
-    def choose_model(self, model: ModelName | None, user: str | None) -> tuple[ModelName, ModelName | None]:
-        """Return the model that orders a user's list, and the user's bucket if the split test chose it, not the request."""
-        if model is not None or user is None or self.split is None:
-            return model or FEDERATED, None
-        bucket = self.split.bucket(user)
-        return bucket, bucket
-
     def _choose_models(self, run: Run) -> dict[ModelName, list[PartyModel]]:
         found = {FEDERATED: run.models} | ({} if run.alone is None else {ALONE: run.alone})
         return {name: [models[p] for p in self.chosen] for name, models in found.items()}

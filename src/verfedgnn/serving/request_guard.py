@@ -1,7 +1,7 @@
 """Checks before every endpoint: API key, rights, rate, Host header and size; and headers, metrics and log of every response.
 
-Neither metrics nor logs name a user. One key is a text file or an environment variable. Several keys are one TOML file, with a
-table for each:
+Neither metrics nor logs name a user. One key is a text file or an environment variable. Several keys are one
+TOML file, with a table for each:
 
     [shop]
     key = "..."
@@ -9,7 +9,8 @@ table for each:
     parties = ["film"]
     per_second = 20
 
-The server keeps only the SHA-256 of a key and looks keys up by it. How long that takes tells nothing about a key.
+The server keeps only the SHA-256 of a key and looks keys up by it. How long that takes tells nothing about a
+key.
 """
 
 from __future__ import annotations
@@ -290,8 +291,8 @@ class JsonLog:
 class RequestGuard:
     """ASGI middleware that admits requests with a valid API key or, without keys, requests from this machine.
 
-    An admitted request carries its `Access` in the scope. `granted` holds those of the keys by their SHA-256, and
-    `everybody` is the access of all requests if there are no keys.
+    An admitted request carries its `Access` in the scope. `granted` holds those of the keys by their SHA-256,
+    and `everybody` is the access of all requests if there are no keys.
     """
 
     def __init__(

@@ -23,8 +23,14 @@ from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_folder import check_outside
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.fold_in import UserRatings, group_ratings
-from verfedgnn.serving.split_test import FEDERATED
-from verfedgnn.serving.user_lists import ScoredItem, ServedUser, UserProfile, find_similar, make_lists
+from verfedgnn.serving.user_lists import (
+    ScoredItem,
+    ServedUser,
+    UserProfile,
+    find_similar,
+    find_user,
+    make_lists,
+)
 
 GROUP_USERS = 4096
 """Users per row group of a table."""
@@ -70,13 +76,13 @@ class RunAnswers:
     ) -> Recommendations:
         """Return the k best items for a newcomer with these ratings, or for a user of the run who has rated more since."""
         parties = [p for p, name in enumerate(self.names) if party in (None, name)]
-        row = None if user is None else self.catalogue.users.find(user)
-        return recommend_to(self.catalogue, ServedUser(row, self._read_ratings(ratings)), parties, k)
+        newer = self._read_ratings(ratings)
+        return recommend_to(self.catalogue, find_user(self.catalogue, user, newer), parties, k)
 
     def explain(self, row: int, items: Sequence[Recommendation]) -> list[str]:
         """Return why each of these recommended items is in the list of the user at `row`."""
         numbers = [self.names.index(item.party) for item in items]
-        profile = UserProfile(self.catalogue, FEDERATED, ServedUser(row), sorted(set(numbers)))
+        profile = UserProfile(self.catalogue, ServedUser(row), sorted(set(numbers)))
         places = [self.catalogue.find_item(item.item, [p])[0] for item, p in zip(items, numbers, strict=True)]
         return _explain(profile, [(*place, item.score) for place, item in zip(places, items, strict=True)])
 
@@ -140,7 +146,7 @@ def find_popular_item(table: Ratings) -> str:
 
 def recommend_to(catalogue: Catalogue, user: ServedUser, parties: Sequence[int], k: int) -> Recommendations:
     """Return the k best items of these parties for a newcomer, or for a user of the run with newer ratings."""
-    profile = UserProfile(catalogue, FEDERATED, user, parties)
+    profile = UserProfile(catalogue, user, parties)
     (best,) = make_lists([profile], k)
     found = [
         Recommendation(item.item, item.title, item.party, item.score, item.rating)
@@ -157,8 +163,8 @@ def _explain(profile: UserProfile, best: Sequence[ScoredItem]) -> list[str]:
 def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
     """Write the k best items of every user to `path` as Parquet, in row groups, and return the number of rows.
 
-    The items are those of `Run.recommend`; in a split test, the lists follow each user's bucket, which has a column. The file
-    appears only when it is complete.
+    The items are those of `Run.recommend`; in a split test, the lists follow each user's bucket, which has a
+    column. The file appears only when it is complete.
     """
     check_outside(path)
     table = catalogue.run.parties[0].ratings
@@ -174,14 +180,9 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
                 for first in range(0, len(group), BATCH_USERS):
                     users = group[first : first + BATCH_USERS]
                     names = [str(table.user_ids[user]) for user in users]
-                    chosen = [catalogue.choose_model(None, name) for name in names]
-                    profiles = [
-                        UserProfile(catalogue, model, ServedUser(user), parties)
-                        for (model, _), user in zip(chosen, users, strict=True)
-                    ]
-                    lists = zip(names, chosen, profiles, make_lists(profiles, k), strict=True)
-                    for name, (_, bucket), profile, best in lists:
-                        mine = {"user": name, "bucket": bucket}
+                    profiles = [UserProfile(catalogue, find_user(catalogue, name), parties) for name in names]
+                    for name, profile, best in zip(names, profiles, make_lists(profiles, k), strict=True):
+                        mine = {"user": name, "bucket": profile.user.bucket}
                         for place, item in enumerate(profile.describe(best), 1):
                             listed.append(vars(item) | mine | {"place": place})
                 rows += len(listed)

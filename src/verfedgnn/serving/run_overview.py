@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from verfedgnn.data.ids import StrArray
 from verfedgnn.evaluation.verdict import headline, list_points, narrow_lift, party_word
 from verfedgnn.reports.lift_report import TONES
-from verfedgnn.reports.phrases import warn_of_lists
+from verfedgnn.reports.phrases import describe_cost, describe_learnt, describe_served, warn_of_lists
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.split_test import ALONE
 
@@ -57,6 +57,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
         "warning": warn_of_lists(metrics | {"parties": served}),
         "judged_by_lift": lift is not None,
         "verdict": None if lift is None or not whole_run else _describe_verdict(lift),
+        "about": _describe_training(catalogue) if whole_run else [],
         "parties": parties,
     }
 
@@ -69,6 +70,16 @@ def _describe_verdict(lift: Mapping[str, Any]) -> dict[str, Any]:
         # the page shows marks of code as they are
         "points": [point.replace("`", "") for point in list_points(lift)],
     }
+
+
+def _describe_training(catalogue: Catalogue) -> list[str]:
+    """Return what the training cost, what others learn from it, and what is served."""
+    metrics = catalogue.run.metrics
+    return [
+        f"Cost: {describe_cost(metrics)}.",
+        f"Others learn: {describe_learnt(catalogue.run.config)}".replace("`", ""),
+        f"Served: {describe_served(metrics)}.",
+    ]
 
 
 def _choose_examples(

@@ -1,12 +1,13 @@
 """The server of a run: it follows the run folder, may compare a second run in its shadow, and bounds every connection.
 
-Requests move to a new state of a run when its link leads elsewhere or its files change. A run in the shadow gets the same requests
-as the served one; its answers are recorded and never sent.
+Requests move to a new state of a run when its link leads elsewhere or its files change. A run in the shadow
+gets the same requests as the served one; its answers are recorded and never sent.
 
-uvicorn bounds no connection: a client may connect and send nothing for ever, send headers without end, or take no response. Here
-a connection counts as waiting until a whole request has arrived, while its client is slow to take responses, and after the
-response. Waiting connections are in a table, in which a new one takes the place of the oldest of the address that has most
-(`core/connection_table.py`). A request whose response is being computed is never cut off.
+uvicorn bounds no connection: a client may connect and send nothing for ever, send headers without end, or
+take no response. Here a connection counts as waiting until a whole request has arrived, while its client is
+slow to take responses, and after the response. Waiting connections are in a table, in which a new one takes
+the place of the oldest of the address that has most (`core/connection_table.py`). A request whose response is
+being computed is never cut off.
 """
 
 from __future__ import annotations
@@ -102,8 +103,9 @@ class _LoadedRun:
 class LiveRun:
     """ASGI application that answers requests with the run in `folder`, or with the one that this link leads to at the moment.
 
-    A new run, or a run with added items, forgotten users or a new verdict, is loaded in the background. Requests that have begun
-    are answered by the run that they began with. If a run cannot be loaded again after a `forget`, it is served no more.
+    A new run, or a run with added items, forgotten users or a new verdict, is loaded in the background.
+    Requests that have begun are answered by the run that they began with. If a run cannot be loaded again
+    after a `forget`, it is served no more.
     """
 
     def __init__(self, folder: Path, build: Callable[[Path], FastAPI]) -> None:
@@ -169,7 +171,8 @@ class LiveRun:
     async def _switch(self, state: _RunState) -> None:
         """Load the run in this state and let it answer from now on; on any error, the present one goes on.
 
-        If it cannot be loaded after a `forget`, the present one ends, because it still has what was forgotten.
+        If it cannot be loaded after a `forget`, the present one ends, because it still has what was
+        forgotten.
         """
         target = state.folder
         gc.unfreeze()
@@ -317,11 +320,11 @@ LARGEST_HEADERS = 65_536
 LARGEST_REQUEST = 2 * LARGEST_BODY
 """Maximum size of a request in bytes, with the headers and what chunks add; the request guard bounds the body."""
 SWITCH_INTERVAL = 0.0005
-"""Seconds after which the event loop yields the interpreter to the scoring thread. Python's default of 0.005 s adds tens of
-milliseconds per batch under load."""
+"""Seconds after which the event loop yields the interpreter to the scoring thread. Python's default of 0.005
+s adds tens of milliseconds per batch under load."""
 KEEP_ALIVE = 75
-"""Seconds after which an idle connection is closed. Clients and proxies usually close theirs earlier, so that no connection is
-closed while a request is being sent."""
+"""Seconds after which an idle connection is closed. Clients and proxies usually close theirs earlier, so that
+no connection is closed while a request is being sent."""
 
 
 class BoundedProtocol(HttpToolsProtocol):

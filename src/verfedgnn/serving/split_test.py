@@ -1,16 +1,17 @@
 r"""A split test: some customers get the federated lists, the others those of their party alone, and clicks say which are better.
 
-A customer's bucket is a keyed hash of the id, so it stays the same as long as the secret does, and nobody else can foretell it.
+A customer's bucket is a keyed hash of the id, so it stays the same as long as the secret does, and nobody
+else can foretell it.
 
-The share of customers in a bucket who clicked is :math:`\hat p = \sum_u y_u / \sum_u x_u` with :math:`x_u = 1`. Clicks per list have
-the same form, with a customer's clicks and lists. Customers are independent, the rows of one customer are not, so the variance is
-that of a ratio over n customers:
+The share of customers in a bucket who clicked is :math:`\hat p = \sum_u y_u / \sum_u x_u`, where each
+:math:`x_u` is 1. Clicks per list have the same form, with a customer's clicks and lists. Customers are
+independent, the rows of one customer are not, so the variance is that of a ratio over n customers:
 
 .. math::
     \widehat{\mathrm{Var}}(\hat p) = \frac{n}{n - 1} \sum_u (y_u - \hat p x_u)^2 \Big/ \Big(\sum_u x_u\Big)^2 .
 
-The interval counts two more customers in each bucket, who were shown one list each, and of whom one clicked (Agresti and Caffo,
-2000). Without them, an interval from few clicks is too narrow.
+The interval counts two more customers in each bucket, who were shown one list each, and of whom one clicked
+(Agresti and Caffo, 2000). Without them, an interval from few clicks is too narrow.
 """
 
 from __future__ import annotations
@@ -166,8 +167,8 @@ def compare(federated: Clicks, alone: Clicks) -> Comparison:
 def confirm(file: Path) -> SplitResult:
     """Compare the buckets of a split test from a CSV file with the columns bucket, user, clicked and optionally shown.
 
-    A customer may have several rows. `clicked` is 1 or 0, or the number of clicks, and `shown` the number of lists, 1 by default.
-    Without a column `user`, each row counts as a customer.
+    A customer may have several rows. `clicked` is 1 or 0, or the number of clicks, and `shown` the number of
+    lists, 1 by default. Without a column `user`, each row counts as a customer.
     """
     buckets: dict[str, ModelName] = {}
     totals: dict[str, list[float]] = {}

@@ -59,8 +59,8 @@ class Explanation:
     average_rank: int
     """Rank of the item for the average user, among the items of the party that the user has not rated and that match the filters."""
     kind: Literal["liked", "popular", "similar", "none"]
-    """Why the item is in the list: liked items moved it up (`because`); the average user would see it, too; other customers with a
-    similar taste like it; or nothing of this."""
+    """Why the item is in the list: liked items moved it up (`because`); the average user would see it, too;
+    other customers with a similar taste like it; or nothing of this."""
     because: list[Reason]
     """The liked items that contribute most, if the user's ratings moved the item up."""
 
@@ -118,6 +118,10 @@ class ServedUser:
     """Row of the user in the run; None for a newcomer."""
     newer: Sequence[UserRatings] = ()
     """Ratings that training did not use."""
+    model: ModelName = FEDERATED
+    """The model that orders the user's list."""
+    bucket: ModelName | None = None
+    """The bucket of the user, if a split test chose the model."""
 
     @property
     def trained(self) -> bool:
@@ -133,13 +137,11 @@ class ServedUser:
 
 
 class UserProfile:
-    """A user as one model sees them at some parties: trained, folded in, or trained and moved by newer ratings."""
+    """A user as their model sees them at some parties: trained, folded in, or trained and moved by newer ratings."""
 
-    def __init__(
-        self, catalogue: Catalogue, model: ModelName, user: ServedUser, parties: Sequence[int]
-    ) -> None:
+    def __init__(self, catalogue: Catalogue, user: ServedUser, parties: Sequence[int]) -> None:
         self.catalogue = catalogue
-        self.model: ModelName = model
+        self.model = user.model
         self.user = user
         self.parties = parties
         vectors = self._place_user(predicts=False)
@@ -174,8 +176,9 @@ class UserProfile:
     def _place_user(self, *, predicts: bool) -> dict[int, Tensor]:
         r"""Return the user's vector at each party, in the models that order lists or that predict ratings.
 
-        A newcomer is folded in. The trained vector of a user with newer ratings moves by as much as the folded-in position does:
-        :math:`x_u + L (z_\mathrm{new} - z_\mathrm{old})`. So it keeps what training learnt from others.
+        A newcomer is folded in. The trained vector of a user with newer ratings moves by as much as the
+        folded-in position does: :math:`x_u + L (z_\mathrm{new} - z_\mathrm{old})`. So it keeps what training
+        learnt from others.
         """
         catalogue, row = self.catalogue, self.user.row
         models = (catalogue.rating_models if predicts else catalogue.list_models)[self.model]
@@ -274,8 +277,9 @@ class UserProfile:
     ) -> list[Explanation]:
         """Explain each item of a list by the user's ratings at the parties `visible`, with up to `max_reasons` liked items.
 
-        A reason is given only where it moved the item: the user's ratings add to it, they place it above its rank for the average
-        user, and each named item adds clearly. `average`, `habit` and `taste` come from folding in (`fold_in.py`).
+        A reason is given only where it moved the item: the user's ratings add to it, they place it above its
+        rank for the average user, and each named item adds clearly. `average`, `habit` and `taste` come from
+        folding in (`fold_in.py`).
         """
         catalogue = self.catalogue
         rated = self.user.find_ratings(catalogue, visible, training=True)
@@ -350,6 +354,17 @@ class UserProfile:
         return sorted(found, key=lambda reason: reason.adds, reverse=True)[:max_reasons]
 
 
+def find_user(
+    catalogue: Catalogue, user: str | None, newer: Sequence[UserRatings] = (), model: ModelName | None = None
+) -> ServedUser:
+    """Return the user with this id and newer ratings; without `model`, a split test chooses the one of the user's bucket."""
+    bucket = None
+    if user is not None and model is None and catalogue.split is not None:
+        bucket = catalogue.split.bucket(user)
+    row = None if user is None else catalogue.users.find(user)
+    return ServedUser(row, newer, model or bucket or FEDERATED, bucket)
+
+
 def make_lists(
     profiles: Sequence[UserProfile], k: int, filters: Filters = NO_FILTERS
 ) -> list[list[ScoredItem]]:
@@ -370,8 +385,8 @@ def find_similar(
 ) -> list[SimilarItem]:
     """Return the k items most similar to `item`, by the cosine of item directions in taste space.
 
-    The directions are those of the model that orders lists. A party that mixes only popularity and item weights into its lists
-    has none, so the directions of the predicted ratings are used instead.
+    The directions are those of the model that orders lists. A party that mixes only popularity and item
+    weights into its lists has none, so the directions of the predicted ratings are used instead.
     """
     priors = catalogue.priors[FEDERATED]
     if catalogue.predicts and not priors[party].items[item].any():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,27 +13,18 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from verfedgnn.config import Config
-from verfedgnn.core.graph import build_graph
+from verfedgnn.core.graph import Graph, build_graph
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.gnn.model import OPERATORS, Model
 from verfedgnn.gnn.operator import Operator
 from verfedgnn.plugins import register
 from verfedgnn.privacy.projection import IdentityProjection
 from verfedgnn.protocol.forward_backward import Batch, compute
-from verfedgnn.testing.random_inputs import (
-    ITEMS,
-    USERS,
-    double,
-    double_graph,
-    drawn_others,
-    drawn_private,
-    drawn_public,
-    small_edges,
-    small_graph,
-)
 from verfedgnn.testing.small_federation import federation, parties, settle
 from verfedgnn.training.train import train
 
+USERS = 14
+ITEMS = 9
 OPEN = {
     "unprotected": "degrees",
     "optimizer": "sgd",
@@ -138,7 +131,7 @@ class GNNContract:
                 return float((out.predict(pairs.user, pairs.item) - pairs.rating).square().sum())
 
             found = compute(
-                model, graph, public, own, training, projection=identity, others=others, batch=Batch(pairs)
+                model, graph, public, own, training, exchange=identity, others=others, batch=Batch(pairs)
             )
             assert found.public_gradient is not None
             for name, place in model.views(torch.arange(model.size)).items():
@@ -255,4 +248,64 @@ class GNNContract:
 def _agree(found: float, slope: float, name: str) -> None:
     assert abs(found - slope) <= 1e-5 * max(1.0, abs(slope)), (
         f"{name}: backward says {found:.6g}, the loss {slope:.6g}"
+    )
+
+
+def small_edges(seed: int = 3, items: int = ITEMS) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Draw users and items that are neighbours."""
+    user, item = np.nonzero(np.random.default_rng(seed).random((USERS, items)) < 0.4)
+    return user, item
+
+
+def small_graph(seed: int = 3, items: int = ITEMS) -> Graph:
+    """Return the graph of a party that holds half of all items."""
+    return build_graph(*small_edges(seed, items), users=USERS, items=items, ratio=2.0)
+
+
+def drawn(shape: tuple[int, ...], seed: int, spread: float = 0.5) -> Tensor:
+    """Draw normal numbers of the default dtype."""
+    return torch.from_numpy(np.random.default_rng(seed).normal(0, spread, shape)).to(
+        torch.get_default_dtype()
+    )
+
+
+def drawn_public(model: Model) -> dict[str, Tensor]:
+    """Draw public parameters near their initial values, none of them 0."""
+    views = model.views(model.initial_public(1, 3.0))
+    near = {
+        name: value + drawn(tuple(value.shape), 7 + i, 0.1) for i, (name, value) in enumerate(views.items())
+    }
+    return near
+
+
+def drawn_private(model: Model) -> dict[str, Tensor]:
+    """Draw private parameters, none of them 0."""
+    shapes = model.private_shapes(ITEMS)
+    return {name: drawn(shape, 20 + i) for i, (name, shape) in enumerate(shapes.items())}
+
+
+def drawn_others(model: Model) -> list[Tensor]:
+    """Draw the neighbourhoods that others sent, X^k for every layer."""
+    shape = (USERS, model.operator.columns)
+    return [drawn(shape, 30 + k).abs() for k in range(model.operator.layers)]
+
+
+@contextmanager
+def double() -> Iterator[None]:
+    """Make 64-bit floats the default inside the block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def double_graph(graph: Graph) -> Graph:
+    """Return the same graph in 64 bits."""
+    return replace(
+        graph,
+        user_degree=graph.user_degree.double(),
+        item_degree=graph.item_degree.double(),
+        ratio=graph.ratio.double(),
     )

@@ -73,7 +73,7 @@ def forecast(parties: Sequence[PartyData], config: Config, *, device: str = "cpu
         return None
     prepared = prepare(parties, config, usable_device(device))
     configs = {"lists" if config.ranks else "federation": config}
-    if config.trains_lists and all(len(liked(each.train, each.party.ratings.scale)) for each in prepared):
+    if config.federates_lists and all(len(liked(each.train, each.party.ratings.scale)) for each in prepared):
         configs["lists"] = config.for_lists()
     federated = {name: try_rounds(prepared, each) for name, each in configs.items()}
     if config.trains_final and config.model.form == "solved":

@@ -26,6 +26,7 @@ from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
 from verfedgnn.training.party_gate import Gated, gate_parties
 from verfedgnn.training.progress import Stop, Watcher, never
+from verfedgnn.training.simple_models import model_without_items
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ def make_run(
     `final` trainings. With privacy of single ratings, another training would cost budget: the parties only repeat what they do at
     home.
     """
+    if config.trains_lists and not config.federates_lists:
+        judged = [*judged, _nothing_shared(prepared, judged[0])]
+        final = [*final, judged[1]] if final else final
     choices = [[Choices() for _ in prepared] for _ in judged]
     try:
         run = _mix(prepared, config, judged, choices, watch, stop)
@@ -78,6 +82,12 @@ def make_run(
         raise Interrupted(
             "the federation is trained, but the parties' own models are not", resume_hint(folder)
         ) from None
+
+
+def _nothing_shared(prepared: Sequence[Prepared], ratings: Trained) -> Trained:
+    """Return what stands for a training of lists where the federation has none: each party orders lists by its own models."""
+    empty = [model_without_items(party.input) for party in prepared]
+    return Trained(empty, torch.zeros(1), 0, 0, 0.0, ratings.ratings, [], Ledger(), ratings.privacy)
 
 
 def _mix(

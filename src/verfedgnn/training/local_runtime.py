@@ -55,13 +55,13 @@ class LocalRuntime:
             hello = self._up({name: candidate.hello()})[name]
             assert isinstance(hello, Hello)
             self.coordinator.hello(hello)
-        projection = next(iter(self.candidates.values())).projection
+        exchange = next(iter(self.candidates.values())).exchange
         replica: Replica | None = None
         parties = {}
         for name, candidate in self.candidates.items():
             (welcome,) = self._down({name: self.coordinator.welcome(name)}).values()
             assert isinstance(welcome, Welcome)
-            parties[name] = candidate.welcome(welcome, replica, projection)
+            parties[name] = candidate.welcome(welcome, replica, exchange)
             replica = parties[name].replica
         return parties
 

@@ -109,14 +109,14 @@ class TrainingLoop:
     def _trained(self, finished: Sequence[FinishedTraining]) -> Trained:
         best = self.coordinator.best
         releases = ReleaseCounts.most(self.releases.values())
-        projection = next(iter(self.runtime.parties.values())).projection
+        exchange = next(iter(self.runtime.parties.values())).exchange
         privacy = privacy_report(
             self.config,
             releases=releases.gradients,
             exchanges=releases.neighbourhoods,
             users=self.prepared[0].party.ratings.n_users,
-            rows=0 if projection is None else projection.rows,
-            protected=projection is None or projection.protected,
+            rows=exchange.rows,
+            protected=exchange.protected,
             validations=len(self.history),
             randomness=SIMULATED,
             parties=[each.input for each in self.prepared],

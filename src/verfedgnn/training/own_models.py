@@ -93,6 +93,11 @@ class OwnRatings:
         return choose_sizes(int((self.counts > 0).sum()), int(self.counts.sum()))
 
     @property
+    def list_strengths(self) -> Strengths:
+        """The strengths of the party's own model of lists."""
+        return choose_strengths(max(1, int((self.counts > 0).sum())), self.graph.items, len(self.ratings))
+
+    @property
     def biases(self) -> Tensor:
         """Users' first biases (N,): their mean targets, shrunk towards 0."""
         total = torch.zeros_like(self.counts).index_add_(0, self.graph.edge_users.long(), self.targets)
@@ -132,7 +137,7 @@ def own_list_model(
     own = OwnRatings.of(data)
     wanted = data.valid.take(data.valid.rating >= upper_quarter(data.scale))
     size = choices.make("sizes", lambda: own.sizes).lists
-    strengths = choices.make("strengths", lambda: choose_strengths(len(own.ratings), data.items))
+    strengths = choices.make("strengths", lambda: own.list_strengths)
     rounds = _list_rounds(own, data, size, strengths, seed)
     label = f"{data.name} alone, lists"
     return _best("alone", rounds, _judge_lists(data, wanted), label, choices, watch, stop)
@@ -232,7 +237,7 @@ def try_own(data: PartyInput, *, ranks: bool) -> float:
     """Return the expected seconds of a party's own models: three rounds of each, times the rounds that they usually take."""
     own = OwnRatings.of(data)
     sizes = own.sizes
-    strengths = choose_strengths(len(own.ratings), data.items)
+    strengths = own.list_strengths
     trials = (
         [_list_rounds(own, data, sizes.lists, strengths, 0)] if ranks else [_factor_rounds(own, sizes.dim, 0)]
     )

@@ -45,7 +45,7 @@ class Gated:
     alone: Stacked
     """The mixture of the models that do not come from the federation."""
     ways: dict[str, PartyModel]
-    """What lift compares: simple, means (for ratings, where they are shared), alone and federated."""
+    """What lift compares: simple, means (own models and shared means, for ratings), alone and federated."""
 
     @property
     def weights(self) -> dict[str, dict[str, float]]:
@@ -95,17 +95,19 @@ def gate_party(
 ) -> Gated:
     """Return one party's mixtures: what it serves, what it would serve without the federation, and with shared means only."""
     ranks = config.ranks
+    shared = federated.items.shape[1] > 0
     if ranks:
-        parts = list_parts(party, alone, choices) | {"federated": federated}
+        parts = list_parts(party, alone, choices) | ({"federated": federated} if shared else {})
     else:
         parts = rating_parts(party, alone, choices, others_totals(party, public, config))
-        parts |= split_models(federated, config)
+        parts |= {} if config.means_only else split_models(federated, config)
     home = {name: model for name, model in parts.items() if name not in FEDERATED}
     alone_mixed = mix_parts(home, party, choices, "mixture alone", ranks=ranks)
     served = mix_parts(parts, party, choices, "mixture", alone_mixed, ranks=ranks)
     ways = {"simple": next(iter(parts.values()))}
-    if FEDERATED[0] in parts:
-        ways["means"] = parts[FEDERATED[0]]
+    if FEDERATED[0] in parts and not config.means_only:
+        some = {name: model for name, model in parts.items() if name not in FEDERATED[1:]}
+        ways["means"] = mix_parts(some, party, choices, "mixture with means", ranks=ranks).model
     return Gated(served, alone_mixed, ways | {"alone": alone_mixed.model, "federated": served.model})
 
 

@@ -47,8 +47,7 @@ def popularity_model(data: PartyInput) -> PartyModel:
 def ease_model(data: PartyInput, choices: Choices) -> PartyModel:
     """Fit EASE on the party's own training ratings; choose lambda by NDCG@20 on the validation part."""
     wanted = liked(data.valid, data.scale)
-    nothing = torch.zeros((data.users, 0), device=data.train.user.device)
-    without = PartyModel(nothing, nothing.new_zeros((data.items, 0)), nothing.new_zeros((data.items, 0)))
+    without = model_without_items(data)
 
     def error(scores: ItemScores) -> float:
         model = replace(without, item_scores=scores)
@@ -75,6 +74,12 @@ def residual_model(data: PartyInput, means: PartyModel, choices: Choices) -> Par
 
     dampings = [damping * scale_unit(data.scale) ** 2 for damping in RESIDUAL_DAMPINGS]
     return add(fit_residuals(left, data.users, data.items, dampings, error, choices))
+
+
+def model_without_items(data: PartyInput) -> PartyModel:
+    """Return a model that knows nothing: vectors without numbers."""
+    nothing = torch.zeros((data.users, 0), device=data.train.user.device)
+    return PartyModel(nothing, nothing.new_zeros((data.items, 0)), nothing.new_zeros((data.items, 0)))
 
 
 def liked(pairs: Pairs, scale: tuple[float, float]) -> Pairs:

@@ -176,7 +176,7 @@ class Training:
         loops = [self._make_loop(self.config, self.folder, starts[0])]
         if (
             len(starts) > 1
-            and self.config.trains_lists
+            and self.config.federates_lists
             and all(len(liked(each.train, each.party.ratings.scale)) for each in self.prepared)
         ):
             own = None if self.folder is None else self.folder / LISTS

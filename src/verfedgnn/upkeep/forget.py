@@ -11,17 +11,20 @@ The steps of `forget_users` are, in this order:
 5. The tables lose the users' ratings, and last the users' ids.
 6. The record says what was done and what remains, and the journal is removed.
 
+`forget_items` removes the rows of items from the tables, models and features of one party. A file that has lost them already is
+recognised by its number of items. Users' vectors stay: they are public, and only a training can change them.
+
 Each step can be repeated. If the process is killed, the next call finishes the journal first. Files are replaced, and no copy is kept.
-`forget_items` does the same for items (`forget_items.py`).
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +42,25 @@ from verfedgnn.data.ids import find_positions
 from verfedgnn.data.ratings import format_count
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
-from verfedgnn.runs.forget_record import append_record, is_federated, note_forgotten
+from verfedgnn.runs.feature_table import features_file, read_features, write_features
+from verfedgnn.runs.forget_record import append_record, hash_ids, is_federated, note_forgotten
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
 from verfedgnn.runs.run_layout import FINAL, FORGET_JOURNAL, LAST_RELEASE, REPORT, TRAININGS
-from verfedgnn.upkeep.forget_items import ItemJournal, plan_items, remove_items
 from verfedgnn.upkeep.item_prior import absorb_item_scores, fit_item_prior
 from verfedgnn.upkeep.new_items import NewItems
 
 Rows = NDArray[np.int64]
 
 
+Kept = NDArray[np.bool_]
+UNTIL = "until the next training"
+
+
 @dataclass(frozen=True)
-class ForgetJournal:
-    """What is in progress, without ids."""
+class UserJournal:
+    """Users who are being forgotten, without ids; it is removed at the end."""
 
     users: list[int]
     """Rows of the users to forget, in every table of the run."""
@@ -65,24 +72,27 @@ class ForgetJournal:
     """Keyed hashes of the users' ids."""
 
 
+@dataclass(frozen=True)
+class ItemJournal:
+    """Items that are being forgotten; it is removed at the end."""
+
+    party: str
+    items: list[str]
+    """Ids, of items of the training and of items that were added later."""
+    rows: list[int]
+    """Rows of those of the training."""
+    size: int
+    """Number of items of the training before."""
+    ratings: int
+    """Number of their ratings."""
+
+
+Journal = UserJournal | ItemJournal
+
+
 def forget_users(folder: Path, users: Sequence[str]) -> dict[str, Any]:
     """Remove users from the finished run in `folder` and return the record; finish an interrupted request first."""
-    with _open_run(folder):
-        _finish(folder)
-        run = Run.load(folder, added=False)
-        rows = find_positions(np.array(list(users), dtype=np.str_), run.parties[0].ratings.user_ids)
-        rows[np.array(list(users), dtype=np.str_) == ""] = -1
-        if not len(rows) or (rows < 0).any():
-            missing = format_count(int((rows < 0).sum()), "user")
-            raise RunError(
-                f"{missing} not in {folder}; check the ids. Users who were forgotten before are not there either"
-            )
-        journal = _plan(folder, run, np.unique(rows), sorted(set(users)))
-        with writing(folder):
-            write_json(folder / FORGET_JOURNAL, asdict(journal))
-        record = _finish(folder)
-    assert record is not None
-    return record
+    return _forget(folder, partial(_plan_users, folder, users))
 
 
 def forget_items(folder: Path, items: Sequence[str], party: str | None = None) -> dict[str, Any]:
@@ -90,11 +100,14 @@ def forget_items(folder: Path, items: Sequence[str], party: str | None = None) -
 
     `party` is needed if several parties have items with these ids.
     """
+    return _forget(folder, partial(_plan_items, folder, items, party))
+
+
+def _forget(folder: Path, plan: Callable[[], Journal]) -> dict[str, Any]:
     with _open_run(folder):
         _finish(folder)
-        journal = plan_items(folder, items, party)
         with writing(folder):
-            write_json(folder / FORGET_JOURNAL, asdict(journal))
+            write_json(folder / FORGET_JOURNAL, asdict(plan()))
         record = _finish(folder)
     assert record is not None
     return record
@@ -124,32 +137,20 @@ def _finish(folder: Path) -> dict[str, Any] | None:
     journal = _read_journal(folder / FORGET_JOURNAL)
     with writing(folder):
         _remove_copies(folder)
-        if isinstance(journal, ItemJournal):
-            record = remove_items(folder, journal)
-            (folder / FORGET_JOURNAL).unlink()
-            return record
-        rows = np.array(journal.users, np.int64)
-        parties, parts = _without_ratings(folder, rows)
-        _forget_added(folder, rows)
-        whole = [np.full(len(part), TRAIN, np.int8) for part in parts]
-        for each in TRAININGS:
-            if (folder / each / "metrics.json").is_file():
-                used = whole if each.startswith(FINAL) else parts
-                _repair_models(folder / each, parties, used, journal, rows)
-        ids = parties[0].ratings.user_ids.copy()
-        write_party_tables(folder / "parties", parties, parts)  # the ids are still there
-        ids[rows] = ""
-        blank = [PartyData(party.name, replace(party.ratings, user_ids=ids)) for party in parties]
-        write_party_tables(folder / "parties", blank, parts)
-        record = _write_record(folder, journal)
+        entry = (
+            _remove_items(folder, journal)
+            if isinstance(journal, ItemJournal)
+            else _remove_users(folder, journal)
+        )
+        record = append_record(folder, entry)
         (folder / FORGET_JOURNAL).unlink()
     return record
 
 
-def _read_journal(file: Path) -> ForgetJournal | ItemJournal:
+def _read_journal(file: Path) -> Journal:
     try:
         values = json.loads(file.read_text("utf-8"))
-        return ItemJournal(**values) if "party" in values else ForgetJournal(**values)
+        return ItemJournal(**values) if "party" in values else UserJournal(**values)
     except (OSError, ValueError, TypeError) as error:
         raise RunError(f"{file} cannot be read ({error}); remove it, then forget the users again") from None
 
@@ -175,14 +176,75 @@ def _remove_copies(folder: Path) -> None:
                 each.unlink(missing_ok=True)
 
 
-def _plan(folder: Path, run: Run, rows: Rows, users: Sequence[str]) -> ForgetJournal:
-    items = {}
-    ratings = {}
+def _plan_users(folder: Path, users: Sequence[str]) -> UserJournal:
+    run = Run.load(folder, added=False)
+    wanted = np.array(sorted(set(users)), np.str_)
+    rows = find_positions(wanted, run.parties[0].ratings.user_ids)
+    rows[wanted == ""] = -1
+    if not len(rows) or (rows < 0).any():
+        missing = format_count(int((rows < 0).sum()), "user")
+        raise RunError(
+            f"{missing} not in {folder}; check the ids. Users who were forgotten before are not there either"
+        )
+    items, ratings = {}, {}
     for file, party in zip(safe_names(run.parties), run.parties, strict=True):
         mine = np.isin(party.ratings.user, rows)
         items[file] = np.unique(party.ratings.item[mine]).tolist()
         ratings[party.name] = int(mine.sum())
-    return ForgetJournal(rows.tolist(), items, ratings, note_forgotten(folder, np.array(users, np.str_)))
+    return UserJournal(np.unique(rows).tolist(), items, ratings, note_forgotten(folder, wanted))
+
+
+def _remove_users(folder: Path, journal: UserJournal) -> dict[str, Any]:
+    """Carry out the journal, which may have been begun before, and return the entry of the record."""
+    rows = np.array(journal.users, np.int64)
+    parties, parts = _without_ratings(folder, rows)
+    _forget_added(folder, rows)
+    for place in _trainings(folder):
+        ranks = load_config(place / "config.toml").ranks
+        final = place.is_relative_to(folder / FINAL)
+        used = [np.full(len(part), TRAIN, np.int8) for part in parts] if final else parts
+        for file, party, part in zip(safe_names(parties), parties, used, strict=True):
+            items = np.array(journal.items[file], np.int64)
+            _rewrite_models(
+                place, file, partial(_repair, party=party, part=part, rows=rows, items=items, ranks=ranks)
+            )
+        _reset_public(place, rows, parties[0].ratings.n_users)
+    ids = parties[0].ratings.user_ids.copy()
+    write_party_tables(folder / "parties", parties, parts)  # the ids are still there
+    ids[rows] = ""
+    blank = [PartyData(party.name, replace(party.ratings, user_ids=ids)) for party in parties]
+    write_party_tables(folder / "parties", blank, parts)
+    remains = [
+        f"the other users' vectors were trained together with these users, {UNTIL}",
+        f"weights between items (EASE) and the mixture of the gate are sums over all users, {UNTIL}",
+        "older run folders, and your own files and databases, from which the next training reads",
+    ]
+    if is_federated(folder):
+        remains = [
+            "the users' rows of the public parameters in the run folders of the other members",
+            "sums and releases that the other members received before, and the other members' own ratings",
+            *remains,
+        ]
+    return {
+        "users": journal.who,
+        "ratings": journal.ratings,
+        "items_estimated_again": {file: len(rows) for file, rows in journal.items.items()},
+        "remains": remains,
+    }
+
+
+def _trainings(folder: Path) -> list[Path]:
+    """Return the folders of the finished trainings of a run: of ratings and, if there is one, of lists."""
+    return [place for place in (folder / name for name in TRAININGS) if (place / "metrics.json").is_file()]
+
+
+def _rewrite_models(place: Path, file: str, change: Callable[[PartyModel], PartyModel]) -> None:
+    """Replace a party's models, federated and alone, by changed ones."""
+    for folder in (place / "model", place / "model" / "alone"):
+        path = folder / f"{file}.safetensors"
+        if path.is_file():
+            arrays = {key: torch.from_numpy(value) for key, value in read_arrays(path).items()}
+            write_model(path, change(PartyModel.from_arrays(arrays)))
 
 
 def _without_ratings(folder: Path, rows: Rows) -> tuple[list[PartyData], list[NDArray[np.int8]]]:
@@ -208,28 +270,6 @@ def _forget_added(folder: Path, rows: Rows) -> None:
                 ]
                 items = NewItems(folder, run, party.name).estimate_all(after)
             rewrite_added(added_file(folder, file), items)  # also without lines that could not be read
-
-
-def _repair_models(
-    place: Path,
-    parties: Sequence[PartyData],
-    parts: Sequence[NDArray[np.int8]],
-    journal: ForgetJournal,
-    rows: Rows,
-) -> None:
-    folders = [each for each in (place / "model", place / "model" / "alone") if each.is_dir()]
-    ranks = load_config(place / "config.toml").ranks
-    for folder in folders:
-        for file, party, part in zip(safe_names(parties), parties, parts, strict=True):
-            path = folder / f"{file}.safetensors"
-            arrays = read_arrays(path)
-            model = PartyModel.from_arrays({key: torch.from_numpy(value) for key, value in arrays.items()})
-            items = np.array(journal.items[file], np.int64)
-            write_model(path, _repair(model, party, part, rows, items, ranks=ranks))
-    public = place / "model" / "_public.safetensors"
-    (flat,) = read_arrays(public).values()
-    changed = _reset_public(place, flat, rows, parties[0].ratings.n_users)
-    write_arrays(public, {"public": changed})
 
 
 def _repair(
@@ -264,8 +304,10 @@ def _forget_history(scores: ItemScores, rows: Rows) -> ItemScores:
     return replace(scores, pointers=pointers, history=scores.history[torch.from_numpy(stay)])
 
 
-def _reset_public(place: Path, flat: NDArray[Any], rows: Rows, users: int) -> NDArray[Any]:
-    """Return flat public parameters whose rows of these users are those of the average user."""
+def _reset_public(place: Path, rows: Rows, users: int) -> None:
+    """Give these users the rows of the average user in the public parameters of a training."""
+    file = place / "model" / "_public.safetensors"
+    (flat,) = read_arrays(file).values()
     model = Model(load_config(place / "config.toml").model, users)
     changed = flat.copy()
     start = 0
@@ -276,25 +318,94 @@ def _reset_public(place: Path, flat: NDArray[Any], rows: Rows, users: int) -> ND
             view = changed[start : start + size].reshape(shape)
             view[rows] = view[stay].mean(0)
         start += size
-    return changed
+    write_arrays(file, {"public": changed})
 
 
-def _write_record(folder: Path, journal: ForgetJournal) -> dict[str, Any]:
-    remains = [
-        "the other users' vectors were trained together with these users, until the next training",
-        "weights between items (EASE) and the mixture of the gate are sums over all users, until the next training",
-        "older run folders, and your own files and databases, from which the next training reads",
-    ]
+def _plan_items(folder: Path, items: Sequence[str], party: str | None) -> ItemJournal:
+    """Return what has to be removed; raise `RunError` if an item is unknown, or if several parties have it."""
+    parties, _ = read_party_tables(folder / "parties")
+    wanted = np.array(sorted(set(items)), dtype=np.str_)
+    found: dict[str, ItemJournal] = {}
+    missing = len(wanted)
+    for file, each in zip(safe_names(parties), parties, strict=True):
+        if party not in (None, each.name):
+            continue
+        table = each.ratings
+        rows = find_positions(wanted, table.item_ids)
+        added = read_added(added_file(folder, file))
+        known = (rows >= 0) | np.isin(wanted, list(added))
+        missing = min(missing, int((~known).sum()))
+        if known.all():
+            rows = np.sort(rows[rows >= 0])
+            later = sum(len(added[item].ratings) for item in wanted.tolist() if item in added)
+            count = int(np.isin(table.item, rows).sum()) + later
+            found[each.name] = ItemJournal(each.name, wanted.tolist(), rows.tolist(), table.n_items, count)
+    if len(found) > 1:
+        raise RunError(f"several parties have these items ({', '.join(found)}); choose one with --party")
+    if not found:
+        where = folder if party is None else f"party '{party}' of {folder}"
+        raise RunError(f"{format_count(missing, 'item')} not in {where}; check the ids, and give one party's")
+    return next(iter(found.values()))
+
+
+def _remove_items(folder: Path, journal: ItemJournal) -> dict[str, Any]:
+    """Carry out the journal, which may have been begun before, and return the entry of the record."""
+    parties, parts = read_party_tables(folder / "parties")
+    number = [party.name for party in parties].index(journal.party)
+    file = safe_names(parties)[number]
+    stay = np.ones(journal.size, bool)
+    stay[journal.rows] = False
+    added = added_file(folder, file)
+    if added.is_file():
+        with lock_added(folder):
+            kept = [item for name, item in read_added(added).items() if name not in journal.items]
+            rewrite_added(added, kept)
+    features = read_features(features_file(folder, file))
+    if features is not None:
+        write_features(features_file(folder, file), features.select(~np.isin(features.ids, journal.items)))
+    for place in _trainings(folder):
+        _rewrite_models(place, file, partial(_cut_model, stay=stay))
+    table = parties[number].ratings
+    if table.n_items == journal.size and not stay.all():
+        parts[number] = parts[number][stay[table.item]]
+        parties[number] = PartyData(journal.party, table.select_items(stay))
+        write_party_tables(folder / "parties", parties, parts)
+    remains = [f"the users' vectors were trained with the ratings of these items, {UNTIL}"]
     if is_federated(folder):
-        remains = [
-            "the users' rows of the public parameters in the run folders of the other members",
-            "sums and releases that the other members received before, and the other members' own ratings",
-            *remains,
-        ]
-    entry = {
-        "users": journal.who,
-        "ratings": journal.ratings,
-        "items_estimated_again": {file: len(rows) for file, rows in journal.items.items()},
+        remains.append(
+            "sums that the other members received before; they did not learn which items there are"
+        )
+    return {
+        "users": [],
+        "items": hash_ids(folder, journal.items),
+        "ratings": {journal.party: journal.ratings},
+        "items_estimated_again": {},
         "remains": remains,
     }
-    return append_record(folder, entry)
+
+
+def _cut_model(model: PartyModel, stay: Kept) -> PartyModel:
+    """Return a model without the other items, unless it has lost them already."""
+    if len(model.items) != len(stay):
+        return model
+    rows = torch.from_numpy(np.flatnonzero(stay))
+    scores = None if model.item_scores is None else _cut_scores(model.item_scores, stay)
+    return replace(model, items=model.items[rows], embeddings=model.embeddings[rows], item_scores=scores)
+
+
+def _cut_scores(scores: ItemScores, stay: Kept) -> ItemScores:
+    """Return the weights between the items that stay, and the users' items among them."""
+    place = np.cumsum(stay) - 1
+    included = stay[scores.kept.numpy()]
+    rows = torch.from_numpy(np.flatnonzero(included))
+    history = scores.history.numpy()
+    has = included[history]
+    ends = np.concatenate([[0], np.cumsum(has)])[scores.pointers.numpy()]
+    return replace(
+        scores,
+        weights=scores.weights[rows][:, rows],
+        kept=torch.from_numpy(place[scores.kept.numpy()[included]]),
+        pointers=torch.from_numpy(ends.astype(np.int64)),
+        history=torch.from_numpy((np.cumsum(included) - 1)[history[has]].astype(np.int32)),
+        items=int(stay.sum()),
+    )

@@ -29,8 +29,7 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_layout import FORGOTTEN, LISTS
-from verfedgnn.upkeep.feature_encoder import FeatureEncoder, fit_encoder
-from verfedgnn.upkeep.item_features import FeaturePrior, fit_feature_prior
+from verfedgnn.upkeep.item_features import FeatureEncoder, FeaturePrior, fit_encoder, fit_feature_prior
 from verfedgnn.upkeep.item_prior import (
     SAMPLE,
     ItemDistribution,

@@ -91,6 +91,7 @@ def measure(
         "commit": commit(),
         "environment": describe_environment(torch.device(device)),
         "ratings": _figures(run),
+        "lift": run.metrics.get("lift"),
     }
     return record | ({} if run.lists is None else {"lists": _figures(run.lists)})
 

@@ -173,7 +173,7 @@ def _keep_rows(
     public = model.views(parties[0].now.public)
     deep = (public["totals"][chosen, :1] + 1).sqrt() * layout.shared(public["sums"])["units"]
     exact = _remaining([party.step.gradient[chosen] / deep for party in parties], attacker, target)
-    unseen = choose_strengths(parties[0].replica.ratings, sum(parties[0].replica.items)).unseen
+    unseen = choose_strengths(model.users, sum(parties[0].replica.items), parties[0].replica.ratings).unseen
     # Unseen pairs add x_u times a matrix, which accounts without ratings at the target show.
     solved = [party.progress.private.parameters["items"] for party in parties]
     every = _remaining([items.T @ items for items in solved], attacker, target)

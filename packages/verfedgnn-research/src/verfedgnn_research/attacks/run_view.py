@@ -20,7 +20,7 @@ from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.gnn.operator import Neighbourhood
-from verfedgnn.privacy.projection import IdentityProjection, Projection, make_projection
+from verfedgnn.privacy.projection import Exchange, IdentityProjection, make_exchange
 from verfedgnn.privacy.protections import protection_of
 from verfedgnn.protocol.forward_backward import Batch, PassResult, compute
 from verfedgnn.runs.prepared_data import Prepared
@@ -53,9 +53,9 @@ class RunInternals:
         return self.model.views(self.run.public.to(self.run.device))
 
     @cached_property
-    def projection(self) -> Projection | IdentityProjection | None:
-        """Phi of the run."""
-        return make_projection(self.run.config, self.model.users, self.run.device)
+    def exchange(self) -> Exchange:
+        """The exchange of the run, with its Phi."""
+        return make_exchange(self.run.config, self.model.users, self.run.device)
 
     def neighbourhood(self, party: int) -> Neighbourhood:
         """Return X_p^0 and the scale of each row (N, C): what party p aggregates of its own items in
@@ -69,9 +69,9 @@ class RunInternals:
 
     def reconstructed(self, x: Tensor) -> Tensor:
         """Return X^ = Phi^T Phi X for X (N, C), which is X itself where the exchange is exact."""
-        if self.projection is None:
+        if not isinstance(self.exchange, IdentityProjection):
             raise ConfigError("this run exchanges no neighbourhoods, so there is nothing to attack")
-        return self.projection.reconstruct(self.projection.project(x))
+        return self.exchange.reconstruct(self.exchange.project(x))
 
     def generated(self, party: int) -> Tensor:
         """Return what party p generates for the neighbourhoods it does not see, first layer (N, D)
@@ -112,7 +112,7 @@ class RunInternals:
             self.run.public.to(self.run.device),
             self.private(party),
             self.run.config.training,
-            projection=self.projection,
+            exchange=self.exchange,
             others=others,
             batch=batch,
         )
@@ -135,7 +135,7 @@ class RunInternals:
         """Return what each party knows of the others (K, q, C) after K complete exchanges."""
         parties = range(len(self.graphs))
         others: list[Tensor | None] = [None for _ in parties]
-        if self.projection is None:
+        if not self.exchange.rows:
             return others
         for _ in range(self.model.operator.layers):
             found = [self._compute(p, others[p]) for p in parties]

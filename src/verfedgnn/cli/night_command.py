@@ -1,0 +1,274 @@
+"""`verfedgnn night` and `nights`: one command a member and night, and the history of the nights."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import AsJson, Quiet
+from verfedgnn.core.errors import ConfigError, Interrupted, NotPromoted, RunError
+from verfedgnn.core.files import make_folder, switch_link, writing
+
+HISTORY = "nights.jsonl"
+"""File in a folder of nights with a line for each night."""
+CURRENT = "current"
+"""Link in a folder of nights to the run that is served."""
+Word = Literal["promoted", "kept", "trained", "nothing new", "failed", "stopped"]
+EXITS: dict[Word, int] = {
+    "promoted": 0,
+    "trained": 0,
+    "nothing new": 6,
+    "kept": NotPromoted.exit_code,
+    "stopped": Interrupted.exit_code,
+    "failed": 1,
+}
+"""The exit code of each result."""
+_DONE: tuple[Word, ...] = ("promoted", "kept", "trained", "nothing new")
+
+
+@dataclass(frozen=True)
+class Night:
+    """One line of the history."""
+
+    night: str
+    result: Word
+    reason: str
+    """Why the run was kept or the night failed; "" otherwise."""
+    started: str
+    """Time of the start in UTC."""
+    seconds: float
+    data: str
+    """Hash of the files that were trained on."""
+
+
+def night(
+    folder: Annotated[Path, typer.Argument(help="Folder of the nights; each night is a run folder in it.")],
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            help="After --: the training, such as `train --data film=film.csv ...`, `party --federation film --ratings FILE` or "
+            "`coordinator hub`, without --out and --after."
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the night; today's date in UTC by default.")
+    ] = None,
+    keep: Annotated[
+        int, typer.Option(help="Number of nights to keep; the served run and the best one stay, too.", min=1)
+    ] = 14,
+    tolerance: Annotated[float, typer.Option(help="Loss in per cent that `promote` accepts.", min=0)] = 0.5,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train tonight's run, judge it, promote it unless it is worse, remove old nights, and record the result.
+
+    Start it again after a stop: it goes on where it was, and a finished night is not repeated. Exit codes: 0 promoted (or trained, for a
+    coordinator), 5 kept, 6 nothing new, 4 stopped, 75 another night is running, anything else failed. `nights` shows the history.
+    """
+    output = Output(quiet=quiet, as_json=as_json)
+    if not command or command[0] not in ("train", "party", "coordinator"):
+        raise ConfigError("after --, name the training: train, party or coordinator, with its options")
+    for option in ("--out", "--after", "--resume", "--overwrite"):
+        if option in command:
+            raise ConfigError(f"leave {option} out of the training: `night` sets it")
+    with writing(folder):
+        make_folder(folder)
+    with _alone(folder):
+        tonight = name or datetime.now(UTC).strftime("%Y-%m-%d")
+        before = read_nights(folder)
+        open_night = next((each.night for each in before[-1:] if each.result == "stopped"), tonight)
+        done = next((each for each in before if each.night == open_night and each.result in _DONE), None)
+        result = done or _run_night(folder, open_night, command, before, tolerance, quiet=quiet)
+        if done is None:
+            _record(folder, result)
+            _prune(folder, keep)
+    reason = f": {result.reason}" if result.reason else ""
+    output.result(asdict(result), f"{result.night} {result.result}{reason}")
+    if EXITS[result.result]:
+        raise typer.Exit(EXITS[result.result])
+
+
+def nights(
+    folder: Annotated[Path, typer.Argument(help="Folder of the nights.")],
+    textfile: Annotated[
+        Path | None, typer.Option(help="Also write the last night as metrics for Prometheus (node_exporter).")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the history of the nights: promoted, kept, nothing new, stopped or failed, with the reason."""
+    if not folder.is_dir():
+        raise RunError(f"{folder} is no folder; name the one in which `verfedgnn night` keeps its runs")
+    history = read_nights(folder)
+    table = Table("night", "result", "took", "reason", box=None)
+    for each in history:
+        table.add_row(each.night, each.result, f"{each.seconds:.0f} s", escape(each.reason))
+    if textfile is not None:
+        _write_metrics(textfile, history)
+    output = Output(quiet=quiet, as_json=as_json)
+    output.result([asdict(each) for each in history], table if history else f"no nights in {folder}")
+
+
+def read_nights(folder: Path) -> list[Night]:
+    """Return the history of a folder of nights, oldest first; a night that was tried again has its last result."""
+    file = folder / HISTORY
+    lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+    try:
+        nights = [Night(**json.loads(line)) for line in lines]
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{file} cannot be read ({error}); move it away to begin a new history") from None
+    return list({each.night: each for each in nights}.values())
+
+
+def _run_night(
+    folder: Path,
+    name: str,
+    command: Sequence[str],
+    before: Sequence[Night],
+    tolerance: float,
+    *,
+    quiet: bool,
+) -> Night:
+    """Train, judge and promote; return what happened."""
+    place, current = folder / name, folder / CURRENT
+    started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    data = _hash_files(command)
+
+    def end(result: Word, reason: str = "") -> Night:
+        return Night(name, result, reason, started, round(time.monotonic() - began, 1), data)
+
+    last = next((each for each in reversed(before) if each.result in ("promoted", "kept")), None)
+    if data and last is not None and last.data == data and not place.exists():
+        return end("nothing new", f"the files are those of {last.night}")
+    if not (place / "metrics.json").is_file():
+        code, error = _call(_training(command, place, current), quiet=quiet)
+        if code == Interrupted.exit_code:
+            return end("stopped", error)
+        if code:
+            return end("failed", error)
+    if command[0] == "coordinator":
+        return end("trained")
+    if not current.exists():
+        switch_link(current, place)
+        return end("promoted", "the first night")
+    if current.resolve() == place.resolve():
+        return end("promoted")
+    options = ["--over", str(current), "--link", str(current), "--tolerance", str(tolerance)]
+    code, error = _call(["promote", str(place), *options], quiet=quiet)
+    results: dict[int, Word] = {0: "promoted", NotPromoted.exit_code: "kept"}
+    return end(results.get(code, "failed"), error if code else "")
+
+
+def _training(command: Sequence[str], place: Path, current: Path) -> list[str]:
+    """Return tonight's training; one that was begun is resumed."""
+    if command[0] == "train" and (place / "config.toml").is_file():
+        return ["train", "--resume", str(place)]
+    after = ["--after", str(current)] if current.exists() and command[0] != "coordinator" else []
+    return [*command, "--out", str(place), *after]
+
+
+def _call(words: Sequence[str], *, quiet: bool) -> tuple[int, str]:
+    """Run a command of this program; return its exit code and the last line of its errors."""
+    called = subprocess.Popen(
+        [sys.executable, "-m", "verfedgnn", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert called.stderr is not None
+    last = ""
+    try:
+        for line in called.stderr:
+            last = line.strip() or last
+            if not quiet:
+                sys.stderr.write(line)
+        return called.wait(), last
+    except KeyboardInterrupt:
+        called.wait()  # the signal reached it, too: it writes a checkpoint
+        return Interrupted.exit_code, "stopped"
+
+
+def _hash_files(command: Sequence[str]) -> str:
+    """Return the hash of the files that a training reads; "" if it names none."""
+    files = [Path(word.rpartition("=")[2]) for word in command]
+    digest = hashlib.sha256()
+    found = [file for file in files if file.is_file()]
+    for file in found:
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest() if found else ""
+
+
+def _record(folder: Path, result: Night) -> None:
+    with writing(folder), (folder / HISTORY).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(result)) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _prune(folder: Path, keep: int) -> None:
+    """Remove the oldest finished nights, but not the served run, the best ones that were promoted, or an unfinished one."""
+    from verfedgnn.evaluation.promotion import read_best
+
+    current = folder / CURRENT
+    kept = {current.resolve()} if current.exists() else set()
+    if (current / "metrics.json").is_file():
+        kept |= set(read_best(current.resolve()).values())
+    finished = [folder / each.night for each in read_nights(folder) if each.result in _DONE]
+    with writing(folder):
+        for place in finished[:-keep]:
+            if place.is_dir() and not place.is_symlink() and place.resolve() not in kept:
+                shutil.rmtree(place)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one night run at a time in a folder; the lock ends with the process."""
+    handle = os.open(folder / ".nights.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            typer.echo(f"another night is running in {folder}", err=True)
+            raise typer.Exit(75) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def _write_metrics(path: Path, history: Sequence[Night]) -> None:
+    """Write the last night, and how often in a row none was promoted, as metrics for Prometheus."""
+    last: dict[str, Any] = asdict(history[-1]) if history else {}
+    idle = 0
+    for each in reversed(history):
+        if each.result in ("promoted", "trained"):
+            break
+        idle += 1
+    started = datetime.fromisoformat(last["started"]).timestamp() if last else 0.0
+    lines = [f'verfedgnn_night_result{{result="{word}"}} {int(last.get("result") == word)}' for word in EXITS]
+    lines += [
+        f"verfedgnn_night_time_seconds {started:.0f}",
+        f"verfedgnn_night_duration_seconds {last.get('seconds', 0):.1f}",
+        f"verfedgnn_nights_without_promotion {idle}",
+    ]
+    with writing(path):
+        part = path.with_suffix(".part")
+        part.write_text("\n".join(lines) + "\n", "utf-8")
+        part.replace(path)
