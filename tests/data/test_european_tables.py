@@ -356,6 +356,10 @@ def test_a_run_remembers_what_was_left_out(command: Command, tmp_path: Path) -> 
         2,
         "--set",
         "epochs=1",
+        "--set",
+        "split.fractions=[0.6, 0.2, 0.2]",
+        "--set",
+        "final=false",
         "--out",
         tmp_path / "run",
     )

@@ -205,6 +205,27 @@ def test_it_is_never_guessed(shop: Path) -> None:
     fails(lambda: read_ratings(shop.parent / "none.csv", events=1.0), "has no events")
 
 
+def test_without_ratings_and_events_every_row_is_a_like(tmp_path: Path) -> None:
+    path = tmp_path / "bought.csv"
+    path.write_text("user,item,time\n1,2,5\n1,3,6\n2,2,7\n")
+    ratings = read_ratings(path)
+    assert len(ratings) == 3
+    assert (ratings.rating >= 4).all()
+    assert ratings.scale == (1, 5)
+    assert any("every row is a like" in note for note in ratings.notes)
+    assert check_source("bought", path).usable
+    in_memory = as_ratings(pa.table({"user": [1, 1], "item": [2, 3]}))
+    assert (in_memory.rating >= 4).all()
+
+
+@pytest.mark.parametrize("column", ["rating score", "event", "event type"])
+def test_what_could_be_a_rating_or_an_event_is_not_read_as_likes(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "shop.csv"
+    path.write_text(f"user,item,{column}\n1,2,view\n1,3,buy\n")
+    with pytest.raises(DataError):
+        read_ratings(path)
+
+
 @pytest.mark.parametrize(
     "text", ["", "view", "view=", "view=x", "=1", "view=-1", "view=0", "nan", "view=inf", "0"]
 )

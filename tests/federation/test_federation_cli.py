@@ -100,9 +100,10 @@ def test_three_organisations_end_to_end(shells: Shells, tmp_path: Path) -> None:
     together = [
         vf.PartyData(run.parties[0].name, replace(run.parties[0].ratings, user_ids=shared)) for run in runs
     ]
-    local = vf.train(together, runs[0].config, parts=[run.parts[0] for run in runs])
+    local = vf.train(together, runs[0].judged.config, parts=[run.judged.parts[0] for run in runs])
     for run, model in zip(runs, local.models, strict=True):
         assert torch.equal(run.public, local.public)
+        assert torch.equal(run.judged.public, local.judged.public)
         assert torch.equal(run.models[0].items, model.items)
     assert runs[0].config.masking
     assert "recall" in shells.now("evaluate", "film/run")

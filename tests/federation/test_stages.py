@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_absence import wait_until
 from test_aligned_training import on_one_machine, spelled
 from test_federation import Fault, assert_same, assert_same_model, local, trial
 
@@ -22,6 +23,7 @@ from hub import SERVER, Killed, Trial, agree
 from verfedgnn.data import TRAIN, draw_withheld
 from verfedgnn.evaluation.verdict import narrow_lift
 from verfedgnn.federation.agreement import describe_two_parties, list_stages, summarise_agreement
+from verfedgnn.federation.roster import request_finish
 from verfedgnn.federation.status import exposition, page
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.protocol.messages import Finished, Hello, RoundReply, RoundStart, Waiting, decode, encode
@@ -219,14 +221,15 @@ def test_lists_with_partial_overlap(tmp_path: Path, small_parties: list[vf.Party
     assert_both_same(federated, on_one_machine(federated))
 
 
+@pytest.mark.parametrize("final", [False, True])
 def test_no_lists_where_a_party_has_nothing_to_rank(
-    tmp_path: Path, small_parties: list[vf.PartyData]
+    tmp_path: Path, small_parties: list[vf.PartyData], final: bool
 ) -> None:
     """One party's ratings are all below the upper quarter of its scale; all parties keep their ratings."""
     table = small_parties[1].ratings
     low = replace(table, rating=np.minimum(table.rating, 3), scale=(1.0, 5.0))
     parties = [small_parties[0], vf.PartyData("party-1", low), small_parties[2]]
-    config = best()
+    config = best(final=final)
     federated = trial(tmp_path, parties, config)
     federated.run()
     run = local(parties, config)
@@ -235,6 +238,8 @@ def test_no_lists_where_a_party_has_nothing_to_rank(
     for name in federated.parties:
         assert federated.runs[name].lists is None
         assert not (tmp_path / f"run-{name}" / "lists").exists()
+        assert (tmp_path / f"run-{name}" / "final" / "metrics.json").is_file() == final
+        assert not (tmp_path / f"run-{name}" / "final" / "lists").exists()
         assert vf.Run.load(tmp_path / f"run-{name}").metrics["public"] == run.metrics["public"]
 
 
@@ -449,3 +454,38 @@ def test_the_users_whom_a_party_withholds_follow_from_its_key(
     table = small_parties[0].ratings
     drawn = [draw_withheld(table, secret) for secret in secrets]
     assert not np.array_equal(drawn[0], drawn[1])
+
+
+def test_an_operator_finishes_in_a_training_on_all_ratings(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """It has no validated model before its last round, so the judged models are served; no later training begins."""
+    config = best(final=True)
+    federated = trial(tmp_path, small_parties, config)
+    server = tmp_path / f"run-{SERVER}"
+
+    def die() -> None:
+        raise Killed
+
+    for name in (SERVER, "party-0", "party-2"):
+        federated.start(name)
+    fault = in_training(config.for_final(), RoundReply, 2, die)
+    federated.start("party-1", fault, restart=False).join(180)
+    stage = federated.services[SERVER].stages[2]
+    wait_until(lambda: stage.waiting_for is not None)
+    request_finish(server)
+    wait_until(lambda: stage.record.ended is not None)
+    federated.start("party-1")
+    federated.join()
+    assert not federated.errors
+    judged = local(small_parties, config).judged
+    for index, name in enumerate(federated.parties):
+        run = federated.runs[name]
+        assert run.final_of is None
+        assert "final" not in run.metrics
+        assert torch.equal(run.public, judged.public)
+        assert_same_model(run.models[0], judged.models[index])
+        assert not (tmp_path / f"run-{name}" / "final").exists()
+        vf.Run.load(tmp_path / f"run-{name}")
+    with pytest.raises(vf.RunError, match="has already finished"):
+        request_finish(server)

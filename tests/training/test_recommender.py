@@ -94,7 +94,7 @@ def test_what_is_no_table_is_named() -> None:
         vf.VerFedRecommender().fit({"film": {}})
     with pytest.raises(
         vf.DataError,
-        match=r"no column for item; its columns are: user, rating, colour; name it with columns=",
+        match=r"no column for item; its columns are: user, rating, colour; did you mean columns=",
     ):
         as_ratings(pa.table({"user": [1], "rating": [2], "colour": ["red"]}))
 

@@ -30,7 +30,7 @@ class MissingColumns(DataError):
         self, what: str, columns: Mapping[str, str], advice: str = "", *, only_ratings: bool = False
     ) -> None:
         self.only_ratings = only_ratings
-        """Whether the table has everything but ratings, and no column that could hold them."""
+        """Whether the table has everything but ratings, and no column that could hold them or kinds of events."""
         naming = option("columns", columns)
         guessed = UNKNOWN_COLUMN not in columns.values()
         many = list(columns.values()).count(UNKNOWN_COLUMN) > 1

@@ -116,7 +116,10 @@ def match_columns(
             f"{source}: {lack}; its columns are: {shown}",
             named,
             f"{advice}{events}",
-            only_ratings=missing == ["rating"] and not absent and "rating" not in guesses,
+            only_ratings=missing == ["rating"]
+            and not absent
+            and not {"rating", "event"}
+            & (guesses.keys() | names.keys() | _guess(["event"], left, None).keys()),
         )
     return names
 

@@ -133,17 +133,18 @@ class CoordinatorService:
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Run all trainings and hand out their results; raise `Interrupted` when `stop()` turns true."""
-        first, *rest = self.stages
+        ended: str | None = None
         for stage in self.stages:
             self.stage = stage
             self.publisher.start_stage()
             about = {"stage": stage.stage.name, "training": stage.coordinator.training}
             log_event("coordinator ready", **about, parties=self.names, config=stage.stage.config.digest())
-            if first.record.ended is not None and not stage.coordinator.began:
-                stage.end(first.record.ended)
+            if ended is not None and not stage.coordinator.began:
+                stage.end(ended)
             self._run_stage(stage, stop)
+            ended = ended or stage.record.ended
         self.publisher.update(self.status, now=True)
-        for stage in reversed(rest):
+        for stage in reversed(self.stages[1:]):
             outer, _, name = stage.stage.place.rpartition("/")
             into = next(each for each in self.stages if each.stage.place == outer)
             into.store.add_figures(name, stage.store)

@@ -110,7 +110,9 @@ class MethodContract:
 
     def _config(self) -> Config:
         chosen = self._method()
-        return chosen.configure(Config.preset(chosen.preset)).with_values(self.settings)
+        split = {"split.kind": "rating", "split.fractions": (0.6, 0.2, 0.2), "final": False}
+        base = Config.preset(chosen.preset).with_values(split)
+        return chosen.configure(base).with_values(self.settings)
 
     def _trained(self) -> MethodResult:
         """Return one training on the small parties, shared by several tests."""

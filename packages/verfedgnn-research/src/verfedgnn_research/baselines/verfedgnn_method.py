@@ -89,7 +89,7 @@ def federated(
     parties: Sequence[PartyData], config: Config, where: Where, party: type[Party] = Party
 ) -> MethodResult:
     """Train a federation on one machine; every message is encoded and counted."""
-    run = train(parties, config, device=where.device, party=party, watch=where.watch, stop=where.stop)
+    run = train(parties, config, device=where.device, party=party, watch=where.watch, stop=where.stop).judged
     metrics = run.metrics
     ledger = run.ledger
     rounds = metrics["rounds"]
