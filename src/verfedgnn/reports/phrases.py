@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from verfedgnn.config import Config
 from verfedgnn.core.option_names import option
 from verfedgnn.privacy.audit_record import audit_records
+
+if TYPE_CHECKING:
+    from verfedgnn.config import Config
 
 CLEAR_LOSS = 0.02
 """Share of popularity's NDCG by which lists must lose to be called worse."""
