@@ -73,6 +73,8 @@ def describe_cost(metrics: Mapping[str, Any]) -> str:
 
 def describe_learnt(config: Config) -> str:
     """Return what others learn, from the record of the preset's audit if the configuration protects as the preset does."""
+    from verfedgnn.config import Config
+
     record = audit_records().get(config.base)
     if record is not None:
         preset = Config.preset(config.base)
