@@ -307,7 +307,7 @@ BAD = {
         lambda _: ["--model", "gat"],
         "so --model gat would change nothing; leave it out or choose --preset paper",
     ),
-    "unknown preset": (lambda _: ["--preset", "worst"], "best, paper, private"),
+    "unknown preset": (lambda _: ["--preset", "worst"], "best, means, paper, private"),
     "unknown device": (lambda _: ["--device", "abacus"], "--device cpu"),
     "odd device": (lambda _: ["--device", "meta"], "--device cpu"),
     "odd file": (lambda folder: ["--config", write(folder / "c.toml", 'model = "gat"')], "model"),

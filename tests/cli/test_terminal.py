@@ -562,9 +562,9 @@ def test_every_setting_is_explained(command: Command) -> None:
     for path in settings():
         assert f"\n{path}: " in f"\n{out}"
     table = out[out.index("In each preset") :].splitlines()
-    assert table[1].split() == ["setting", "paper", "best", "private"]
+    assert table[1].split() == ["setting", "paper", "best", "means", "private"]
     assert next(line.split() for line in table if "exchange.mode" in line) == [
-        *("exchange.mode", "projected", "off", "off")
+        *("exchange.mode", "projected", "off", "off", "off")
     ]
     assert len(table) == len(settings()) + 2
     code, out, _ = command("settings", "--json")

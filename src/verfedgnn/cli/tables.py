@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from verfedgnn.config import Config
 from verfedgnn.reports.phrases import (
     describe_cost,
     describe_learnt,
@@ -19,6 +18,9 @@ from verfedgnn.reports.phrases import (
     total_bytes,
     trainings_of,
 )
+
+if TYPE_CHECKING:
+    from verfedgnn.config import Config
 
 
 def run_table(metrics: dict[str, Any]) -> Table:

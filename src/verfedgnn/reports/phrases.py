@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from verfedgnn.config import Config
 from verfedgnn.core.option_names import option
 from verfedgnn.privacy.audit_record import audit_records
+
+if TYPE_CHECKING:
+    from verfedgnn.config import Config
 
 CLEAR_LOSS = 0.02
 """Share of popularity's NDCG by which lists must lose to be called worse."""
@@ -71,6 +73,8 @@ def describe_cost(metrics: Mapping[str, Any]) -> str:
 
 def describe_learnt(config: Config) -> str:
     """Return what others learn, from the record of the preset's audit if the configuration protects as the preset does."""
+    from verfedgnn.config import Config
+
     record = audit_records().get(config.base)
     if record is not None:
         preset = Config.preset(config.base)
