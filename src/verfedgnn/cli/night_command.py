@@ -93,7 +93,7 @@ def night(
     with _alone(folder):
         tonight = name or datetime.now(UTC).strftime("%Y-%m-%d")
         before = read_nights(folder)
-        open_night = next((each.night for each in before[-1:] if each.result == "stopped"), tonight)
+        open_night = _find_unfinished(folder, before) or tonight
         done = next((each for each in before if each.night == open_night and each.result in _DONE), None)
         result = done or _run_night(folder, open_night, command, before, tolerance, quiet=quiet)
         if done is None:
@@ -158,7 +158,7 @@ def _run_night(
     if data and last is not None and last.data == data and not place.exists():
         return end("nothing new", f"the files are those of {last.night}")
     if not (place / "metrics.json").is_file():
-        code, error = _call(_training(command, place, current), quiet=quiet)
+        code, error = _train(command, place, current, quiet=quiet)
         if code == Interrupted.exit_code:
             return end("stopped", error)
         if code:
@@ -176,12 +176,30 @@ def _run_night(
     return end(results.get(code, "failed"), error if code else "")
 
 
-def _training(command: Sequence[str], place: Path, current: Path) -> list[str]:
-    """Return tonight's training; one that was begun is resumed."""
-    if command[0] == "train" and (place / "config.toml").is_file():
-        return ["train", "--resume", str(place)]
+def _find_unfinished(folder: Path, history: Sequence[Night]) -> str | None:
+    """Return the night that was stopped or killed; one that failed is not tried again."""
+    over = {each.night for each in history if each.result != "stopped"}
+    begun = (place.parent for place in folder.glob("*/config.toml") if not place.parent.is_symlink())
+    names = [place.name for place in begun if not (place / "metrics.json").is_file()]
+    return max((name for name in names if name not in over), default=None)
+
+
+def _train(command: Sequence[str], place: Path, current: Path, *, quiet: bool) -> tuple[int, str]:
+    """Train tonight, or resume a training that was begun; return the exit code and the last line of the errors.
+
+    A training on one machine that was killed too early to be resumed begins again.
+    """
     after = ["--after", str(current)] if current.exists() and command[0] != "coordinator" else []
-    return [*command, "--out", str(place), *after]
+    whole = [*command, "--out", str(place), *after]
+    if command[0] == "train" and place.exists():
+        if (place / "config.toml").is_file():
+            code, error = _call(["train", "--resume", str(place)], quiet=quiet)
+            if code in (0, Interrupted.exit_code):
+                return code, error
+            whole.append("--overwrite")
+        else:
+            shutil.rmtree(place)
+    return _call(whole, quiet=quiet)
 
 
 def _call(words: Sequence[str], *, quiet: bool) -> tuple[int, str]:

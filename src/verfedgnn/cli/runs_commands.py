@@ -182,10 +182,6 @@ def promote(
             max=100,
         ),
     ] = 10.0,
-    textfile: Annotated[
-        Path | None,
-        typer.Option(help="File of metrics for Prometheus (node_exporter): result, accuracy and drift."),
-    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -198,7 +194,6 @@ def promote(
     from verfedgnn.data.ratings import format_count
     from verfedgnn.evaluation.promotion import judge_challenger, read_best, write_best
     from verfedgnn.reports.difference_view import figure_tables
-    from verfedgnn.reports.night_metrics import write_textfile
     from verfedgnn.runs.forget_record import is_federated, read_forgotten_users
     from verfedgnn.runs.run import Run
 
@@ -227,8 +222,6 @@ def promote(
             tolerance=tolerance,
             max_lost=max_lost,
         )
-    if textfile is not None:
-        write_textfile(textfile, found)
     if found["promoted"]:
         write_best(challenger, best | dict.fromkeys(found["best_in"], challenger))
         if link is not None:

@@ -132,7 +132,9 @@ def combine_words(words: Iterable[str]) -> str:
 
 
 def party_word(lift: Lift, party: str | None = None) -> str:
-    """Return the word of one organisation, or that of all together."""
+    """Return the word of one organisation, or one word for all of them."""
+    if party is None:
+        return combine_words(party_word(lift, name) for name in party_names(lift))
     tables = judged_tables(lift)
     decisive = [table for _, table in tables if table["metric"] != "rmse"] or [table for _, table in tables]
     return combine_words(_row(table, party)["pays"] for table in decisive)
@@ -196,7 +198,8 @@ def show_figures(row: Row, metric: str) -> tuple[str, str]:
     if metric == "rmse":
         return f"{before:.3f}", f"{after:.3f}"
     digits = 0 if abs(after - before) >= 0.01 and min(before, after) >= 0.1 else 1
-    return f"{100 * before:.{digits}f}", f"{100 * after:.{digits}f}"
+    shown = [f"{100 * figure:.{digits}f}".replace("100.0", "100") for figure in (before, after)]
+    return shown[0], shown[1]
 
 
 def show_cell(row: Row, metric: str) -> str:
@@ -206,6 +209,8 @@ def show_cell(row: Row, metric: str) -> str:
     before, after = show_figures(row, metric)
     if row["pays"] == NO_DIFFERENCE:
         return f"{after}, as before"
+    if before == after:
+        return f"{after}, not clear"
     mark = {LIKELY_BETTER: "likely ", LIKELY_WORSE: "likely ", UNCLEAR: "perhaps "}.get(row["pays"], "")
     return f"{mark}{after}, was {before}"
 

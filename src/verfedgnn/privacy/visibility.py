@@ -5,7 +5,6 @@ every field).
 from __future__ import annotations
 
 from verfedgnn.config import Config
-from verfedgnn.privacy.protections import protection_of
 
 NOBODY = "–"
 HEADER = ("what a party has", "the coordinator sees", "another party sees")
@@ -40,11 +39,12 @@ def who_sees_what(config: Config, parties: int | None = None) -> list[tuple[str,
 
 def describe_two_parties(config: Config) -> str:
     """Say what two parties can and cannot hide from each other."""
-    protection = protection_of(config.for_parties(2))
-    seen = f"{protection.named} gradients"
+    gradients = config.for_parties(2).gradients
+    seen = f"{gradients.mechanism} gradients".replace("none", "unprotected")
     if config.exchange.sends:
         seen += f" and {config.exchange.mode} neighbourhoods"
-    noise = ", with noise" if protection.noise else ""
+    noised = gradients.mechanism in ("laplace", "skellam") or getattr(gradients, "noise", None)
+    noise = ", with noise" if noised else ""
     masks = "; masks hide these only from the coordinator" if config.masking else ""
     return (
         f"Either of two parties can subtract its own part from a sum and see the other's {seen}{noise}{masks}. "
@@ -54,6 +54,8 @@ def describe_two_parties(config: Config) -> str:
 
 def _released(config: Config) -> tuple[str, str]:
     """Return who sees what is summed over the parties."""
+    from verfedgnn.privacy.protections import protection_of
+
     how = protection_of(config).shown
     one = f"only the sum of all parties' ({how})" if config.masking else f"each party's, {how}"
     return one, f"only the sum of all parties' ({how})"

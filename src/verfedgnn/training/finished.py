@@ -17,6 +17,7 @@ from verfedgnn.config import Config
 from verfedgnn.core.choices import Choices
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.option_names import option, resume_words
+from verfedgnn.data import suits
 from verfedgnn.evaluation.lift import measure_lift
 from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.runs.ledger import Ledger
@@ -112,7 +113,17 @@ def _mix(
         runs[0].add_lists(lists)
     if config.training.gate and config.split.kind != "all":
         runs[0].metrics["lift"] = measure_lift(prepared, lifts)
+        runs[0].metrics["split"] = _describe_split(prepared, config)
     return runs[0]
+
+
+def _describe_split(prepared: Sequence[Prepared], config: Config) -> str:
+    """Return on which ratings the run was judged."""
+    dates = config.split.dates
+    if dates is None or config.split.kind in ("random", "rating"):
+        return "on ratings at random"
+    by_date = [config.split.kind == "date" or suits(each.party.ratings, dates) for each in prepared]
+    return f"on ratings since {dates[1]}" if all(by_date) else "on ratings at random"
 
 
 def _make_run(prepared: Sequence[Prepared], config: Config, trained: Trained, gated: Sequence[Gated]) -> Run:

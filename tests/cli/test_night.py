@@ -1,0 +1,176 @@
+"""One command a member and night: what it calls, what it records, what it keeps, and the examples that start it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from verfedgnn.cli import night_command
+from verfedgnn.cli.main import app
+from verfedgnn.cli.night_command import read_nights
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+class Nights:
+    """A folder of nights whose trainings and promotions are played."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder / "nights"
+        self.file = folder / "film.csv"
+        self.codes: dict[str, int] = {}
+        """Exit code of train, resume and promote."""
+        self.called: list[str] = []
+        monkeypatch.setattr(night_command, "_call", self.call)
+
+    def call(self, words: list[str], *, quiet: bool) -> tuple[int, str]:
+        self.called.append(" ".join(words).replace(f"{self.folder}/", ""))
+        kind = "resume" if "--resume" in words else words[0]
+        code = self.codes.get(kind, 0)
+        if words[0] == "promote":
+            link = Path(words[words.index("--link") + 1])
+            if not code:
+                link.unlink()
+                link.symlink_to(Path(words[1]).name)
+            return code, "error: worse" if code else ""
+        place = Path(words[words.index("--out" if "--out" in words else "--resume") + 1])
+        place.mkdir(exist_ok=True, parents=True)
+        (place / "config.toml").touch()
+        if not code:
+            (place / "metrics.json").write_text("{}")
+        return code, "error: no space left" if code else ""
+
+    def night(
+        self, name: str, *options: str, command: str = "train", data: str | None = None
+    ) -> tuple[int, list[str]]:
+        """Run a night on new data; return its exit code and the commands that it called."""
+        self.file.write_text(name if data is None else data)
+        self.called = []
+        words = [command, "--data", f"film={self.file}"] if command == "train" else [command, "hub"]
+        done = CliRunner().invoke(
+            app, ["night", str(self.folder), "--name", name, "--quiet", *options, "--", *words]
+        )
+        return done.exit_code, self.called
+
+    def words(self) -> dict[str, str]:
+        return {each.night: each.result for each in read_nights(self.folder)}
+
+
+@pytest.fixture
+def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nights:
+    return Nights(tmp_path, monkeypatch)
+
+
+def test_nights_are_promoted_kept_and_failed(nights: Nights) -> None:
+    assert nights.night("mon") == (0, [f"train --data film={nights.file} --out mon"])
+    current = nights.folder / "current"
+    assert current.readlink() == Path("mon"), "the first run is served"
+    nights.codes["promote"] = 5
+    code, called = nights.night("tue")
+    assert (code, len(called)) == (5, 2)
+    assert called[0].endswith("--out tue --after current")
+    assert called[1] == "promote tue --over current --link current --tolerance 0.5"
+    assert nights.night("tue") == (5, []), "a finished night is not repeated"
+    nights.codes = {"train": 2}
+    assert nights.night("wed")[0] == 1
+    assert read_nights(nights.folder)[-1].reason == "error: no space left"
+    nights.codes = {}
+    assert nights.night("thu")[0] == 0, "a failed night does not stop the next one"
+    assert current.readlink() == Path("thu")
+    assert nights.words() == {"mon": "promoted", "tue": "kept", "wed": "failed", "thu": "promoted"}
+
+
+def test_a_stopped_or_killed_night_is_resumed_first(nights: Nights) -> None:
+    nights.codes["train"] = 4
+    assert nights.night("mon")[0] == 4
+    nights.codes = {}
+    assert nights.night("tue") == (0, ["train --resume mon"])
+    (nights.folder / "wed").mkdir()
+    (nights.folder / "wed" / "config.toml").touch()  # killed: nothing is recorded
+    nights.codes["resume"] = 2
+    code, called = nights.night("thu")
+    assert (code, len(called)) == (0, 3)
+    assert called[0] == "train --resume wed"
+    assert called[1].endswith("--out wed --after current --overwrite"), "killed too early to be resumed"
+    (nights.folder / "fri").mkdir()
+    assert nights.night("fri")[0] == 0, "killed before the first file"
+    assert nights.words() == dict.fromkeys(("mon", "wed", "fri"), "promoted")
+
+
+def test_the_same_files_are_nothing_new(nights: Nights) -> None:
+    nights.night("mon", data="same")
+    assert nights.night("tue", data="same") == (6, [])
+    assert nights.words()["tue"] == "nothing new"
+
+
+def test_old_nights_go_and_the_served_one_stays(nights: Nights) -> None:
+    nights.night("1")
+    nights.codes["promote"] = 5
+    for name in "234":
+        nights.night(name, "--keep", "2")
+    left = {place.name for place in nights.folder.iterdir() if place.is_dir()}
+    assert left == {"1", "3", "4", "current"}
+
+
+def test_a_coordinator_only_trains(nights: Nights) -> None:
+    assert nights.night("mon", command="coordinator") == (0, ["coordinator hub --out mon"])
+    assert nights.words() == {"mon": "trained"}
+    assert not (nights.folder / "current").exists()
+
+
+def test_two_nights_do_not_overlap(nights: Nights) -> None:
+    nights.night("mon")
+    with night_command._alone(nights.folder):
+        assert nights.night("tue")[0] == 75
+
+
+@pytest.mark.parametrize("words", [[], ["serve"], ["train", "--out", "x"], ["party", "--after", "x"]])
+def test_what_night_sets_itself_is_refused(tmp_path: Path, words: list[str]) -> None:
+    done = CliRunner().invoke(app, ["night", str(tmp_path), "--", *words])
+    assert done.exit_code
+    assert not (tmp_path / night_command.HISTORY).exists()
+
+
+def test_the_history_is_shown_and_measured(nights: Nights, tmp_path: Path) -> None:
+    nights.night("mon")
+    nights.codes["train"] = 2
+    nights.night("tue")
+    nights.night("wed")
+    file = tmp_path / "night.prom"
+    shown = CliRunner().invoke(app, ["nights", str(nights.folder), "--textfile", str(file)])
+    assert "no space left" in shown.output
+    lines = file.read_text().splitlines()
+    assert 'verfedgnn_night_result{result="failed"} 1' in lines
+    assert "verfedgnn_nights_without_promotion 2" in lines
+
+
+def test_alerts_name_metrics_that_exist(nights: Nights, tmp_path: Path) -> None:
+    nights.night("mon")
+    file = tmp_path / "night.prom"
+    CliRunner().invoke(app, ["nights", str(nights.folder), "--textfile", str(file)])
+    written = {line.split("{")[0].split(" ")[0] for line in file.read_text().splitlines()}
+    rules = yaml.safe_load((EXAMPLES / "monitoring" / "alerts.yaml").read_text())["groups"][0]["rules"]
+    night = [rule["expr"] for rule in rules if "verfedgnn_night" in rule["expr"]]
+    assert len(night) == 3
+    for expression in night:
+        assert any(name in expression for name in written), expression
+
+
+def test_the_examples_start_the_command(nights: Nights) -> None:
+    """Each example's command line is one that `night` takes."""
+    unit = (EXAMPLES / "nightly" / "verfedgnn-nightly.service").read_text()
+    lines = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("ExecStart=")]
+    lines.append((EXAMPLES / "nightly" / "crontab").read_text().splitlines()[-1].split("&& ")[1])
+    job: Any = yaml.safe_load((EXAMPLES / "nightly" / "cronjob.yaml").read_text())
+    container = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]
+    lines.append(shlex.join(["verfedgnn", *container["args"]]))
+    for line in lines:
+        program, *words = shlex.split(line)
+        assert program.endswith("verfedgnn")
+        words[1] = str(nights.folder / words[1].strip("/").replace("/", "-"))
+        assert CliRunner().invoke(app, words).exit_code == 0, line
