@@ -13,6 +13,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.data import PartyData, read_parties
+from verfedgnn.evaluation.verdict import judged_tables
 from verfedgnn.runs.metrics_file import describe_environment
 from verfedgnn.runs.run import Run
 from verfedgnn.training.progress import Watcher
@@ -90,10 +92,11 @@ def measure(
         "parties": len(data),
         "commit": commit(),
         "environment": describe_environment(torch.device(device)),
-        "ratings": _figures(run),
+        "ratings": _figures(run.judged),
+        "final": run.metrics.get("final"),
         "lift": run.metrics.get("lift"),
     }
-    return record | ({} if run.lists is None else {"lists": _figures(run.lists)})
+    return record | ({} if run.judged.lists is None else {"lists": _figures(run.judged.lists)})
 
 
 def _key(name: str, config: Config, parties: int | None) -> Record:
@@ -187,6 +190,52 @@ def bench_rows(records: Sequence[Record]) -> list[list[str]]:
     return rows
 
 
+LIFT_HEADER = [
+    "data",
+    "of",
+    "customers",
+    "without",
+    "with",
+    "shared means",
+    "gain by seed",
+    "words of the parties",
+]
+
+
+def lift_rows(records: Sequence[Record]) -> list[list[str]]:
+    """Return a row for each data set and table of its lift: means over seeds for all parties, and how often each word was said."""
+    rows = []
+    for name in dict.fromkeys(record["data"] for record in records):
+        lifts = [record["lift"] for record in records if record["data"] == name and record["lift"]]
+        for tables in zip(*(judged_tables(lift) for lift in lifts), strict=True):
+            customers, first = tables[0]
+            stars = first["metric"] == "rmse"
+            overall = [table["overall"] for _, table in tables if table["overall"]["gain"]]
+            words = Counter(row["pays"] for _, table in tables for row in table["parties"])
+            scale, digits = (1, 4) if stars else (100, 1)
+            before, after = (
+                statistics.mean(
+                    scale * row[row["reference"] if way == "before" else "federated"] for row in overall
+                )
+                for way in ("before", "after")
+            )
+            means = [row["means"] for row in overall if "means" in row]
+            gains = [row["gain"]["percent" if stars else "value"] * (1 if stars else 100) for row in overall]
+            rows.append(
+                [
+                    name,
+                    "stars (RMSE)" if stars else "lists (of 100)",
+                    customers,
+                    f"{before:.{digits}f}",
+                    f"{after:.{digits}f}",
+                    f"{statistics.mean(means):.4f}" if means else "-",
+                    ", ".join(f"{gain:+.1f}" for gain in gains) + (" %" if stars else ""),
+                    ", ".join(f"{count} {word}" for word, count in words.most_common()),
+                ]
+            )
+    return rows
+
+
 def _mean(values: Iterable[float]) -> str:
     return f"{statistics.mean(values):,.0f}"
 
@@ -204,4 +253,5 @@ def bench_page(records: Sequence[Record], command: str) -> str:
         "what each party serves.",
         "",
     ]
-    return "\n".join(lines) + "\n" + markdown(HEADER, bench_rows(records))
+    joined = f"\n\n## What joining gains\n{markdown(LIFT_HEADER, lift_rows(records))}"
+    return "\n".join(lines) + "\n" + markdown(HEADER, bench_rows(records)) + joined
