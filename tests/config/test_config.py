@@ -17,7 +17,7 @@ from verfedgnn.core.option_names import on_command_line
 
 
 def test_presets_are_complete_and_distinct() -> None:
-    assert presets() == ["best", "paper", "private"]
+    assert presets() == ["best", "means", "paper", "private"]
     paper = Config.preset("paper", model="gat")
     assert (paper.model.gnn, paper.model.dim, paper.model.layers) == ("gat", 6, 2)
     assert (paper.training.lr, paper.gradients.r, paper.gradients.clip, paper.exchange.ratio) == (
@@ -92,7 +92,7 @@ def test_bad_files(tmp_path: Path) -> None:
     (tmp_path / "odd.toml").write_text("[model]\nsize = 3\n")
     with pytest.raises(ConfigError, match=r"model\.size"):
         build_config(file=tmp_path / "odd.toml")
-    with pytest.raises(ConfigError, match="there is no preset 'worst'; choose best, paper, private"):
+    with pytest.raises(ConfigError, match="there is no preset 'worst'; choose best, means, paper, private"):
         build_config(preset="worst")
 
 

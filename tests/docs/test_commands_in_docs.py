@@ -57,7 +57,6 @@ NOT_RUN = [
         "minutes; the tutorial Does joining pay? is a shorter training",
     ),
     ("docs/deploy.md", "verfedgnn party", "the same"),
-    ("docs/deploy.md", "curl ", "needs a party that runs; tests/federation/test_status_page.py asks one"),
     ("docs/deploy.md", "verfedgnn evaluate", "the same"),
     ("docs/deploy.md", "verfedgnn recommend", "the same"),
     ("docs/deploy.md", "sudo ", "changes the machine"),

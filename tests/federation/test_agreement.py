@@ -417,7 +417,7 @@ def test_rotation_and_revocation(founded: Command) -> None:
         (["init", "x", "--address", "localhost:1", "--alignment", "guess"], "'keyed', 'ecdh' or 'none'"),
         (["init", "x", "--address", "localhost:1", "--set", "dimm=3"], "did you mean"),
         (["init", "x", "--address", "localhost:1", "--model", "mlp"], "gcn, gat, ggnn"),
-        (["init", "x", "--address", "localhost:1", "--preset", "worst"], "best, paper, private"),
+        (["init", "x", "--address", "localhost:1", "--preset", "worst"], "best, means, paper, private"),
         (["init", "x", "--address", "localhost:1", "--config", "none.toml"], "cannot read the configuration"),
         (["init", "x", "--address", "localhost:1", "--min-parties", "-1"], "min_parties"),
         (["join-request", "film"], "already exists and is not empty"),

@@ -64,7 +64,9 @@ def test_no_shape_of_data_makes_a_training_diverge(
     table = synthetic_ratings(users=users, items=items, ratings=ratings, seed=3)
     run = vf.train(
         vf.split_items(table, parties=parties, seed=3),
-        vf.Config.preset("best", raters=16, lists=False, gate=False, patience=0),
+        vf.Config.preset("best", raters=16, lists=False, gate=False, patience=0).with_values(
+            {"split.kind": "rating", "split.fractions": [0.6, 0.2, 0.2]}
+        ),
     )
     errors = [row["valid_rmse"] for row in run.history]
     assert max(errors) <= 1.02 * errors[0]
