@@ -59,7 +59,7 @@ def trained(parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactor
     place = tmp_path_factory.mktemp("forget")
     config = vf.Config.preset("best", **SHORT, epochs=4)
     patch = pytest.MonkeyPatch()
-    patch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "lists": 2})
+    patch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "raters": 3, "lists": 2})
     trial = Trial(place, parties, config, alignment="keyed", min_parties=3)
     kinds: list[object] = []
 

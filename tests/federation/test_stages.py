@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def short_final_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "lists": 2})
+    monkeypatch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "raters": 3, "lists": 2})
 
 
 def best(**values: Any) -> vf.Config:

@@ -105,7 +105,7 @@ def test_transcripts_of_an_honest_federation_agree_in_spite_of_kills(honest: Tri
 def test_parties_of_four_trainings_agree(
     tmp_path: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 2, "lists": 2})
+    monkeypatch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 2, "raters": 2, "lists": 2})
     small = {
         "epochs": 4,
         "evaluate_every": 2,

@@ -188,7 +188,7 @@ def test_a_stop_in_either_training_resumes_to_the_same_bits(
 @pytest.fixture
 def short_final_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rounds of ratings and two of lists, with a checkpoint after each."""
-    monkeypatch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "lists": 2})
+    monkeypatch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "raters": 3, "lists": 2})
 
 
 FINAL = {"epochs": 4, "dim": 8, "evaluate_every": 2, "checkpoint_every": 1}

@@ -32,7 +32,7 @@ ROW = 7
 def trained(small_parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("forget") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "lists": 2})
+        patch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "raters": 3, "lists": 2})
         run = vf.train(small_parties, vf.Config.preset("best", epochs=20, evaluate_every=10), out=folder)
     rated = {str(user): (5.0, None) for user in run.parties[0].ratings.user_ids[ROW : ROW + 3]}
     NewItems(folder, run, run.parties[0].name).add({"new": AddedItem("new", ratings=rated)})

@@ -35,8 +35,8 @@ from verfedgnn.core.user_rule import UserRule
 TWO_PARTIES_NOISE = 0.25
 """Noise on the gradients of two parties (`gradients.noise`)."""
 
-FINAL_ROUNDS = {"ratings": 15, "lists": 6}
-"""Rounds of the trainings on all ratings, which start from the judged ones."""
+FINAL_ROUNDS = {"ratings": 6, "raters": 15, "lists": 6}
+"""Rounds of the trainings on all ratings, which start from the judged ones: of ratings, of ratings with a second model, and of lists."""
 
 
 class Config(Section):
@@ -170,7 +170,8 @@ class Config(Section):
         """Return the configuration of the training on all ratings, which starts from the judged one and needs few rounds."""
         rounds = self.training.epochs
         if self.model.form == "solved":
-            rounds = 1 if self.means_only else FINAL_ROUNDS["lists" if self.ranks else "ratings"]
+            name = "lists" if self.ranks else "raters" if self.model.raters else "ratings"
+            rounds = 1 if self.means_only else FINAL_ROUNDS[name]
         every = {"training.epochs": rounds, "training.evaluate_every": rounds, "training.patience": 0}
         return self.with_values({"split.kind": "all"} | every)
 

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from verfedgnn.config import Config
-from verfedgnn.config.tree import FINAL_ROUNDS
 from verfedgnn.core.item_item import MOST_ITEMS, TRIAL_ITEMS
 from verfedgnn.data import PartyData
 from verfedgnn.runs.prepared_data import Prepared, choose_config, count_data, prepare
@@ -77,10 +76,10 @@ def forecast(parties: Sequence[PartyData], config: Config, *, device: str = "cpu
         configs["lists"] = config.for_lists()
     federated = {name: try_rounds(prepared, each) for name, each in configs.items()}
     if config.trains_final and config.model.form == "solved":
+        final = config.for_final()
         for name in list(federated):
-            federated[f"{name}, all ratings"] = federated[name].of_rounds(
-                FINAL_ROUNDS["lists" if name == "lists" else "ratings"]
-            )
+            whole = final.for_lists() if name == "lists" and not final.ranks else final
+            federated[f"{name}, all ratings"] = federated[name].of_rounds(whole.training.epochs)
     return CostForecast(federated, own_seconds(prepared, configs) if config.training.gate else {})
 
 
