@@ -60,16 +60,18 @@ def read_case(name: str, seed: int, parties: int | None = None) -> list[PartyDat
 
 def _divide_ciao(source: Path, folder: Path) -> dict[str, Path]:
     """Write one file per category; ids of items get the category as a prefix, because some are in two."""
-    rows: dict[str, dict[tuple[str, str], str]] = {category: {} for category in CIAO}
+    rows: dict[str, dict[tuple[str, str], tuple[str, str]]] = {category: {} for category in CIAO}
     with gzip.open(source, "rt") as file:
         for row in csv.DictReader(file):
             if row["category"] in rows and float(row["rating"]) > 0:
-                rows[row["category"]].setdefault((row["user"], row["item"]), row["rating"])
+                rows[row["category"]].setdefault((row["user"], row["item"]), (row["rating"], row["time"]))
     files = {}
     for category, ratings in rows.items():
-        lines = [f"{user},{category}-{item},{rating}\n" for (user, item), rating in ratings.items()]
+        lines = [
+            f"{user},{category}-{item},{stars},{time}\n" for (user, item), (stars, time) in ratings.items()
+        ]
         files[f"category-{category}"] = folder / f"{category}.csv"
-        files[f"category-{category}"].write_text("user,item,rating\n" + "".join(lines))
+        files[f"category-{category}"].write_text("user,item,rating,time\n" + "".join(lines))
     return files
 
 
