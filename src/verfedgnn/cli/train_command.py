@@ -38,8 +38,7 @@ from verfedgnn.cli.tables import gate_table, run_table, verdict_texts
 from verfedgnn.cli.upkeep_commands import read_feature_options
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.plugins import check_gnn
-from verfedgnn.reports.round_progress import RoundProgress
-from verfedgnn.reports.training_steps import StepClock, describe_cost, list_steps
+from verfedgnn.reports.round_progress import RoundProgress, TrainingPlan
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
@@ -245,9 +244,9 @@ class TrainRequest:
                         expected = forecast(parties, config, device=self.device)
                 config = choose_config(parties, config)
                 names = [party.name for party in parties]
-                progress.clock = StepClock(list_steps(names, config), len(names), expected)
+                progress.plan = TrainingPlan.of(names, config, expected)
                 if expected is not None:
-                    self.output.remark(describe_cost(progress.clock.steps, config, expected, len(parties)))
+                    self.output.remark(progress.plan.describe_cost(config, len(parties)))
                 run = train(
                     parties, config, out=self.out, overwrite=self.overwrite, after=self.after, **options
                 )
