@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from verfedgnn.cli.next_step import TrainingWords, add_columns, show_next
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Quiet
-from verfedgnn.cli.source_options import reads_ratings
+from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.shared_options import CommandApp
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import reading_table
 from verfedgnn.reports.console import SafeConsole
@@ -19,17 +18,13 @@ if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
 
 
-app = typer.Typer(
+app = CommandApp(
     name="data",
     help="Check tables of ratings, or generate some.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
 )
 
 
 @app.command()
-@reads_ratings
 def check(
     *,
     data: Annotated[
@@ -39,8 +34,7 @@ def check(
         ),
     ],
     reading: ReadOptions,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """List the problems of ratings with their line numbers, and show their distribution and the overlap of several sources.
 
@@ -56,7 +50,6 @@ def check(
     from verfedgnn.data.parties import sources_of
     from verfedgnn.reports.check_view import build_json, show_checked, show_overlap, show_warnings
 
-    output = Output(quiet=quiet, as_json=as_json)
     sources, _ = sources_of(data)
     options = reading.for_each(list(sources))
     with output.busy("reading the data"):
@@ -67,7 +60,7 @@ def check(
     read = [each for each in found if each.shape is not None]
     overlap = measure_overlap(found) if len(found) > 1 and len(read) == len(found) else None
     conclusion = conclude(found, overlap)
-    if as_json:
+    if output.as_json:
         output.result(build_json(found, overlap, conclusion))
     else:
         console = SafeConsole(highlight=False)
@@ -104,13 +97,11 @@ def synth(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0)] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Generate tables of ratings for parties whose users overlap in part."""
     from verfedgnn.data.synthetic import synthetic_tables, write_tables
 
-    output = Output(quiet=quiet, as_json=as_json)
     with output.busy(f"generating {parties} tables"):
         amount = 20 * users if ratings is None else ratings
         tables = synthetic_tables(parties, overlap, users=users, items=items, ratings=amount, seed=seed)

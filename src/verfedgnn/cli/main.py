@@ -25,6 +25,7 @@ from verfedgnn.cli.runs_commands import diff, promote, runs
 from verfedgnn.cli.serve_command import confirm, serve
 from verfedgnn.cli.service_commands import coordinator, party, status
 from verfedgnn.cli.settings_command import settings
+from verfedgnn.cli.shared_options import CommandApp
 from verfedgnn.cli.signals import interrupt
 from verfedgnn.cli.train_command import train
 from verfedgnn.cli.upkeep_commands import forget
@@ -36,14 +37,11 @@ from verfedgnn.core.version import installed_version
 from verfedgnn.plugins import load_file
 from verfedgnn.reports.console import SafeConsole
 
-app = typer.Typer(
+app = CommandApp(
     name="verfedgnn",
     cls=CommandGroup,
     help="Train one graph recommender across organisations that share users but not items, "
     "while ratings and item ids stay at home.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
 )
 
 

@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from verfedgnn.cli.next_step import command_text, show_next
-from verfedgnn.cli.output import Output
+from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.serve_command import SplitKey, SplitPercent, read_split
-from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
+from verfedgnn.cli.shared_options import RunFolder
 from verfedgnn.core.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ def recommend(
     out: Annotated[Path | None, typer.Option(help="Parquet file to write with --all.")] = None,
     split_test: SplitPercent = None,
     split_key: SplitKey = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Recommend items that a user has not rated yet, in the order of the run's lists, with predicted ratings.
 
@@ -48,7 +47,6 @@ def recommend(
     """
     from verfedgnn.runs.run import Run
 
-    output = Output(quiet=quiet, as_json=as_json)
     if everybody != (out is not None) or [everybody, user is not None, bool(rated)].count(True) != 1:
         raise ConfigError(
             "choose the users: --user ID for one, --rated ITEM=RATING for someone new, or --all --out FILE.parquet for all"

@@ -11,10 +11,8 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from verfedgnn.cli.completion import complete_run_folders
 from verfedgnn.cli.next_step import fresh_path, show_next
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Quiet
+from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.core.errors import ConfigError, NotPromoted, RunError
 
 if TYPE_CHECKING:
@@ -27,14 +25,12 @@ SHOWN_NAMES = 3
 
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder that contains run folders.")] = Path("runs"),
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """List runs, oldest first: data, preset, parties, accuracy, bytes, privacy budget spent and the run before each."""
     from verfedgnn.reports.phrases import format_metric, format_size
     from verfedgnn.runs.run_list import list_runs
 
-    output = Output(quiet=quiet, as_json=as_json)
     found = list_runs(folder)
     table = Table(
         "run",
@@ -94,14 +90,13 @@ def _shorten(names: list[str]) -> str:
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(help="Earlier run folder.", autocompletion=complete_run_folders)],
-    after: Annotated[Path, typer.Argument(help="Later run folder.", autocompletion=complete_run_folders)],
+    before: Annotated[Path, typer.Argument(help="Earlier run folder.")],
+    after: Annotated[Path, typer.Argument(help="Later run folder.")],
     out: Annotated[Path | None, typer.Option(help="HTML page to write, and the same as Markdown.")] = None,
     sample: Annotated[
         int, typer.Option(help="Number of users whose recommendations are compared, at most.", min=1)
     ] = 1000,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Compare two runs: settings, data, accuracy on the test ratings of both, and how recommendations changed."""
     from verfedgnn.core.files import check_writable
@@ -110,7 +105,6 @@ def diff(
     from verfedgnn.runs.run import Run
     from verfedgnn.runs.run_folder import check_outside
 
-    output = Output(quiet=quiet, as_json=as_json)
     if out is not None:
         if out.suffix.lower() != ".html":
             raise ConfigError(
@@ -152,14 +146,10 @@ def show_tables(tables: Sequence[DifferenceTable]) -> list[RenderableType]:
 
 
 def promote(
-    challenger: Annotated[
-        Path, typer.Argument(help="Run folder of tonight.", autocompletion=complete_run_folders)
-    ],
+    challenger: Annotated[Path, typer.Argument(help="Run folder of tonight.")],
     over: Annotated[
         Path,
-        typer.Option(
-            help="Run folder that is served now, or the link to it.", autocompletion=complete_run_folders
-        ),
+        typer.Option(help="Run folder that is served now, or the link to it."),
     ],
     link: Annotated[
         Path | None,
@@ -182,8 +172,7 @@ def promote(
             max=100,
         ),
     ] = 10.0,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Promote a run over the one that is served, unless it is worse beyond its interval on ratings that neither was trained on.
 
@@ -197,7 +186,6 @@ def promote(
     from verfedgnn.runs.forget_record import is_federated, read_forgotten_users
     from verfedgnn.runs.run import Run
 
-    output = Output(quiet=quiet, as_json=as_json)
     if challenger.resolve() == over.resolve():
         raise RunError(
             f"{challenger} and {over} are the same run, so there is nothing to compare; give another run"

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from verfedgnn.cli.completion import among
 from verfedgnn.cli.next_step import show_next, show_run_findings
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import DATA, RUN, AsJson, Device, Quiet, Track, use_threads
+from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.shared_options import DATA, RUN, Device, Track, among, use_threads
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.cli.tables import run_table, verdict_texts
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.hosts import is_loopback
@@ -78,7 +76,6 @@ LogLevel = Annotated[
 ]
 
 
-@reads_ratings
 def party(
     *,
     federation: FederationFile,
@@ -120,8 +117,7 @@ def party(
     ] = False,
     log: LogFormat = "text",
     log_level: LogLevel = "info",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Run your side of a federation: align users, train with the others, and keep your own model.
 
@@ -137,7 +133,7 @@ def party(
     from verfedgnn.privacy.id_matching import workers
     from verfedgnn.reports.run_report import report_to_track
 
-    output = _prepare_service(log, log_level, threads, quiet, as_json)
+    output = _prepare_service(log, log_level, threads, output)
     identity = load_party(federation, key)
     store = PartyStore(out or identity.key_file.parent / "run", identity)
     if align_only and store.has_training:
@@ -212,8 +208,7 @@ def coordinator(
     threads: ServiceThreads = 1,
     log: LogFormat = "text",
     log_level: LogLevel = "info",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Run the coordinator of a federation: wait for the parties, align their users, train, and hand out the result.
 
@@ -223,7 +218,7 @@ def coordinator(
     from verfedgnn.federation.event_log import log_event
     from verfedgnn.federation.roster import load_coordinator
 
-    output = _prepare_service(log, log_level, threads, quiet, as_json)
+    output = _prepare_service(log, log_level, threads, output)
     identity = load_coordinator(folder)
     run = out or folder / "run"
     address = _parse_address(listen, "--listen") or ("0.0.0.0", identity.agreement.port)
@@ -240,7 +235,7 @@ def coordinator(
     show_next(output, [sentence], ["federation", "verify", str(run), "--federation", str(folder)])
 
 
-def _prepare_service(log: str, level: str, threads: int, quiet: bool, as_json: bool) -> Output:
+def _prepare_service(log: str, level: str, threads: int, output: Output) -> Output:
     """Configure the log and the number of threads of a service, and return its output."""
     from verfedgnn.federation.event_log import configure_log
 
@@ -248,9 +243,9 @@ def _prepare_service(log: str, level: str, threads: int, quiet: bool, as_json: b
         raise ConfigError(f"--log takes text or json, not '{log}'")
     if level not in ("info", "warning", "error"):
         raise ConfigError(f"--log-level takes info, warning or error, not '{level}'")
-    configure_log(as_json=log == "json", level="warning" if quiet and level == "info" else level)
+    configure_log(as_json=log == "json", level="warning" if output.quiet and level == "info" else level)
     use_threads(threads)
-    return Output(quiet=quiet, as_json=as_json or log == "json")
+    return Output(quiet=output.quiet, as_json=output.as_json or log == "json")
 
 
 class _Service(NamedTuple):
@@ -305,11 +300,9 @@ def status(
     where: Annotated[
         str, typer.Argument(help="A run folder, its parent folder, or http://HOST:PORT of a --status page.")
     ],
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Show the rounds, validation error, parties, bytes and remaining time of a coordinator or party, and who waits for whom."""
-    output = Output(quiet=quiet, as_json=as_json)
     about = _fetch(where) if where.startswith(("http://", "https://")) else _read(Path(where))
     output.result(about, *make_tables(about))
     finished = about.get("state") == "finished" and str(about.get("role")).startswith("party")

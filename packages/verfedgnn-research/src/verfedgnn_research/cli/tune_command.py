@@ -8,24 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from verfedgnn.cli.next_step import TrainingWords, show_next
-from verfedgnn.cli.output import Output
+from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import (
     RUN,
     TRAINING,
-    AsJson,
     By,
     Data,
     Device,
     Model,
     Parties,
     Preset,
-    Quiet,
     Settings,
     Threads,
     use_threads,
 )
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.reports.round_progress import RoundProgress
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
     from verfedgnn_research.tuning import Trial, Tuned
 
 
-@reads_ratings
 def tune(
     *,
     data: Data = None,
@@ -65,8 +61,7 @@ def tune(
     ] = None,
     device: Device = "cpu",
     threads: Threads = 1,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Try hyper-parameters on the validation part and write the best as a preset, with its provenance.
 
@@ -80,7 +75,6 @@ def tune(
     from verfedgnn_research.tuning import tune as tune_study
 
     use_threads(threads)
-    output = Output(quiet=quiet, as_json=as_json)
     if out.suffix != ".toml":
         raise ConfigError(f"the preset is a TOML file, such as {out.with_suffix('.toml')}, not {out}")
     database = study or out.with_suffix(".db")
@@ -97,7 +91,7 @@ def tune(
         read = read_parties(
             data or ["synthetic"], parties=parties, seed=seed, by=by, users=chosen.users, reading=reading
         )
-    with RoundProgress(hidden=quiet, unit="trials") as progress, Halt(quiet=quiet) as halt:
+    with RoundProgress(hidden=output.quiet, unit="trials") as progress, Halt(quiet=output.quiet) as halt:
 
         def show(trial: Trial) -> None:
             shown = {
