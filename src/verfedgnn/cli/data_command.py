@@ -40,15 +40,9 @@ def check(
 
     The exit code is 2 if the ratings cannot be used.
     """
-    from verfedgnn.data.data_check import (
-        check_source,
-        conclude,
-        fitting_parties,
-        foresee_training,
-        measure_overlap,
-    )
+    from verfedgnn.data.data_check import check_source, fitting_parties
     from verfedgnn.data.parties import sources_of
-    from verfedgnn.reports.check_view import build_json, show_checked, show_overlap, show_warnings
+    from verfedgnn.estimator.checked_data import DataCheck
 
     sources, _ = sources_of(data)
     options = reading.for_each(list(sources))
@@ -57,30 +51,23 @@ def check(
         for name, source in sources.items():
             with reading_table(name if len(sources) > 1 else None):
                 found.append(check_source(name, source, **options[name]))
-    read = [each for each in found if each.shape is not None]
-    overlap = measure_overlap(found) if len(found) > 1 and len(read) == len(found) else None
-    conclusion = conclude(found, overlap)
+    checked = DataCheck(found)
     if output.as_json:
-        output.result(build_json(found, overlap, conclusion))
+        output.result(checked.to_dict())
     else:
-        console = SafeConsole(highlight=False)
-        for each in found:
-            show_checked(console, each)
-        if overlap is not None:
-            show_overlap(console, overlap, found)
-        show_warnings(console, foresee_training(found, overlap))
+        checked.show(SafeConsole(highlight=False))
     flags = [flag for each in found for flag in each.columns]
     again = ["data", "check", *data, *reading.to_arguments()]
     if flags:
-        show_next(output, [conclusion.text], add_columns(again, flags))
-    elif conclusion.doubtful or not conclusion.usable:
-        show_next(output, [conclusion.text], again, "once the data are corrected")
-    if not conclusion.usable:
+        show_next(output, [checked.conclusion], add_columns(again, flags))
+    elif checked.doubtful or not checked.usable:
+        show_next(output, [checked.conclusion], again, "once the data are corrected")
+    if not checked.usable:
         raise typer.Exit(2)
-    if conclusion.doubtful:
+    if checked.doubtful:
         return
     words = TrainingWords.of(data, reading, parties=fitting_parties(found))
-    show_next(output, [conclusion.text], words.train(out="runs/first"))
+    show_next(output, [checked.conclusion], words.train(out="runs/first"))
 
 
 @app.command()
