@@ -85,7 +85,6 @@ def report(
     It names the parties, but no user and no item, unless you give --errors.
     """
     from verfedgnn.core.files import check_writable
-    from verfedgnn.reports.drift_section import add_drift
     from verfedgnn.reports.run_report import run_document
     from verfedgnn.runs.run import Run
     from verfedgnn.runs.run_folder import check_outside
@@ -98,7 +97,6 @@ def report(
     check_writable(folder)
     with output.busy("writing the report"):
         document = run_document(loaded, run.resolve().name, errors=errors)
-        add_drift(document, loaded)
         page, text = document.write(folder, "report")
     output.result({"page": page, "markdown": text}, f"written: {page} and {text.name}")
     if len(loaded.parties) > 1 and not (run / "audit").exists():

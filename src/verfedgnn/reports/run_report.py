@@ -18,6 +18,7 @@ from verfedgnn.reports.document import (
     Code,
     Document,
     Fold,
+    Heading,
     Paragraph,
     Picture,
     Points,
@@ -109,6 +110,7 @@ def run_document(run: Run, name: str, *, errors: bool = False) -> Document:
         ),
     )
     document.add(*(fold for fold in [*folds, settings] if fold.blocks))
+    _add_drift(document, metrics.get("after"))
     return document
 
 
@@ -183,37 +185,24 @@ def _draw_curves(run: Run, file: str) -> list[Picture | None]:
         return []
     metric = name.removeprefix("valid_").upper()
     values = [entry[name] for entry in run.history]
-    rounds = [entry["round"] for entry in run.history]
-    sent = [entry["bytes"] / 1e6 for entry in run.history]
     kept = run.metrics["best_round"]
-    by_round = f"{metric} on the validation part by round"
-    by_traffic = f"{metric} on the validation part by traffic"
-    colours = {metric: WAYS["federated"]}
-    return [
-        picture(
-            file,
-            by_round,
-            draw_lines(
-                by_round,
-                {metric: (rounds, values)},
-                "round",
-                f"validation {metric}",
-                colours=colours,
-                marks={f"round {kept:,} is kept": kept},
-            ),
+    charts = {
+        file: (
+            "round",
+            "round",
+            [entry["round"] for entry in run.history],
+            {f"round {kept:,} is kept": kept},
         ),
-        picture(
-            f"{file}-traffic",
-            by_traffic,
-            draw_lines(
-                by_traffic,
-                {metric: (sent, values)},
-                "total traffic in MB",
-                f"validation {metric}",
-                colours=colours,
-            ),
-        ),
-    ]
+        f"{file}-traffic": ("traffic", "total traffic in MB", [e["bytes"] / 1e6 for e in run.history], {}),
+    }
+    made = []
+    for name, (by, label, places, marks) in charts.items():
+        title = f"{metric} on the validation part by {by}"
+        curves = {metric: (places, values)}
+        colours = {metric: WAYS["federated"]}
+        svg = draw_lines(title, curves, label, f"validation {metric}", colours, marks=marks)
+        made.append(picture(name, title, svg))
+    return made
 
 
 def _add_overlap(document: Fold, run: Run) -> None:
@@ -239,6 +228,32 @@ def _add_overlap(document: Fold, run: Run) -> None:
     document.add(
         picture("overlap", title, draw_bars(title, bars, {"customers": POINT_COLOUR})),
         Table(["party", "customers", "also elsewhere", "share"], rows, "Customers that a party shares"),
+    )
+
+
+def _add_drift(document: Document, before: Mapping[str, Any] | None) -> None:
+    """Add the drift of every party since the run before, if one was named."""
+    if before is None:
+        return
+    rows = [
+        [
+            name,
+            "-" if drift["rating_distance"] is None else f"{100 * drift['rating_distance']:.1f} %",
+            f"{100 * drift['unknown_users']:.1f} %",
+            f"{100 * drift['unknown_items']:.1f} %",
+        ]
+        for name, drift in before["drift"].items()
+    ]
+    document.add(
+        Heading("Since the run before"),
+        Paragraph(
+            f"The run before has the public parameters `{before['public'][:16]}`. `verfedgnn diff EARLIER LATER` compares two runs."
+        ),
+        Table(
+            ["party", "ratings with another value", "new users", "new items"],
+            rows,
+            "Drift of the parties' data",
+        ),
     )
 
 

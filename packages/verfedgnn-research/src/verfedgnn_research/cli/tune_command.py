@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,7 @@ from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.reports.round_progress import RoundProgress
+from verfedgnn.reports.svg_charts import POINT_COLOUR, UNCLEAR_COLOUR, draw_lines, standalone
 
 CLEAR_GAIN = 0.005
 """Share of the validation error below which tuning gains little."""
@@ -70,7 +72,6 @@ def tune(
     from verfedgnn.config import build_config, parse_settings
     from verfedgnn.core.files import check_writable, write_bytes, writing
     from verfedgnn.data import read_parties
-    from verfedgnn.reports.svg_charts import draw_study
     from verfedgnn_research.tuning import parse_space
     from verfedgnn_research.tuning import tune as tune_study
 
@@ -117,12 +118,26 @@ def tune(
     picture = out.with_suffix(".svg")
     with writing(out):
         write_bytes(out, tuned.to_preset().encode())
-        write_bytes(picture, draw_study(tuned.history).encode())
+        write_bytes(picture, _draw_study(tuned.history).encode())
     found = {"preset": out, "study": database, "trials": len(tuned.history), "valid_error": tuned.error}
     output.result(found, tuned.provenance, f"written: {out}, {picture}; the study is {database}")
     users = None if chosen.users == "any" else chosen.users
     words = TrainingWords.of(data, reading, parties=parties, by=by, users=users, preset=out)
     show_next(output, [_describe(tuned)], words.train(out="runs/tuned"))
+
+
+def _draw_study(errors: Sequence[float | None]) -> str:
+    """Draw the validation errors of the trials and the best so far, for a file of its own; None is a pruned trial."""
+    known = [(number, error) for number, error in enumerate(errors, 1) if error is not None]
+    numbers = [number for number, _ in known]
+    values = [error for _, error in known]
+    best = [min(values[: place + 1]) for place in range(len(values))]
+    title = f"{len(errors)} trials, {len(errors) - len(known)} given up early"
+    curves = {"trial": (numbers, values), "best so far": (numbers, best)}
+    colours = {"trial": UNCLEAR_COLOUR, "best so far": POINT_COLOUR}
+    svg = draw_lines(title, curves, "trial", "validation error, lower is better", colours)
+    assert svg is not None, "a study has a finished trial"
+    return standalone(svg)
 
 
 def _describe(tuned: Tuned) -> str:
