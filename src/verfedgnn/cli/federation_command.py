@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -16,7 +16,7 @@ from rich.text import Text
 from verfedgnn.cli.next_step import command_text, show_next
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.service_commands import FederationFile, KeyFile, read_own_ratings
-from verfedgnn.cli.shared_options import TRAINING, CommandApp, Model, Preset, Settings, among
+from verfedgnn.cli.shared_options import TRAINING, CommandApp, Model, Preset, Settings
 from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
 
@@ -49,11 +49,8 @@ def init(
         Path | None, typer.Option(help="A TOML file of settings.", rich_help_panel=TRAINING)
     ] = None,
     alignment: Annotated[
-        str,
-        typer.Option(
-            help="How users are aligned: keyed, ecdh or none.",
-            autocompletion=among(("keyed", "ecdh", "none")),
-        ),
+        Literal["keyed", "ecdh", "none"],
+        typer.Option(help="How users are aligned: keyed, ecdh or none."),
     ] = "keyed",
     min_parties: Annotated[
         int,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 MOST_SENTENCES = 3
 """Findings that a command shows; the report has all of them."""
-FILE = "command.json"
-"""File in a run folder with the options of its training."""
 
 Words = list[str]
 

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from verfedgnn.cli.next_step import command_text, show_next
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.serve_command import SplitKey, SplitPercent, read_split
 from verfedgnn.cli.shared_options import RunFolder
+from verfedgnn.cli.tables import make_table
 from verfedgnn.core.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
@@ -70,12 +69,12 @@ def recommend(
         *([] if predicts else ["rating"]),
     }
     shown = [name for name in ("item", "title", "party", "rating", "reason") if name not in hidden]
-    title = "For someone new" if user is None else f"For user {escape(user)}"
-    table = Table("", *shown, title=title, title_justify="left")
-    for place, row in enumerate(rows, 1):
-        cells = (f"{row[name]:.2f}" if name == "rating" else escape(row[name]) for name in shown)
-        table.add_row(str(place), *cells)
-    output.result(rows, table)
+    title = "For someone new" if user is None else f"For user {user}"
+    cells = [
+        [str(place), *(f"{row[name]:.2f}" if name == "rating" else row[name] for name in shown)]
+        for place, row in enumerate(rows, 1)
+    ]
+    output.result(rows, make_table(["", *shown], cells, title))
     if not found:
         output.remark("no recommendations: this user has rated every item")
     elif loaded.ranker.config.ranks:

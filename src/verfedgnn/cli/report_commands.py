@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import RunFolder, Threads, among, use_threads
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.tables import gate_table, party_table, run_table, verdict_texts
+from verfedgnn.cli.tables import gate_table, make_table, party_table, run_table, verdict_texts
 from verfedgnn.reports.round_progress import RoundProgress
 
 
@@ -60,10 +58,8 @@ def lift(
             figures["partners"] = compare_partners(loaded, watch=progress.round, stop=halt.asked)
         with writing(run):
             write_json(run / "metrics.json", loaded.metrics)
-    table = Table(*PARTNERS_HEADER, box=None) if "partners" in figures else None
-    for cells in partner_rows(figures.get("partners", [])):
-        assert table is not None
-        table.add_row(*map(escape, cells))
+    rows = partner_rows(figures.get("partners", []))
+    table = make_table(PARTNERS_HEADER, rows, box=None) if "partners" in figures else None
     output.result(figures, *verdict_texts(loaded.metrics, loaded.judged.config), table)
     show_run_findings(output, loaded, run)
 
@@ -71,18 +67,12 @@ def lift(
 def report(
     run: RunFolder,
     out: Annotated[Path | None, typer.Option(help="Folder for the report; RUN/report by default.")] = None,
-    errors: Annotated[
-        bool,
-        typer.Option(
-            "--errors", help="Also list the largest errors. They name users and items, so keep such a report."
-        ),
-    ] = False,
     output: Output = STANDARD,
 ) -> None:
     """Write a report of a run as one HTML page and as Markdown.
 
     It contains the verdict, accuracy, lift, overlap, learning curves, traffic, who sees what, privacy guarantees and configuration.
-    It names the parties, but no user and no item, unless you give --errors.
+    It names the parties, but no user and no item.
     """
     from verfedgnn.core.files import check_writable
     from verfedgnn.reports.run_report import run_document
@@ -96,7 +86,7 @@ def report(
     folder = run / REPORT if out is None else out
     check_writable(folder)
     with output.busy("writing the report"):
-        document = run_document(loaded, run.resolve().name, errors=errors)
+        document = run_document(loaded, run.resolve().name)
         page, text = document.write(folder, "report")
     output.result({"page": page, "markdown": text}, f"written: {page} and {text.name}")
     if len(loaded.parties) > 1 and not (run / "audit").exists():

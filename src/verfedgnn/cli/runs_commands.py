@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
 
 from verfedgnn.cli.next_step import fresh_path, show_next
 from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.tables import make_table
 from verfedgnn.core.errors import ConfigError, NotPromoted, RunError
 
 if TYPE_CHECKING:
@@ -32,33 +31,25 @@ def runs(
     from verfedgnn.runs.run_list import list_runs
 
     found = list_runs(folder)
-    table = Table(
-        "run",
-        "date (UTC)",
-        "preset",
-        "parties",
-        "ratings",
-        "RMSE",
-        "NDCG@20",
-        "bytes",
-        "epsilon",
-        "after",
+    columns = [
+        {
+            "run": run.folder + "".join(f" <- {link}" for link in run.links),
+            "date (UTC)": run.date[:16].replace("T", " "),
+            "preset": run.preset or "-",
+            "parties": _shorten(run.parties),
+            "ratings": "-" if run.ratings is None else f"{run.ratings:,} of {run.users:,} users",
+            "RMSE": format_metric(run.rmse) if run.finished else "not finished",
+            "NDCG@20": format_metric(run.ndcg),
+            "bytes": "-" if run.bytes is None else format_size(run.bytes),
+            "epsilon": "-" if run.epsilon is None else f"{run.epsilon:.3g}",
+            "after": run.after or "-",
+        }
+        for run in found
+    ]
+    output.result(
+        [run.to_dict() for run in found],
+        make_table([*columns[0]], [[*row.values()] for row in columns]) if found else f"no runs in {folder}",
     )
-    for run in found:
-        name = run.folder + "".join(f" <- {link}" for link in run.links)
-        table.add_row(
-            escape(name),
-            run.date[:16].replace("T", " "),
-            escape(run.preset or "-"),
-            _shorten(run.parties),
-            "-" if run.ratings is None else f"{run.ratings:,} of {run.users:,} users",
-            format_metric(run.rmse) if run.finished else "not finished",
-            format_metric(run.ndcg),
-            "-" if run.bytes is None else format_size(run.bytes),
-            "-" if run.epsilon is None else f"{run.epsilon:.3g}",
-            escape(run.after or "-"),
-        )
-    output.result([run.to_dict() for run in found], table if found else f"no runs in {folder}")
     _show_next(output, folder, found)
 
 
@@ -86,7 +77,7 @@ def _show_next(output: Output, folder: Path, found: list[RunSummary]) -> None:
 def _shorten(names: list[str]) -> str:
     more = len(names) - SHOWN_NAMES
     shown = [*names[:SHOWN_NAMES], *([f"{more} more"] if more > 0 else [])]
-    return escape(", ".join(shown)) or "-"
+    return ", ".join(shown) or "-"
 
 
 def diff(
@@ -135,11 +126,7 @@ def show_tables(tables: Sequence[DifferenceTable]) -> list[RenderableType]:
     shown: list[RenderableType] = []
     for found in tables:
         if found.rows:
-            table = Table(*found.header, title=found.title, title_justify="left", caption_justify="left")
-            table.caption = found.note or None
-            for row in found.rows:
-                table.add_row(*(escape(cell) for cell in row))
-            shown += [table, ""]
+            shown += [make_table(found.header, found.rows, found.title, found.note), ""]
         elif found.note:
             shown += [f"{found.title}. {found.note}", ""]
     return shown

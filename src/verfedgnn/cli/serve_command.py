@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import RUN
+from verfedgnn.cli.tables import make_table
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.hosts import is_loopback
 
@@ -153,12 +153,12 @@ def confirm(
     from verfedgnn.serving.split_test import confirm as compare_buckets
 
     found = compare_buckets(clicks)
-    table = Table("", "federated", "alone", "difference (95 % interval)")
-    table.add_row("customers", *(f"{count:,}" for count in found.counts.values()), "")
+    rows = [["customers", *(f"{count:,}" for count in found.counts.values()), ""]]
     measures = {"customers who clicked, of 100": found.customers, "clicks, of 100 lists": found.lists}
     for name, rates in measures.items():
-        cells = (f"{rate:.{rates.digits}f}" for rate in (rates.federated, rates.alone))
-        table.add_row(name, *cells, rates.interval())
+        cells = [f"{rate:.{rates.digits}f}" for rate in (rates.federated, rates.alone)]
+        rows.append([name, *cells, rates.interval()])
+    table = make_table(["", "federated", "alone", "difference (95 % interval)"], rows)
     output.result(asdict(found) | {"sentence": found.sentence}, table, found.sentence)
     if found.unmarked:
         output.remark(f"left out {found.unmarked:,} rows without bucket")

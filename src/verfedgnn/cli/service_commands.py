@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import DATA, RUN, Device, Track, among, use_threads
+from verfedgnn.cli.shared_options import DATA, RUN, Device, Threads, Track, use_threads
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.tables import run_table, verdict_texts
 from verfedgnn.core.errors import ConfigError, RunError
@@ -49,9 +49,6 @@ KeyFile = Annotated[
     Path | None,
     _federation("--key", text=f"Your private key. Default: {PARTY_KEY} beside federation.toml."),
 ]
-ServiceThreads = Annotated[
-    int, _run(text="CPU threads; 0 means all cores. More than 1 helps from about a million ratings.", min=0)
-]
 Every = Annotated[int, _run(text="Number of rounds between two checkpoints.", min=1)]
 Status = Annotated[
     str | None,
@@ -60,18 +57,16 @@ Status = Annotated[
     ),
 ]
 LogFormat = Annotated[
-    str,
+    Literal["text", "json"],
     _run(
         "--log",
         text="Log format on standard error: text, or json for every line, the result among them.",
-        autocompletion=among(("text", "json")),
     ),
 ]
 LogLevel = Annotated[
-    str,
+    Literal["info", "warning", "error"],
     _run(
         text="Log events from this level on: info, warning or error.",
-        autocompletion=among(("info", "warning", "error")),
     ),
 ]
 
@@ -92,7 +87,7 @@ def party(
     track: Track = "none",
     checkpoint_every: Every = 1,
     device: Device = "cpu",
-    threads: ServiceThreads = 1,
+    threads: Threads = 1,
     processes: Annotated[
         int, _run(text="Processes for aligning users by ecdh; 0 means one per core.", min=0)
     ] = 0,
@@ -205,7 +200,7 @@ def coordinator(
     status: Status = None,
     track: Track = "none",
     device: Device = "cpu",
-    threads: ServiceThreads = 1,
+    threads: Threads = 1,
     log: LogFormat = "text",
     log_level: LogLevel = "info",
     output: Output = STANDARD,
@@ -239,10 +234,6 @@ def _prepare_service(log: str, level: str, threads: int, output: Output) -> Outp
     """Configure the log and the number of threads of a service, and return its output."""
     from verfedgnn.federation.event_log import configure_log
 
-    if log not in ("text", "json"):
-        raise ConfigError(f"--log takes text or json, not '{log}'")
-    if level not in ("info", "warning", "error"):
-        raise ConfigError(f"--log-level takes info, warning or error, not '{level}'")
     configure_log(as_json=log == "json", level="warning" if output.quiet and level == "info" else level)
     use_threads(threads)
     return Output(quiet=output.quiet, as_json=output.as_json or log == "json")

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import CommandApp, RunFolder, hides
+from verfedgnn.cli.tables import make_table
 from verfedgnn.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -114,9 +113,8 @@ def read_feature_options(given: Sequence[str], names: Sequence[str]) -> dict[str
 
 def _show(report: AddedReport, run: Path, party: str, output: Output) -> None:
     items = [{"item": item.item, "title": item.title, "ratings": len(item.ratings)} for item in report.items]
-    table = Table("item", "title", "ratings", title=f"Added to {escape(party)}", title_justify="left")
-    for row in items[:SHOWN]:
-        table.add_row(*(escape(str(value)) for value in row.values()))
+    rows = [[str(value) for value in row.values()] for row in items[:SHOWN]]
+    table = make_table(["item", "title", "ratings"], rows, f"Added to {party}")
     output.result({"items": items, "unknown_users": report.unknown_users}, table)
     if len(report.items) > SHOWN:
         output.remark(f"and {len(report.items) - SHOWN:,} more")

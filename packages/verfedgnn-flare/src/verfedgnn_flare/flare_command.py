@@ -9,8 +9,8 @@ import typer
 
 from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.service_commands import Every, FederationFile, ServiceThreads
-from verfedgnn.cli.shared_options import RUN, CommandApp, Device
+from verfedgnn.cli.service_commands import Every, FederationFile
+from verfedgnn.cli.shared_options import RUN, CommandApp, Device, Threads
 
 if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
@@ -61,7 +61,7 @@ def site(
     reading: ReadOptions,
     checkpoint_every: Every = 1,
     device: Device = "cpu",
-    threads: ServiceThreads = 1,
+    threads: Threads = 1,
     after: Annotated[
         Path | None,
         typer.Option(
