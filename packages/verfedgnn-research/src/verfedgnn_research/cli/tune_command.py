@@ -27,7 +27,6 @@ from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.reports.round_progress import RoundProgress
-from verfedgnn.reports.svg_charts import POINT_COLOUR, UNCLEAR_COLOUR, draw_lines, standalone
 
 CLEAR_GAIN = 0.005
 """Share of the validation error below which tuning gains little."""
@@ -128,6 +127,8 @@ def tune(
 
 def _draw_study(errors: Sequence[float | None]) -> str:
     """Draw the validation errors of the trials and the best so far, for a file of its own; None is a pruned trial."""
+    from verfedgnn.reports.svg_charts import POINT_COLOUR, UNCLEAR_COLOUR, draw_lines, standalone
+
     known = [(number, error) for number, error in enumerate(errors, 1) if error is not None]
     numbers = [number for number, _ in known]
     values = [error for _, error in known]
