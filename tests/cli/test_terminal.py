@@ -165,7 +165,7 @@ UNWRITABLE = {
     "train": "--out file/run --data none.csv",
     "report": "run --out file/report",
     "export": "run --out file/vectors",
-    "diff": "run run --out file/diff.html",
+    "diff": "run run",
     "tune": "--out file/mine.toml --data none.csv",
     "compare": "--out file/x --data none.csv",
     "paper": "table2 --out file/x",

@@ -331,7 +331,6 @@ def test_files_about_users_are_not_written_into_a_run(folder: Path, command: Com
         ("recommend", folder, "--all", "--out", folder / "all.parquet"),
         ("export", folder, "--out", folder / "lists" / "vectors"),
         ("report", folder, "--out", folder / "mine"),
-        ("diff", folder, folder, "--out", folder / "diff.html"),
     ):
         code, _, err = command(*words)
         assert (code, "is inside the run folder" in " ".join(err.split())) == (2, True), err

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from verfedgnn.cli.next_step import TrainingWords, add_columns, show_next
+from verfedgnn.cli.next_step import add_columns, show_next, training_words
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import CommandApp
 from verfedgnn.core.errors import DataError
@@ -66,8 +66,8 @@ def check(
         raise typer.Exit(2)
     if checked.doubtful:
         return
-    words = TrainingWords.of(data, reading, parties=fitting_parties(found))
-    show_next(output, [checked.conclusion], words.train(out="runs/first"))
+    words = training_words(data, reading, out="runs/first", parties=fitting_parties(found))
+    show_next(output, [checked.conclusion], words)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from verfedgnn.cli.next_step import fresh_path, show_next
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.tables import make_table
-from verfedgnn.core.errors import ConfigError, NotPromoted, RunError
+from verfedgnn.core.errors import NotPromoted, RunError
 
 if TYPE_CHECKING:
     from verfedgnn.reports.difference_view import DifferenceTable
@@ -83,35 +83,17 @@ def _shorten(names: list[str]) -> str:
 def diff(
     before: Annotated[Path, typer.Argument(help="Earlier run folder.")],
     after: Annotated[Path, typer.Argument(help="Later run folder.")],
-    out: Annotated[Path | None, typer.Option(help="HTML page to write, and the same as Markdown.")] = None,
-    sample: Annotated[
-        int, typer.Option(help="Number of users whose recommendations are compared, at most.", min=1)
-    ] = 1000,
     output: Output = STANDARD,
 ) -> None:
     """Compare two runs: settings, data, accuracy on the test ratings of both, and how recommendations changed."""
-    from verfedgnn.core.files import check_writable
     from verfedgnn.evaluation.run_difference import difference
-    from verfedgnn.reports.difference_view import difference_document, difference_tables
+    from verfedgnn.reports.difference_view import difference_tables
     from verfedgnn.runs.run import Run
-    from verfedgnn.runs.run_folder import check_outside
 
-    if out is not None:
-        if out.suffix.lower() != ".html":
-            raise ConfigError(
-                f"--out {out} is not a page; use for example --out {out.with_suffix('.html').name}"
-            )
-        check_writable(out.parent)
-        check_outside(out)
     runs = [Run.load(folder, added=False) for folder in (before, after)]
     with output.busy("comparing"):
-        found = difference(*runs, sample=sample)
-    names = [folder.resolve().name for folder in (before, after)]
-    if out is not None:
-        difference_document(found, *names).write(out.parent, out.stem)
+        found = difference(*runs)
     output.result(found, *show_tables(difference_tables(found)))
-    if out is not None:
-        output.remark(f"written: {out}")
     better = {metric: table["overall"]["better"] for metric, table in found["figures"].items()}
     chosen = before if "no" in better.values() and "yes" not in better.values() else after
     words = {"yes": "better", "no": "worse"}

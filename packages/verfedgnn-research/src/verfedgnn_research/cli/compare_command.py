@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from verfedgnn.cli.next_step import TrainingWords, show_next
+from verfedgnn.cli.next_step import show_next, training_words
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import By, Data, Device, Jobs, Parties, Settings, among
 from verfedgnn.cli.signals import Halt
@@ -141,8 +141,8 @@ def compare(
         *sources,
         f"written: {page}, {file}",
     )
-    training = TrainingWords.of(given, reading, parties=parties, by=by, preset="best", set_=set_)
-    show_next(output, diagnose_comparison(records), training.train(out="runs/first"))
+    words = training_words(given, reading, out="runs/first", parties=parties, by=by, preset="best", set_=set_)
+    show_next(output, diagnose_comparison(records), words)
 
 
 def _refuse_defining(settings: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from verfedgnn.cli.next_step import TrainingWords, show_next
+from verfedgnn.cli.next_step import show_next, training_words
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import (
     RUN,
@@ -121,8 +121,8 @@ def tune(
     found = {"preset": out, "study": database, "trials": len(tuned.history), "valid_error": tuned.error}
     output.result(found, tuned.provenance, f"written: {out}, {picture}; the study is {database}")
     users = None if chosen.users == "any" else chosen.users
-    words = TrainingWords.of(data, reading, parties=parties, by=by, users=users, preset=out)
-    show_next(output, [_describe(tuned)], words.train(out="runs/tuned"))
+    words = training_words(data, reading, out="runs/tuned", parties=parties, by=by, users=users, preset=out)
+    show_next(output, [_describe(tuned)], words)
 
 
 def _draw_study(errors: Sequence[float | None]) -> str:
