@@ -21,9 +21,9 @@ import pytest
 import typer
 
 import verfedgnn as vf
-from verfedgnn.cli import completion as complete
 from verfedgnn.cli.main import app, main
 from verfedgnn.cli.package_commands import GROUP, PACKAGES
+from verfedgnn.cli.shared_options import PRESETS
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ("--data", "small.csv", "--parties", "3", "--threads", "1")
@@ -165,7 +165,7 @@ UNWRITABLE = {
     "train": "--out file/run --data none.csv",
     "report": "run --out file/report",
     "export": "run --out file/vectors",
-    "diff": "run run --out file/diff.html",
+    "diff": "run run",
     "tune": "--out file/mine.toml --data none.csv",
     "compare": "--out file/x --data none.csv",
     "paper": "table2 --out file/x",
@@ -508,7 +508,7 @@ def test_names_to_complete_are_those_there_are() -> None:
     from verfedgnn_research.baselines import METHODS
     from verfedgnn_research.paper import EXPERIMENTS
 
-    assert tuple(presets()) == complete.PRESETS
+    assert tuple(presets()) == PRESETS
     assert tuple(METHODS) == names.METHODS
     assert tuple(EXPERIMENTS) == names.EXPERIMENTS
 
@@ -520,8 +520,6 @@ COMPLETED = {
     "verfedgnn train --preset p": ["paper", "private"],
     "verfedgnn train --model g": ["gcn", "gat", "ggnn"],
     "verfedgnn train --data ml": ["ml-tiny"],
-    "verfedgnn evaluate r": ["run"],
-    "verfedgnn report ../": ["../{}/run"],
     "verfedgnn compare --methods mf,cen": ["mf,central"],
     "verfedgnn train --qui": ["--quiet"],
     "verfedgnn train --set exchange.m": [f"exchange.mode={mode}" for mode in MODES],

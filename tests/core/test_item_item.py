@@ -62,17 +62,6 @@ def test_scores_are_those_of_the_closed_form(seed: int, damping: float) -> None:
     assert not scores.score(torch.tensor([1])).any()  # a user without ratings
 
 
-@given(seed=st.integers(0, 1000), most=st.integers(1, 7))
-def test_a_history_scores_as_the_trained_user_who_has_it(seed: int, most: int) -> None:
-    rated = random_table(seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(item_item, "MOST_ITEMS", most)
-        scores = fit(pairs(rated), 9, 7, 10.0)
-    for row in range(9):
-        history = torch.from_numpy(np.random.default_rng(seed).permutation(np.flatnonzero(rated[row])))
-        torch.testing.assert_close(scores.score_items(history), scores.score(torch.tensor([row]))[0])
-
-
 def test_only_the_items_with_most_ratings_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     rated = random_table(2)
     rated[2:, 4] = False
@@ -92,8 +81,6 @@ def test_an_item_without_ratings_scores_nothing() -> None:
     scores = fit(pairs(rated), 9, 7, 10.0)
     assert scores.kept.tolist() == [0, 1, 2, 4, 5, 6]
     assert not scores.score(torch.arange(9))[:, 3].any()
-    assert not scores.score_items(torch.tensor([3])).any()
-    assert not scores.score_items(torch.tensor([], dtype=torch.long)).any()
 
 
 def test_a_pair_that_occurs_twice_counts_once() -> None:

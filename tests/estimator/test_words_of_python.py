@@ -130,7 +130,7 @@ def test_a_check_foresees_a_fit(films: pd.DataFrame, books: pd.DataFrame) -> Non
     found = vf.check({"films": films, "books": books})
     assert not found.usable
     assert 'did you mean own={"films": {"columns": {"item": "film"}}}?' in repr(found)
-    assert "cannot be used yet" in found._repr_html_()
+    assert "not usable</span>" in found._repr_html_()
     assert repr(found).endswith(
         "This cannot be trained, because films cannot be used (no column for item). "
         "Correct it as the errors say, then check again."

@@ -191,18 +191,13 @@ def test_parties_that_came_and_went(runs: tuple[vf.Run, vf.Run]) -> None:
     assert len(found["figures"]["ndcg@20"]["parties"]) == 2
 
 
-def test_the_command_prints_and_writes_the_same(nights: Path, tmp_path: Path, command: Command) -> None:
-    page = tmp_path / "diff.html"
-    code, out, err = command("diff", nights / "monday", nights / "tuesday", "--out", page)
+def test_the_command_prints_every_table(nights: Path, command: Command) -> None:
+    code, out, _ = command("diff", nights / "monday", nights / "tuesday")
     assert code == 0
-    assert "written" in err
     for text in ("Test ratings of both runs", "ratings added", "Both runs have the same settings"):
         assert text in out
-        assert text in page.read_text("utf-8")
-        assert text in page.with_suffix(".md").read_text("utf-8")
     code, out, _ = command("diff", nights / "current", nights / "tuesday", "--json")
     assert set(json.loads(out)) == {"configuration", "data", "figures", "recommendations"}
-    assert command("diff", nights / "monday", nights / "tuesday", "--out", tmp_path / "diff")[0] == 2
 
 
 def test_a_report_says_how_far_the_data_are_from_the_run_before(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.cli.next_step import TrainingWords, command_text, fresh_path
+from verfedgnn.cli.next_step import command_text, fresh_path, training_words
 from verfedgnn.data.parties import count_kept
 from verfedgnn.data.read_options import ReadOptions
 from verfedgnn.reports.diagnosis import Customers, diagnose
@@ -118,20 +118,17 @@ def test_customers_are_counted() -> None:
     assert count_kept(["a note"]) is None
 
 
-WORDS = TrainingWords((("--data", "film=my film.csv"), ("--data", "book=b.csv"), ("--users", "all")))
-
-
 def test_a_command_is_quoted_and_its_folder_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
-    words = WORDS.train(out="run")
+    words = training_words(["film=my film.csv", "book=b.csv"], ReadOptions(), out="run", users="all")
     assert words[-2:] == ["--out", "run-2"]
     assert fresh_path("new") == Path("new")
-    assert WORDS.sources == ["film=my film.csv", "book=b.csv"]
+    assert words[:-2] == ["train", "--data", "film=my film.csv", "--data", "book=b.csv", "--users", "all"]
     assert "'film=my film.csv'" in command_text(words)
     assert "film=my film.csv" in shlex.split(command_text(words))
 
 
 def test_a_password_is_not_kept() -> None:
-    words = TrainingWords.of(["film=postgresql://me:secret@host/db"], ReadOptions(), parties=None)
-    assert "secret" not in command_text(words.train(out="run"))
+    words = training_words(["film=postgresql://me:secret@host/db"], ReadOptions(), out="run", parties=None)
+    assert "secret" not in command_text(words)

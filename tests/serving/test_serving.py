@@ -99,7 +99,11 @@ def test_lists_use_the_item_weights(run: vf.Run, catalogue: Catalogue) -> None:
             assert found.scores == pytest.approx(shares[found.rows].tolist(), rel=1e-4)
         # A newcomer with the items and the vector of a trained user has the same list.
         owned = rankers[p].find_owned(people[3])
-        scores = model.items @ model.users[people[3]] + model.item_scores.score_items(torch.from_numpy(owned))
+        weights = model.item_scores.weights[torch.isin(model.item_scores.kept, torch.from_numpy(owned))].sum(
+            0
+        )
+        scores = model.items @ model.users[people[3]]
+        scores[model.item_scores.kept] += weights
         rows = rankers[p].rank(wishes[3:4])[0].rows
         assert len(set(rows)) == 9
         assert scores[rows].tolist() == pytest.approx(scores.topk(9).values.tolist(), rel=1e-4)

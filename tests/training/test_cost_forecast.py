@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import verfedgnn as vf
-from verfedgnn.reports.training_steps import StepClock, describe_cost, list_steps
+from verfedgnn.reports.round_progress import TrainingPlan
 from verfedgnn.training import cost_forecast
 from verfedgnn.training.cost_forecast import CostForecast, TrainingCost, forecast
 
@@ -50,14 +50,19 @@ def test_every_step_of_a_command_is_in_the_sum() -> None:
         {"a alone": 6.0, "b alone": 3.0, "a alone, lists": 20.0, "b alone, lists": 10.0},
     )
     config = vf.Config.preset("best")
-    steps = list_steps(["a", "b"], config)
-    text = describe_cost(steps, config, expected, 2)
+    plan = TrainingPlan.of(["a", "b"], config, expected)
+    steps = plan.steps
+    text = plan.describe_cost(config, 2)
     assert text.startswith(
         "expected: about 3 min 39 s for 1,600 rounds and 4 trainings of single parties, 6.0 MB a party"
     )
     assert "less if the validation error stops falling" in text
     assert {name for name in steps if "alone" not in name} == set(expected.federated)
-    assert len(list_steps(["a", "b"], config.with_values({"final": False}))) == len(steps) - 2
-    clock = StepClock(steps, 2, expected)
-    clock.report("federation", 1, now=0)
-    assert clock.seconds_left(351, 701, now=50) == pytest.approx(50 + 2 * 169)  # twice as slow as expected
+    assert len(TrainingPlan.of(["a", "b"], config.with_values({"final": False})).steps) == len(steps) - 2
+    assert plan.describe("b alone") == "step 6 of 8, b alone"
+    assert plan.seconds_left("federation", 0.0, 0.0) == pytest.approx(219)
+    assert plan.seconds_left("federation", 0.5, 50) == pytest.approx(
+        50 + 2 * 169
+    )  # twice as slow as expected
+    assert plan.seconds_left("b alone, lists", 0.5, 219) == pytest.approx(5 * 219 / 214)
+    assert TrainingPlan.of(["a", "b"], config).seconds_left("federation", 0.5, 50) is None

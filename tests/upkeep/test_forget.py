@@ -310,7 +310,7 @@ def test_what_a_kill_or_a_report_left_is_removed(folder: Path, command: Command)
     ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(USER)
-    assert command("report", folder, "--errors", "--quiet")[0] == 0
+    assert command("report", folder, "--quiet")[0] == 0
     forgetting.forget_users(folder, [USER])
     assert traces(folder) == []
     assert not (folder / "report").exists()
@@ -330,8 +330,7 @@ def test_files_about_users_are_not_written_into_a_run(folder: Path, command: Com
     for words in (
         ("recommend", folder, "--all", "--out", folder / "all.parquet"),
         ("export", folder, "--out", folder / "lists" / "vectors"),
-        ("report", folder, "--errors", "--out", folder / "mine"),
-        ("diff", folder, folder, "--out", folder / "diff.html"),
+        ("report", folder, "--out", folder / "mine"),
     ):
         code, _, err = command(*words)
         assert (code, "is inside the run folder" in " ".join(err.split())) == (2, True), err

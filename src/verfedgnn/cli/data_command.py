@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from verfedgnn.cli.next_step import TrainingWords, add_columns, show_next
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Quiet
-from verfedgnn.cli.source_options import reads_ratings
+from verfedgnn.cli.next_step import add_columns, show_next, training_words
+from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.shared_options import CommandApp
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import reading_table
 from verfedgnn.reports.console import SafeConsole
@@ -19,17 +18,13 @@ if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
 
 
-app = typer.Typer(
+app = CommandApp(
     name="data",
     help="Check tables of ratings, or generate some.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
 )
 
 
 @app.command()
-@reads_ratings
 def check(
     *,
     data: Annotated[
@@ -39,24 +34,16 @@ def check(
         ),
     ],
     reading: ReadOptions,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """List the problems of ratings with their line numbers, and show their distribution and the overlap of several sources.
 
     The exit code is 2 if the ratings cannot be used.
     """
-    from verfedgnn.data.data_check import (
-        check_source,
-        conclude,
-        fitting_parties,
-        foresee_training,
-        measure_overlap,
-    )
+    from verfedgnn.data.data_check import check_source, fitting_parties
     from verfedgnn.data.parties import sources_of
-    from verfedgnn.reports.check_view import build_json, show_checked, show_overlap, show_warnings
+    from verfedgnn.estimator.checked_data import DataCheck
 
-    output = Output(quiet=quiet, as_json=as_json)
     sources, _ = sources_of(data)
     options = reading.for_each(list(sources))
     with output.busy("reading the data"):
@@ -64,30 +51,23 @@ def check(
         for name, source in sources.items():
             with reading_table(name if len(sources) > 1 else None):
                 found.append(check_source(name, source, **options[name]))
-    read = [each for each in found if each.shape is not None]
-    overlap = measure_overlap(found) if len(found) > 1 and len(read) == len(found) else None
-    conclusion = conclude(found, overlap)
-    if as_json:
-        output.result(build_json(found, overlap, conclusion))
+    checked = DataCheck(found)
+    if output.as_json:
+        output.result(checked.to_dict())
     else:
-        console = SafeConsole(highlight=False)
-        for each in found:
-            show_checked(console, each)
-        if overlap is not None:
-            show_overlap(console, overlap, found)
-        show_warnings(console, foresee_training(found, overlap))
+        checked.show(SafeConsole(highlight=False))
     flags = [flag for each in found for flag in each.columns]
     again = ["data", "check", *data, *reading.to_arguments()]
     if flags:
-        show_next(output, [conclusion.text], add_columns(again, flags))
-    elif conclusion.doubtful or not conclusion.usable:
-        show_next(output, [conclusion.text], again, "once the data are corrected")
-    if not conclusion.usable:
+        show_next(output, [checked.conclusion], add_columns(again, flags))
+    elif checked.doubtful or not checked.usable:
+        show_next(output, [checked.conclusion], again, "once the data are corrected")
+    if not checked.usable:
         raise typer.Exit(2)
-    if conclusion.doubtful:
+    if checked.doubtful:
         return
-    words = TrainingWords.of(data, reading, parties=fitting_parties(found))
-    show_next(output, [conclusion.text], words.train(out="runs/first"))
+    words = training_words(data, reading, out="runs/first", parties=fitting_parties(found))
+    show_next(output, [checked.conclusion], words)
 
 
 @app.command()
@@ -104,13 +84,11 @@ def synth(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0)] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Generate tables of ratings for parties whose users overlap in part."""
     from verfedgnn.data.synthetic import synthetic_tables, write_tables
 
-    output = Output(quiet=quiet, as_json=as_json)
     with output.busy(f"generating {parties} tables"):
         amount = 20 * users if ratings is None else ratings
         tables = synthetic_tables(parties, overlap, users=users, items=items, ratings=amount, seed=seed)

@@ -7,18 +7,16 @@ import sys
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from verfedgnn.cli.completion import among
 from verfedgnn.cli.next_step import command_text, show_next
-from verfedgnn.cli.output import Output
+from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.service_commands import FederationFile, KeyFile, read_own_ratings
-from verfedgnn.cli.shared_options import TRAINING, AsJson, Model, Preset, Quiet, Settings
-from verfedgnn.cli.source_options import reads_ratings
+from verfedgnn.cli.shared_options import TRAINING, CommandApp, Model, Preset, Settings
 from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
 
@@ -26,12 +24,9 @@ if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.federation.agreement import Agreement
 
-app = typer.Typer(
+app = CommandApp(
     name="federation",
     help="Set up a federation across organisations: its members, their certificates and their agreement.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
 )
 
 Folder = Annotated[Path, typer.Argument(help="The coordinator's folder, created by `init`.")]
@@ -54,11 +49,8 @@ def init(
         Path | None, typer.Option(help="A TOML file of settings.", rich_help_panel=TRAINING)
     ] = None,
     alignment: Annotated[
-        str,
-        typer.Option(
-            help="How users are aligned: keyed, ecdh or none.",
-            autocompletion=among(("keyed", "ecdh", "none")),
-        ),
+        Literal["keyed", "ecdh", "none"],
+        typer.Option(help="How users are aligned: keyed, ecdh or none."),
     ] = "keyed",
     min_parties: Annotated[
         int,
@@ -74,8 +66,7 @@ def init(
             min=1,
         ),
     ] = 100,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Create a federation, at the coordinator: its authority, the coordinator's key and federation.toml."""
     from verfedgnn.config import parse_settings
@@ -95,7 +86,6 @@ def init(
         min_parties=min_parties,
         ratings_per_user=ratings_per_user,
     )
-    output = Output(quiet=quiet, as_json=as_json)
     masking = (
         "on" if agreement.config.masking else f"off, for {agreement.config.gradients.mechanism} gradients"
     )
@@ -113,15 +103,13 @@ def init(
 def join_request(
     name: Annotated[str, typer.Argument(help="Name of the party.")],
     out: Annotated[Path | None, typer.Option(help="The folder to create. Default: NAME.")] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Request to join, at a party: create a key, which stays here, and a request to send to the coordinator."""
     from verfedgnn.federation import roster
 
     folder = out or Path(name)
     key, request, fingerprint = roster.request_membership(name, folder)
-    output = Output(quiet=quiet, as_json=as_json)
     output.result(
         {"name": name, "key": key, "request": request, "fingerprint": fingerprint},
         f"{key} is the private key of {name}; it must not leave this machine",
@@ -147,8 +135,7 @@ def approve(
     yes: Annotated[
         bool, typer.Option("--yes", help="Skip the prompt; the fingerprints have been compared.")
     ] = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Admit parties, at the coordinator: sign their requests and add them to the roster."""
     from verfedgnn.federation import roster
@@ -162,25 +149,27 @@ def approve(
             _confirm("Did each party read out this fingerprint by phone?")
 
     changed = roster.admit_parties(folder, requests, replace=replace, confirm=confirm)
-    _show_change(folder, changed, Output(quiet=quiet, as_json=as_json), *lines)
+    _show_change(folder, changed, output, *lines)
 
 
 @app.command()
 def revoke(
     folder: Folder,
     name: Annotated[str, typer.Argument(help="The party to remove.")],
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Remove a party from the roster, at the coordinator; its certificate is no longer accepted."""
     from verfedgnn.federation import roster
 
     changed = roster.remove_party(folder, name)
-    _show_change(folder, changed, Output(quiet=quiet, as_json=as_json), f"{name} is no longer a member")
+    _show_change(folder, changed, output, f"{name} is no longer a member")
 
 
 @app.command()
-def renew(folder: Folder, quiet: Quiet = False, as_json: AsJson = False) -> None:
+def renew(
+    folder: Folder,
+    output: Output = STANDARD,
+) -> None:
     """Create a new key and certificate for the coordinator. If interrupted, run it again."""
     from verfedgnn.federation import roster
     from verfedgnn.federation.certificates import format_day
@@ -188,7 +177,7 @@ def renew(folder: Folder, quiet: Quiet = False, as_json: AsJson = False) -> None
     changed = roster.renew_coordinator(folder)
     until = format_day(changed.coordinator.expires)
     text = f"the coordinator has a new key; its certificate expires on {until}"
-    _show_change(folder, changed, Output(quiet=quiet, as_json=as_json), text)
+    _show_change(folder, changed, output, text)
 
 
 @app.command()
@@ -196,8 +185,7 @@ def show(
     path: Annotated[
         Path, typer.Argument(help="federation.toml, or the folder that holds it.", metavar="FILE_OR_FOLDER")
     ],
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Show the agreement and the members of a federation."""
     from verfedgnn.federation import COORDINATOR_KEY
@@ -231,7 +219,6 @@ def show(
         until = format_day(member.expires) + (" (expired)" if expired else "")
         style = "red" if expired else ""
         members.add_row(member.name, short_fingerprint(member.fingerprint), until, style=style)
-    output = Output(quiet=quiet, as_json=as_json)
     output.result(about, facts, members)
     folder = path if path.is_dir() else path.parent
     sentence = "Compare the fingerprint of the agreement by phone; it must be the same at all organisations."
@@ -246,21 +233,18 @@ def finish(
     out: Annotated[
         Path | None, typer.Option(help="The coordinator's run folder. Default: run, in FOLDER.")
     ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Finish a training now, at the coordinator: parties that are here keep the best model so far."""
     from verfedgnn.federation.roster import request_finish
 
     run = out or folder / "run"
     request_finish(run)
-    output = Output(quiet=quiet, as_json=as_json)
     output.result({"run": run}, f"asked the coordinator of {run} to finish with the best model so far")
     output.remark("next: a running coordinator finishes within a second; start it if it is not running")
 
 
 @app.command()
-@reads_ratings
 def doctor(
     *,
     federation: FederationFile,
@@ -270,8 +254,7 @@ def doctor(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Your run folder. Default: run, beside the key.")] = None,
     reading: ReadOptions,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Check your side before the day: certificates, connection, clock, software, disk, memory and, with ratings, data.
 
@@ -289,7 +272,6 @@ def doctor(
     for finding in findings:
         table.add_row(finding.check, finding.outcome, Text(finding.text), style=styles[finding.outcome])
     summary = summarise_findings(findings)
-    output = Output(quiet=quiet, as_json=as_json)
     output.result(summary, table)
     if not summary["ready"]:
         raise typer.Exit(1)
@@ -305,8 +287,7 @@ def verify(
         ),
     ],
     federation: FederationFile,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Check transcripts of members: each is unchanged and signed, and all parties received the same.
 
@@ -324,7 +305,6 @@ def verify(
         numbers = (f"{n:,}" for n in (len(one.entries), one.signed, one.rounds, one.restarts))
         problem = Text(one.problem or "unchanged", "red" if one.problem else "")
         table.add_row(one.name, *numbers, "yes" if one.is_finished else "no", problem)
-    output = Output(quiet=quiet, as_json=as_json)
     output.result(summary, table, summary["verdict"])
     for remark in summary["remarks"]:
         output.remark(remark)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shlex
 import signal
 import sys
@@ -25,25 +26,22 @@ from verfedgnn.cli.runs_commands import diff, promote, runs
 from verfedgnn.cli.serve_command import confirm, serve
 from verfedgnn.cli.service_commands import coordinator, party, status
 from verfedgnn.cli.settings_command import settings
+from verfedgnn.cli.shared_options import CommandApp
 from verfedgnn.cli.signals import interrupt
 from verfedgnn.cli.train_command import train
 from verfedgnn.cli.upkeep_commands import forget
 from verfedgnn.core.errors import Interrupted, MissingColumns, PluginWarning, RunWarning, VerFedGNNError
 from verfedgnn.core.option_names import on_command_line
 from verfedgnn.core.printable import make_printable
-from verfedgnn.core.process_memory import keep_freed_memory
 from verfedgnn.core.version import installed_version
 from verfedgnn.plugins import load_file
 from verfedgnn.reports.console import SafeConsole
 
-app = typer.Typer(
+app = CommandApp(
     name="verfedgnn",
     cls=CommandGroup,
     help="Train one graph recommender across organisations that share users but not items, "
     "while ratings and item ids stay at home.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
 )
 
 
@@ -90,7 +88,7 @@ _CTRL_C = 130
 
 def main() -> None:
     """Run the command line. A user's mistake prints one line on standard error, never a stack trace."""
-    keep_freed_memory()
+    _keep_freed_memory()
     handler = signal.signal(signal.SIGTERM, interrupt)
     show_warning = warnings.showwarning
     warnings.showwarning = _show_warning
@@ -101,6 +99,23 @@ def main() -> None:
         warnings.showwarning = show_warning
         signal.signal(signal.SIGTERM, handler)
     sys.exit(code)
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc reuse freed memory instead of returning it to the kernel. Without glibc, do nothing.
+
+    By default glibc maps each block above 32 MiB separately and unmaps it when it is freed. The kernel then
+    zeroes a matrix of a million users page by page each time one is allocated: half of a round's time
+    (results/scale.md). All threads share one arena, so memory freed by the thread that packs messages can be
+    reused by the others.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return
+    most = 2**31 - 1
+    for option, value in ((-3, most), (-1, most), (-8, 1)):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_ARENA_MAX
+        mallopt(option, value)
 
 
 def _run() -> int:

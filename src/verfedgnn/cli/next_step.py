@@ -6,8 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,47 +19,24 @@ if TYPE_CHECKING:
 
 MOST_SENTENCES = 3
 """Findings that a command shows; the report has all of them."""
-FILE = "command.json"
-"""File in a run folder with the options of its training."""
 
 Words = list[str]
 
 
-@dataclass(frozen=True)
-class TrainingWords:
-    """The options of a training that choose data and settings, as pairs of a name and a value; sources without passwords."""
+def training_words(
+    sources: Sequence[str] | None, reading: ReadOptions, *, out: Path | str, **options: Any
+) -> Words:
+    """Return the command that trains on these sources, without passwords; options of None are left out, lists are repeated."""
+    from verfedgnn.data.read_options import redact
 
-    options: tuple[tuple[str, str], ...] = ()
-
-    @classmethod
-    def of(cls, sources: Sequence[str] | None, reading: ReadOptions, **options: Any) -> TrainingWords:
-        """Return the given options; values of None are left out, lists are repeated."""
-        from verfedgnn.data.read_options import redact
-
-        words = reading.to_arguments()
-        pairs = [("--data", redact(source)) for source in sources or ["synthetic"]]
-        return cls((*pairs, *zip(words[::2], words[1::2], strict=True), *_pairs(options)))
-
-    @property
-    def sources(self) -> Words:
-        """The sources of the data."""
-        return [value for name, value in self.options if name == "--data"]
-
-    def train(self, *, out: Path | str) -> Words:
-        """Return the command that trains with these options."""
-        return ["train", *_flat(self.options), "--out", str(fresh_path(out))]
-
-
-def _flat(pairs: Iterable[tuple[str, str]]) -> Words:
-    return [word for pair in pairs for word in pair]
-
-
-def _pairs(options: dict[str, Any]) -> list[tuple[str, str]]:
-    found = []
+    words = ["train"]
+    for source in sources or ["synthetic"]:
+        words += ["--data", redact(source)]
+    words += reading.to_arguments()
     for name, given in options.items():
-        values = given if isinstance(given, list) else [] if given is None else [given]
-        found += [(f"--{name.strip('_')}", str(value)) for value in values]
-    return found
+        for value in given if isinstance(given, list) else [] if given is None else [given]:
+            words += [f"--{name.strip('_')}", str(value)]
+    return [*words, "--out", str(fresh_path(out))]
 
 
 def fresh_path(wanted: Path | str) -> Path:

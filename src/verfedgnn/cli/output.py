@@ -61,6 +61,10 @@ class Output:
             yield
 
 
+STANDARD = Output(quiet=False, as_json=False)
+"""The output of a command without --quiet and --json."""
+
+
 class Lasting:
     """A text stream that discards its output once the reader has closed the pipe."""
 

@@ -14,6 +14,7 @@ import typer
 import typer.core
 import typer.main
 
+from verfedgnn.cli.shared_options import CommandApp
 from verfedgnn.core.errors import ConfigError
 
 GROUP = "verfedgnn.commands"
@@ -73,7 +74,7 @@ def _load(entry: EntryPoint) -> Any:
     if isinstance(loaded, typer.Typer):
         command: Any = typer.main.get_group(loaded)
     else:
-        single = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+        single = CommandApp(add_completion=False)
         single.command(entry.name)(loaded)
         command = typer.main.get_command(single)
     command.name, command.rich_help_panel = entry.name, panel

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from verfedgnn.cli.next_step import command_text, show_next
-from verfedgnn.cli.output import Output
+from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.serve_command import SplitKey, SplitPercent, read_split
-from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
+from verfedgnn.cli.shared_options import RunFolder
+from verfedgnn.cli.tables import make_table
 from verfedgnn.core.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
@@ -38,8 +37,7 @@ def recommend(
     out: Annotated[Path | None, typer.Option(help="Parquet file to write with --all.")] = None,
     split_test: SplitPercent = None,
     split_key: SplitKey = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Recommend items that a user has not rated yet, in the order of the run's lists, with predicted ratings.
 
@@ -48,7 +46,6 @@ def recommend(
     """
     from verfedgnn.runs.run import Run
 
-    output = Output(quiet=quiet, as_json=as_json)
     if everybody != (out is not None) or [everybody, user is not None, bool(rated)].count(True) != 1:
         raise ConfigError(
             "choose the users: --user ID for one, --rated ITEM=RATING for someone new, or --all --out FILE.parquet for all"
@@ -72,12 +69,12 @@ def recommend(
         *([] if predicts else ["rating"]),
     }
     shown = [name for name in ("item", "title", "party", "rating", "reason") if name not in hidden]
-    title = "For someone new" if user is None else f"For user {escape(user)}"
-    table = Table("", *shown, title=title, title_justify="left")
-    for place, row in enumerate(rows, 1):
-        cells = (f"{row[name]:.2f}" if name == "rating" else escape(row[name]) for name in shown)
-        table.add_row(str(place), *cells)
-    output.result(rows, table)
+    title = "For someone new" if user is None else f"For user {user}"
+    cells = [
+        [str(place), *(f"{row[name]:.2f}" if name == "rating" else row[name] for name in shown)]
+        for place, row in enumerate(rows, 1)
+    ]
+    output.result(rows, make_table(["", *shown], cells, title))
     if not found:
         output.remark("no recommendations: this user has rated every item")
     elif loaded.ranker.config.ranks:

@@ -6,28 +6,23 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from verfedgnn.cli.completion import among
 from verfedgnn.cli.next_step import show_next, show_run_findings
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder, Threads, use_threads
+from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.shared_options import RunFolder, Threads, among, use_threads
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.tables import gate_table, party_table, run_table, verdict_texts
+from verfedgnn.cli.tables import gate_table, make_table, party_table, run_table, verdict_texts
 from verfedgnn.reports.round_progress import RoundProgress
 
 
 def evaluate(
     run: RunFolder,
     top: Annotated[int, typer.Option(help="K of Recall@K, NDCG@K and HitRate@K.", min=1)] = 20,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Evaluate a run on its test ratings: RMSE, MAE and metrics of lists, per party and overall."""
     from verfedgnn.runs.run import Run
 
-    output = Output(quiet=quiet, as_json=as_json)
     loaded = Run.load(run, added=False)
     with output.busy("evaluating"):
         figures = loaded.metrics | loaded.evaluate(top)
@@ -45,8 +40,7 @@ def lift(
         ),
     ] = False,
     threads: Threads = 1,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Show what joining gains each party of a run, in lists and ratings, for known and for new customers."""
     from verfedgnn.core.files import writing
@@ -57,18 +51,15 @@ def lift(
 
     use_threads(threads)
     loaded = Run.load(run, added=False)
-    output = Output(quiet=quiet, as_json=as_json)
     read_lift(loaded)
     figures = loaded.metrics["lift"]
     if partners:
-        with RoundProgress(hidden=quiet) as progress, Halt(quiet=quiet) as halt:
+        with RoundProgress(hidden=output.quiet) as progress, Halt(quiet=output.quiet) as halt:
             figures["partners"] = compare_partners(loaded, watch=progress.round, stop=halt.asked)
         with writing(run):
             write_json(run / "metrics.json", loaded.metrics)
-    table = Table(*PARTNERS_HEADER, box=None) if "partners" in figures else None
-    for cells in partner_rows(figures.get("partners", [])):
-        assert table is not None
-        table.add_row(*map(escape, cells))
+    rows = partner_rows(figures.get("partners", []))
+    table = make_table(PARTNERS_HEADER, rows, box=None) if "partners" in figures else None
     output.result(figures, *verdict_texts(loaded.metrics, loaded.judged.config), table)
     show_run_findings(output, loaded, run)
 
@@ -76,36 +67,26 @@ def lift(
 def report(
     run: RunFolder,
     out: Annotated[Path | None, typer.Option(help="Folder for the report; RUN/report by default.")] = None,
-    errors: Annotated[
-        bool,
-        typer.Option(
-            "--errors", help="Also list the largest errors. They name users and items, so keep such a report."
-        ),
-    ] = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Write a report of a run as one HTML page and as Markdown.
 
     It contains the verdict, accuracy, lift, overlap, learning curves, traffic, who sees what, privacy guarantees and configuration.
-    It names the parties, but no user and no item, unless you give --errors.
+    It names the parties, but no user and no item.
     """
     from verfedgnn.core.files import check_writable
-    from verfedgnn.reports.drift_section import add_drift
     from verfedgnn.reports.run_report import run_document
     from verfedgnn.runs.run import Run
     from verfedgnn.runs.run_folder import check_outside
     from verfedgnn.runs.run_layout import REPORT
 
-    output = Output(quiet=quiet, as_json=as_json)
     loaded = Run.load(run, added=False)
     if out is not None:
         check_outside(out)
     folder = run / REPORT if out is None else out
     check_writable(folder)
     with output.busy("writing the report"):
-        document = run_document(loaded, run.resolve().name, errors=errors)
-        add_drift(document, loaded)
+        document = run_document(loaded, run.resolve().name)
         page, text = document.write(folder, "report")
     output.result({"page": page, "markdown": text}, f"written: {page} and {text.name}")
     if len(loaded.parties) > 1 and not (run / "audit").exists():
@@ -123,8 +104,7 @@ def export(
         ),
     ] = "parquet",
     party: Annotated[str | None, typer.Option(help="Export only this party; all by default.")] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Write the user and item vectors of the served models, with ids and titles.
 
@@ -148,7 +128,6 @@ def export(
         lines.append(
             f"{each.party}, {each.purpose}: {len(each.users):,} users, {len(each.items):,} items; components: {parts}"
         )
-    output = Output(quiet=quiet, as_json=as_json)
     output.result({"files": files}, *lines, f"written: {len(files)} files in {out}")
     sentence = (
         "The dot product of a user's and an item's vector is a prediction; embeddings.json says of what."

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
 
-from verfedgnn.cli.completion import complete_run_folders
 from verfedgnn.cli.next_step import fresh_path, show_next
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Quiet
-from verfedgnn.core.errors import ConfigError, NotPromoted, RunError
+from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.tables import make_table
+from verfedgnn.core.errors import NotPromoted, RunError
 
 if TYPE_CHECKING:
     from verfedgnn.reports.difference_view import DifferenceTable
@@ -27,42 +24,32 @@ SHOWN_NAMES = 3
 
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder that contains run folders.")] = Path("runs"),
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """List runs, oldest first: data, preset, parties, accuracy, bytes, privacy budget spent and the run before each."""
     from verfedgnn.reports.phrases import format_metric, format_size
     from verfedgnn.runs.run_list import list_runs
 
-    output = Output(quiet=quiet, as_json=as_json)
     found = list_runs(folder)
-    table = Table(
-        "run",
-        "date (UTC)",
-        "preset",
-        "parties",
-        "ratings",
-        "RMSE",
-        "NDCG@20",
-        "bytes",
-        "epsilon",
-        "after",
+    columns = [
+        {
+            "run": run.folder + "".join(f" <- {link}" for link in run.links),
+            "date (UTC)": run.date[:16].replace("T", " "),
+            "preset": run.preset or "-",
+            "parties": _shorten(run.parties),
+            "ratings": "-" if run.ratings is None else f"{run.ratings:,} of {run.users:,} users",
+            "RMSE": format_metric(run.rmse) if run.finished else "not finished",
+            "NDCG@20": format_metric(run.ndcg),
+            "bytes": "-" if run.bytes is None else format_size(run.bytes),
+            "epsilon": "-" if run.epsilon is None else f"{run.epsilon:.3g}",
+            "after": run.after or "-",
+        }
+        for run in found
+    ]
+    output.result(
+        [run.to_dict() for run in found],
+        make_table([*columns[0]], [[*row.values()] for row in columns]) if found else f"no runs in {folder}",
     )
-    for run in found:
-        name = run.folder + "".join(f" <- {link}" for link in run.links)
-        table.add_row(
-            escape(name),
-            run.date[:16].replace("T", " "),
-            escape(run.preset or "-"),
-            _shorten(run.parties),
-            "-" if run.ratings is None else f"{run.ratings:,} of {run.users:,} users",
-            format_metric(run.rmse) if run.finished else "not finished",
-            format_metric(run.ndcg),
-            "-" if run.bytes is None else format_size(run.bytes),
-            "-" if run.epsilon is None else f"{run.epsilon:.3g}",
-            escape(run.after or "-"),
-        )
-    output.result([run.to_dict() for run in found], table if found else f"no runs in {folder}")
     _show_next(output, folder, found)
 
 
@@ -90,43 +77,23 @@ def _show_next(output: Output, folder: Path, found: list[RunSummary]) -> None:
 def _shorten(names: list[str]) -> str:
     more = len(names) - SHOWN_NAMES
     shown = [*names[:SHOWN_NAMES], *([f"{more} more"] if more > 0 else [])]
-    return escape(", ".join(shown)) or "-"
+    return ", ".join(shown) or "-"
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(help="Earlier run folder.", autocompletion=complete_run_folders)],
-    after: Annotated[Path, typer.Argument(help="Later run folder.", autocompletion=complete_run_folders)],
-    out: Annotated[Path | None, typer.Option(help="HTML page to write, and the same as Markdown.")] = None,
-    sample: Annotated[
-        int, typer.Option(help="Number of users whose recommendations are compared, at most.", min=1)
-    ] = 1000,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    before: Annotated[Path, typer.Argument(help="Earlier run folder.")],
+    after: Annotated[Path, typer.Argument(help="Later run folder.")],
+    output: Output = STANDARD,
 ) -> None:
     """Compare two runs: settings, data, accuracy on the test ratings of both, and how recommendations changed."""
-    from verfedgnn.core.files import check_writable
     from verfedgnn.evaluation.run_difference import difference
-    from verfedgnn.reports.difference_view import difference_document, difference_tables
+    from verfedgnn.reports.difference_view import difference_tables
     from verfedgnn.runs.run import Run
-    from verfedgnn.runs.run_folder import check_outside
 
-    output = Output(quiet=quiet, as_json=as_json)
-    if out is not None:
-        if out.suffix.lower() != ".html":
-            raise ConfigError(
-                f"--out {out} is not a page; use for example --out {out.with_suffix('.html').name}"
-            )
-        check_writable(out.parent)
-        check_outside(out)
     runs = [Run.load(folder, added=False) for folder in (before, after)]
     with output.busy("comparing"):
-        found = difference(*runs, sample=sample)
-    names = [folder.resolve().name for folder in (before, after)]
-    if out is not None:
-        difference_document(found, *names).write(out.parent, out.stem)
+        found = difference(*runs)
     output.result(found, *show_tables(difference_tables(found)))
-    if out is not None:
-        output.remark(f"written: {out}")
     better = {metric: table["overall"]["better"] for metric, table in found["figures"].items()}
     chosen = before if "no" in better.values() and "yes" not in better.values() else after
     words = {"yes": "better", "no": "worse"}
@@ -141,25 +108,17 @@ def show_tables(tables: Sequence[DifferenceTable]) -> list[RenderableType]:
     shown: list[RenderableType] = []
     for found in tables:
         if found.rows:
-            table = Table(*found.header, title=found.title, title_justify="left", caption_justify="left")
-            table.caption = found.note or None
-            for row in found.rows:
-                table.add_row(*(escape(cell) for cell in row))
-            shown += [table, ""]
+            shown += [make_table(found.header, found.rows, found.title, found.note), ""]
         elif found.note:
             shown += [f"{found.title}. {found.note}", ""]
     return shown
 
 
 def promote(
-    challenger: Annotated[
-        Path, typer.Argument(help="Run folder of tonight.", autocompletion=complete_run_folders)
-    ],
+    challenger: Annotated[Path, typer.Argument(help="Run folder of tonight.")],
     over: Annotated[
         Path,
-        typer.Option(
-            help="Run folder that is served now, or the link to it.", autocompletion=complete_run_folders
-        ),
+        typer.Option(help="Run folder that is served now, or the link to it."),
     ],
     link: Annotated[
         Path | None,
@@ -182,8 +141,7 @@ def promote(
             max=100,
         ),
     ] = 10.0,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Promote a run over the one that is served, unless it is worse beyond its interval on ratings that neither was trained on.
 
@@ -197,7 +155,6 @@ def promote(
     from verfedgnn.runs.forget_record import is_federated, read_forgotten_users
     from verfedgnn.runs.run import Run
 
-    output = Output(quiet=quiet, as_json=as_json)
     if challenger.resolve() == over.resolve():
         raise RunError(
             f"{challenger} and {over} are the same run, so there is nothing to compare; give another run"

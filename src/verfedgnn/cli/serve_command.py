@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from verfedgnn.cli.completion import complete_run_folders
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import RUN, AsJson, Quiet
+from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.shared_options import RUN
+from verfedgnn.cli.tables import make_table
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.hosts import is_loopback
 
@@ -42,10 +41,7 @@ SplitKey = Annotated[
 def serve(
     run: Annotated[
         Path,
-        typer.Argument(
-            help="Run folder. Of a folder of runs, the newest finished one is served.",
-            autocompletion=complete_run_folders,
-        ),
+        typer.Argument(help="Run folder. Of a folder of runs, the newest finished one is served."),
     ],
     host: Annotated[
         str, typer.Option(help="Address to listen on. Any address but a loopback address needs an API key.")
@@ -73,7 +69,6 @@ def serve(
         Path | None,
         typer.Option(
             help="Run that also answers GET /v1/recommendations; its answers are compared and recorded, never sent.",
-            autocompletion=complete_run_folders,
             rich_help_panel=RUN,
         ),
     ] = None,
@@ -94,8 +89,7 @@ def serve(
         int,
         typer.Option(help="Threads that compute scores; 0 uses all cores.", min=0, rich_help_panel=RUN),
     ] = 1,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Serve recommendations, similar items and newcomers over HTTP, with a web page at /.
 
@@ -131,7 +125,6 @@ def serve(
             note = "API key required" if keys else "no API key, this machine only"
 
             def ready() -> None:
-                output = Output(quiet=quiet, as_json=as_json)
                 message = f"serving {run} at {address} ({note}); press Ctrl-C to stop"
                 output.result({"address": address, "key": bool(keys)}, message)
                 if split is not None:
@@ -154,20 +147,18 @@ def confirm(
             "have several rows."
         ),
     ],
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Compare the two buckets of a split test (`serve --split-test`) by what customers clicked, with a 95 % interval."""
     from verfedgnn.serving.split_test import confirm as compare_buckets
 
     found = compare_buckets(clicks)
-    output = Output(quiet=quiet, as_json=as_json)
-    table = Table("", "federated", "alone", "difference (95 % interval)")
-    table.add_row("customers", *(f"{count:,}" for count in found.counts.values()), "")
+    rows = [["customers", *(f"{count:,}" for count in found.counts.values()), ""]]
     measures = {"customers who clicked, of 100": found.customers, "clicks, of 100 lists": found.lists}
     for name, rates in measures.items():
-        cells = (f"{rate:.{rates.digits}f}" for rate in (rates.federated, rates.alone))
-        table.add_row(name, *cells, rates.interval())
+        cells = [f"{rate:.{rates.digits}f}" for rate in (rates.federated, rates.alone)]
+        rows.append([name, *cells, rates.interval()])
+    table = make_table(["", "federated", "alone", "difference (95 % interval)"], rows)
     output.result(asdict(found) | {"sentence": found.sentence}, table, found.sentence)
     if found.unmarked:
         output.remark(f"left out {found.unmarked:,} rows without bucket")

@@ -10,16 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from verfedgnn.cli.completion import among
 from verfedgnn.cli.next_step import show_next, show_run_findings
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import DATA, RUN, AsJson, Device, Quiet, Track, use_threads
+from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.shared_options import DATA, RUN, Device, Threads, Track, use_threads
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.cli.tables import run_table, verdict_texts
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.hosts import is_loopback
@@ -51,9 +49,6 @@ KeyFile = Annotated[
     Path | None,
     _federation("--key", text=f"Your private key. Default: {PARTY_KEY} beside federation.toml."),
 ]
-ServiceThreads = Annotated[
-    int, _run(text="CPU threads; 0 means all cores. More than 1 helps from about a million ratings.", min=0)
-]
 Every = Annotated[int, _run(text="Number of rounds between two checkpoints.", min=1)]
 Status = Annotated[
     str | None,
@@ -62,23 +57,20 @@ Status = Annotated[
     ),
 ]
 LogFormat = Annotated[
-    str,
+    Literal["text", "json"],
     _run(
         "--log",
         text="Log format on standard error: text, or json for every line, the result among them.",
-        autocompletion=among(("text", "json")),
     ),
 ]
 LogLevel = Annotated[
-    str,
+    Literal["info", "warning", "error"],
     _run(
         text="Log events from this level on: info, warning or error.",
-        autocompletion=among(("info", "warning", "error")),
     ),
 ]
 
 
-@reads_ratings
 def party(
     *,
     federation: FederationFile,
@@ -95,7 +87,7 @@ def party(
     track: Track = "none",
     checkpoint_every: Every = 1,
     device: Device = "cpu",
-    threads: ServiceThreads = 1,
+    threads: Threads = 1,
     processes: Annotated[
         int, _run(text="Processes for aligning users by ecdh; 0 means one per core.", min=0)
     ] = 0,
@@ -120,8 +112,7 @@ def party(
     ] = False,
     log: LogFormat = "text",
     log_level: LogLevel = "info",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Run your side of a federation: align users, train with the others, and keep your own model.
 
@@ -137,7 +128,7 @@ def party(
     from verfedgnn.privacy.id_matching import workers
     from verfedgnn.reports.run_report import report_to_track
 
-    output = _prepare_service(log, log_level, threads, quiet, as_json)
+    output = _prepare_service(log, log_level, threads, output)
     identity = load_party(federation, key)
     store = PartyStore(out or identity.key_file.parent / "run", identity)
     if align_only and store.has_training:
@@ -209,11 +200,10 @@ def coordinator(
     status: Status = None,
     track: Track = "none",
     device: Device = "cpu",
-    threads: ServiceThreads = 1,
+    threads: Threads = 1,
     log: LogFormat = "text",
     log_level: LogLevel = "info",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Run the coordinator of a federation: wait for the parties, align their users, train, and hand out the result.
 
@@ -223,7 +213,7 @@ def coordinator(
     from verfedgnn.federation.event_log import log_event
     from verfedgnn.federation.roster import load_coordinator
 
-    output = _prepare_service(log, log_level, threads, quiet, as_json)
+    output = _prepare_service(log, log_level, threads, output)
     identity = load_coordinator(folder)
     run = out or folder / "run"
     address = _parse_address(listen, "--listen") or ("0.0.0.0", identity.agreement.port)
@@ -240,17 +230,13 @@ def coordinator(
     show_next(output, [sentence], ["federation", "verify", str(run), "--federation", str(folder)])
 
 
-def _prepare_service(log: str, level: str, threads: int, quiet: bool, as_json: bool) -> Output:
+def _prepare_service(log: str, level: str, threads: int, output: Output) -> Output:
     """Configure the log and the number of threads of a service, and return its output."""
     from verfedgnn.federation.event_log import configure_log
 
-    if log not in ("text", "json"):
-        raise ConfigError(f"--log takes text or json, not '{log}'")
-    if level not in ("info", "warning", "error"):
-        raise ConfigError(f"--log-level takes info, warning or error, not '{level}'")
-    configure_log(as_json=log == "json", level="warning" if quiet and level == "info" else level)
+    configure_log(as_json=log == "json", level="warning" if output.quiet and level == "info" else level)
     use_threads(threads)
-    return Output(quiet=quiet, as_json=as_json or log == "json")
+    return Output(quiet=output.quiet, as_json=output.as_json or log == "json")
 
 
 class _Service(NamedTuple):
@@ -305,11 +291,9 @@ def status(
     where: Annotated[
         str, typer.Argument(help="A run folder, its parent folder, or http://HOST:PORT of a --status page.")
     ],
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Show the rounds, validation error, parties, bytes and remaining time of a coordinator or party, and who waits for whom."""
-    output = Output(quiet=quiet, as_json=as_json)
     about = _fetch(where) if where.startswith(("http://", "https://")) else _read(Path(where))
     output.result(about, *make_tables(about))
     finished = about.get("state") == "finished" and str(about.get("role")).startswith("party")

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
-from verfedgnn.cli.completion import complete_setting_names
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Quiet
+from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.shared_options import complete_setting
+from verfedgnn.cli.tables import make_table
 
 if TYPE_CHECKING:
     from verfedgnn.config.reference import SettingEntry
@@ -23,11 +22,10 @@ def settings(
         str | None,
         typer.Argument(
             help="A setting, such as exchange.bits or lr, or a part of names, such as exchange. Unset: all settings.",
-            autocompletion=complete_setting_names,
+            autocompletion=complete_setting,
         ),
     ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Explain settings: what each does, its range, its default and its value in each preset.
 
@@ -35,7 +33,6 @@ def settings(
     """
     from verfedgnn.config.reference import find_settings
 
-    output = Output(quiet=quiet, as_json=as_json)
     entries = find_settings(name)
     texts = "\n\n".join(map(describe_entry, entries))
     output.result(
@@ -50,11 +47,12 @@ def preset_table(entries: Sequence[SettingEntry]) -> Table:
 
     names = [name for entry in entries for name in entry.presets]
     columns = [name for name in dict.fromkeys(names + presets()) if name in presets()]
-    table = Table("setting", *columns, title="\nIn each preset", title_justify="left", box=None)
-    for entry in entries:
-        values = [format_value(entry.presets[name]) if name in entry.presets else "-" for name in columns]
-        table.add_row(entry.setting.path, *(escape(value) for value in values))
-    return table
+    rows = [
+        [entry.setting.path]
+        + [format_value(entry.presets[name]) if name in entry.presets else "-" for name in columns]
+        for entry in entries
+    ]
+    return make_table(["setting", *columns], rows, "\nIn each preset", box=None)
 
 
 def describe_entry(entry: SettingEntry) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -21,6 +22,17 @@ from verfedgnn.reports.phrases import (
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
+
+
+def make_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", note: str = "", **look: Any
+) -> Table:
+    """Return a table of plain texts, whatever they contain."""
+    table = Table(*header, title=escape(title) or None, caption=escape(note) or None, **look)
+    table.title_justify = table.caption_justify = "left"
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
 
 
 def run_table(metrics: dict[str, Any]) -> Table:
@@ -97,10 +109,12 @@ def _guarantee(part: dict[str, Any]) -> str:
 def party_table(metrics: dict[str, Any]) -> Table:
     """Return a table of the metrics of each party."""
     names = list(metrics["test"])
-    table = Table("party", "items", "ratings", *names, title="Test ratings", title_justify="left")
-    for party in metrics["parties"]:
-        figures = [format_metric(party["test"][name]) for name in names]
-        table.add_row(escape(party["name"]), f"{party['items']:,}", f"{party['ratings']:,}", *figures)
+    rows = [
+        [party["name"], f"{party['items']:,}", f"{party['ratings']:,}"]
+        + [format_metric(party["test"][name]) for name in names]
+        for party in metrics["parties"]
+    ]
+    table = make_table(["party", "items", "ratings", *names], rows, "Test ratings")
     table.add_section()
     table.add_row("overall", "", "", *(format_metric(metrics["test"][name]) for name in names), style="bold")
     return table
@@ -111,15 +125,7 @@ def gate_table(metrics: dict[str, Any]) -> Table | None:
     from verfedgnn.reports.lift_report import GATE_HEADER, GATE_NOTE, gate_rows
 
     rows = gate_rows(metrics)
-    if not rows:
-        return None
-    table = Table(
-        *GATE_HEADER, title="What each party serves (weights)", title_justify="left", caption_justify="left"
-    )
-    table.caption = GATE_NOTE
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    return table
+    return make_table(GATE_HEADER, rows, "What each party serves (weights)", GATE_NOTE) if rows else None
 
 
 def verdict_texts(metrics: dict[str, Any], config: Config) -> list[RenderableType]:

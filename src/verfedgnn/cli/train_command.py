@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from verfedgnn.cli.completion import among, complete_run_folders
 from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import (
@@ -30,16 +29,16 @@ from verfedgnn.cli.shared_options import (
     Threads,
     Track,
     Users,
+    among,
+    hides,
     use_threads,
 )
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.source_options import reads_ratings_hiding
 from verfedgnn.cli.tables import gate_table, run_table, verdict_texts
 from verfedgnn.cli.upkeep_commands import read_feature_options
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.plugins import check_gnn
-from verfedgnn.reports.round_progress import RoundProgress
-from verfedgnn.reports.training_steps import StepClock, describe_cost, list_steps
+from verfedgnn.reports.round_progress import RoundProgress, TrainingPlan
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
@@ -102,18 +101,13 @@ class TrainRequest:
     details: Annotated[bool, _option(RUN, "Print all tables, not only the verdict.", "--details")] = False
     resume: Annotated[
         Path | None,
-        _option(
-            RUN,
-            "Resume the interrupted training of this run folder.",
-            autocompletion=complete_run_folders,
-        ),
+        _option(RUN, "Resume the interrupted training of this run folder."),
     ] = None
     after: Annotated[
         Path | None,
         _option(
             RUN,
             "The run before this one: users forgotten in it are left out, and a warning tells of a wrong file.",
-            autocompletion=complete_run_folders,
         ),
     ] = None
     overwrite: Annotated[bool, _option(RUN, "Overwrite the run folder if it exists.", "--overwrite")] = False
@@ -245,9 +239,9 @@ class TrainRequest:
                         expected = forecast(parties, config, device=self.device)
                 config = choose_config(parties, config)
                 names = [party.name for party in parties]
-                progress.clock = StepClock(list_steps(names, config), len(names), expected)
+                progress.plan = TrainingPlan.of(names, config, expected)
                 if expected is not None:
-                    self.output.remark(describe_cost(progress.clock.steps, config, expected, len(parties)))
+                    self.output.remark(progress.plan.describe_cost(config, len(parties)))
                 run = train(
                     parties, config, out=self.out, overwrite=self.overwrite, after=self.after, **options
                 )
@@ -277,7 +271,7 @@ AGAIN = ("features", "lift", "details", "track", "device", "threads", "quiet", "
 """Options that a resumed training takes again."""
 
 
-@reads_ratings_hiding("encoding", "delimiter", "scale", "catalogue", request=TrainRequest)
+@hides("encoding", "delimiter", "scale", "catalogue")
 def train(request: TrainRequest) -> None:
     """Train a federation on one machine and print its accuracy, the bytes sent and what is protected.
 

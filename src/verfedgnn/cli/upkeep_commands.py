@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from verfedgnn.cli.next_step import show_next
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
-from verfedgnn.cli.source_options import reads_ratings_hiding
+from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.shared_options import CommandApp, RunFolder, hides
+from verfedgnn.cli.tables import make_table
 from verfedgnn.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,16 +25,11 @@ PartyOption = Annotated[
 SHOWN = 20
 """Most items that are listed."""
 
-app = typer.Typer(name="items", help="Add items that come after a training.", no_args_is_help=True)
-
-
-@app.callback()
-def root() -> None:
-    """Add items that come after a training."""
+app = CommandApp(name="items", help="Add items that come after a training.")
 
 
 @app.command()
-@reads_ratings_hiding("query", "events", "encoding", "delimiter", "scale", "catalogue")
+@hides("query", "events", "encoding", "delimiter", "scale", "catalogue")
 def add(
     run: RunFolder,
     *,
@@ -46,8 +39,7 @@ def add(
         Path | None, typer.Option(help="Table with a row per new item: its id, title and further columns.")
     ] = None,
     reading: ReadOptions,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Give new items a vector from their first ratings, so that they are recommended before the next training.
 
@@ -64,7 +56,7 @@ def add(
     options = reading.for_each(["ratings"])["ratings"]
     first = None if ratings is None else read_table(ratings, **options)
     report = new.add(make_items(first, None if items is None else read_item_table(items)))
-    _show(report, run, new.party, Output(quiet=quiet, as_json=as_json))
+    _show(report, run, new.party, output)
 
 
 @app.command()
@@ -72,8 +64,7 @@ def features(
     run: RunFolder,
     table: Annotated[Path, typer.Argument(help="Table with a row per item: its id and its features.")],
     party: PartyOption = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Store features of a party's items, and add the items of the table that had no ratings in training.
 
@@ -84,7 +75,6 @@ def features(
 
     new = open_items(run, party)
     report = new.set_features(read_item_table(table))
-    output = Output(quiet=quiet, as_json=as_json)
     fitted = new.features
     assert fitted is not None
     for name, prior in fitted.priors.items():
@@ -123,9 +113,8 @@ def read_feature_options(given: Sequence[str], names: Sequence[str]) -> dict[str
 
 def _show(report: AddedReport, run: Path, party: str, output: Output) -> None:
     items = [{"item": item.item, "title": item.title, "ratings": len(item.ratings)} for item in report.items]
-    table = Table("item", "title", "ratings", title=f"Added to {escape(party)}", title_justify="left")
-    for row in items[:SHOWN]:
-        table.add_row(*(escape(str(value)) for value in row.values()))
+    rows = [[str(value) for value in row.values()] for row in items[:SHOWN]]
+    table = make_table(["item", "title", "ratings"], rows, f"Added to {party}")
     output.result({"items": items, "unknown_users": report.unknown_users}, table)
     if len(report.items) > SHOWN:
         output.remark(f"and {len(report.items) - SHOWN:,} more")
@@ -150,8 +139,7 @@ def forget(
     ] = None,
     item_file: Annotated[Path | None, typer.Option(help="Text file with one id of an item per line.")] = None,
     party: PartyOption = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Remove users or items and their ratings from a run folder, and repair its model without them.
 
@@ -162,7 +150,6 @@ def forget(
 
     users = [*(user or []), *_read_ids(user_file)]
     items = [*(item or []), *_read_ids(item_file)]
-    output = Output(quiet=quiet, as_json=as_json)
     if users and items:
         raise ConfigError("give users or items, not both; run the command once for each")
     record: dict[str, Any] | None

@@ -8,9 +8,10 @@ arrays. Here arrays are written from their own memory, and read one at a time, i
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -160,6 +161,14 @@ def write_parts(
         for part in cut(as_bytes(np.ascontiguousarray(arrays[name]))):
             write(part)
     return len(table) + sum(array.nbytes for array in arrays.values())
+
+
+def hash_arrays(arrays: Iterable[NDArray[Any]]) -> bytes:
+    """Return the SHA-256 of arrays that follow each other."""
+    found = hashlib.sha256()
+    for values in arrays:
+        found.update(np.ascontiguousarray(values).data)
+    return found.digest()
 
 
 def as_bytes(array: NDArray[Any]) -> memoryview:

@@ -58,22 +58,13 @@ class ItemScores:
         theirs = self.history[first + torch.arange(len(first), device=rows.device)]
         has = torch.zeros((len(rows), len(self.kept)), device=self.weights.device)
         has[place, theirs.long()] = 1.0
-        return self._spread(has @ self.weights)
-
-    def score_items(self, items: Tensor) -> Tensor:
-        """Return the scores (M_p,) of all items for a user who has `items`, given by their rows."""
-        place = torch.searchsorted(self.kept, items.long()).clamp(max=len(self.kept) - 1)
-        known = place[self.kept[place] == items]
-        return self._spread(self.weights[known].sum(0, keepdim=True))[0]
+        whole = torch.zeros((len(rows), self.items), device=self.weights.device)
+        whole[:, self.kept] = has @ self.weights
+        return whole
 
     def scaled(self, factor: float) -> ItemScores:
         """Return the same scores times `factor`, with weights in half precision, as they are stored."""
         return replace(self, weights=(self.weights * factor).half().float())
-
-    def _spread(self, scores: Tensor) -> Tensor:
-        whole = scores.new_zeros((len(scores), self.items))
-        whole[:, self.kept] = scores
-        return whole
 
 
 def fit_item_scores(

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cached_property
 from io import StringIO
 from typing import Any
 
-from verfedgnn.core.option_names import reading_table
+from rich.columns import Columns
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from verfedgnn.core.option_names import option, reading_table
 from verfedgnn.data.data_check import (
+    Bars,
     CheckedSource,
     Conclusion,
     UserOverlap,
@@ -18,8 +25,17 @@ from verfedgnn.data.data_check import (
     measure_overlap,
 )
 from verfedgnn.data.parties import name_sources
-from verfedgnn.reports.check_view import build_json, check_document, show_checked, show_overlap, show_warnings
+from verfedgnn.data.rating_checks import DataProblem
+from verfedgnn.data.ratings import format_count
+from verfedgnn.data.value_parsing import quote_value
 from verfedgnn.reports.console import SafeConsole
+
+_WIDTH = 24
+_MOST_REGIONS = 16
+"""Combinations of parties that are shown; the smaller ones are summed up."""
+_MOST_COLUMNS = 8
+"""Parties that get a column of their own in the picture of the overlap."""
+_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def check(data: Any, *, own: Mapping[str, Mapping[str, Any]] | None = None, **options: Any) -> DataCheck:
@@ -58,6 +74,11 @@ class DataCheck:
         return self._conclusion.usable
 
     @property
+    def doubtful(self) -> bool:
+        """Whether a training may refuse these tables."""
+        return self._conclusion.doubtful
+
+    @property
     def warnings(self) -> list[str]:
         """What a training will meet, each with its remedy."""
         return foresee_training(self.sources, self.overlap)
@@ -73,21 +94,187 @@ class DataCheck:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""
-        return build_json(self.sources, self.overlap, self._conclusion)
+        sources = [
+            {
+                "name": each.name,
+                "source": each.source,
+                "usable": each.usable,
+                "unit": each.unit,
+                "problems": [asdict(problem) for problem in each.problems],
+                "notes": list(each.notes),
+                "distribution": None if each.shape is None else asdict(each.shape),
+            }
+            for each in self.sources
+        ]
+        return {
+            "usable": self.usable,
+            "sources": sources,
+            "overlap": None if self.overlap is None else _overlap_json(self.overlap),
+            "warnings": self.warnings,
+            "conclusion": self.conclusion,
+        }
+
+    def show(self, console: Console) -> None:
+        """Print the sources, their overlap and what a training will meet, without the conclusion."""
+        for source in self.sources:
+            _show_source(console, source)
+        if self.overlap is not None:
+            _show_overlap(console, self.overlap, self.sources)
+        for text in self.warnings:
+            console.print(f"  [yellow]warning[/] {escape(text)}", soft_wrap=True)
+
+    def _console(self) -> Console:
+        """Return a console that holds the whole result."""
+        console = SafeConsole(
+            file=StringIO(),
+            record=True,
+            width=110,
+            highlight=False,
+            force_jupyter=False,
+            force_terminal=False,
+        )
+        self.show(console)
+        console.print(self.conclusion, markup=False, soft_wrap=True)
+        return console
 
     def __repr__(self) -> str:
-        text = StringIO()
-        console = SafeConsole(
-            file=text, width=110, highlight=False, force_jupyter=False, force_terminal=False
-        )
-        for each in self.sources:
-            show_checked(console, each)
-        if self.overlap is not None:
-            show_overlap(console, self.overlap, self.sources)
-        show_warnings(console, self.warnings)
-        console.print(self.conclusion, markup=False, soft_wrap=True)
-        return text.getvalue().rstrip()
+        return self._console().export_text().rstrip()
 
     def _repr_html_(self) -> str:
-        """Show the tables, their problems and the overlap in a notebook."""
-        return check_document(self.sources, self.overlap, self._conclusion).fragment()
+        """Show the same in a notebook, in colour."""
+        return self._console().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def _overlap_json(overlap: UserOverlap) -> dict[str, Any]:
+    return {
+        "regions": [asdict(region) for region in overlap.regions],
+        "rules": {
+            rule: {"users": users, "ratings": ratings}
+            for rule, (users, ratings) in overlap.count_rules().items()
+        },
+        "shared": overlap.shared,
+        "shared_ignoring_case": overlap.shared_ignoring_case,
+        "shared_items": overlap.shared_items,
+    }
+
+
+def _show_source(console: Console, found: CheckedSource) -> None:
+    """Print one source: its counts, its problems and the distribution of its ratings."""
+    shape = found.shape
+    console.print(f"[bold]{escape(found.name)}[/]  [dim]{escape(found.source)}[/]", soft_wrap=True)
+    if shape is not None:
+        amounts = [
+            format_count(shape.ratings, "rating"),
+            format_count(shape.users, "user"),
+            format_count(shape.items, "item"),
+        ]
+        counts = "{} by {} on {}".format(*amounts)
+        span = f", {shape.first} to {shape.last}" if shape.first else ""
+        share = float(f"{100 * shape.density:.2g}")  # two digits, and 100 without an exponent
+        spread = f"{share:g} % of all pairs), {shape.lowest:g} to {shape.highest:g}, mean {shape.mean:.2f}"
+        console.print(f"  {counts} ({spread}{span}", soft_wrap=True)
+    for problem in found.problems:
+        mark = "[bold red]error[/]  " if problem.fatal else "[yellow]warning[/]"
+        console.print(f"  {mark} {escape(_sentence(problem, found.unit))}", soft_wrap=True)
+    for note in found.notes:
+        console.print(f"  [dim]note    {escape(note)}[/]", soft_wrap=True)
+    if shape is not None:
+        pictures = [
+            ("ratings", shape.values),
+            ("users by their ratings", shape.per_user),
+            ("items by their ratings", shape.per_item),
+        ]
+        console.print(Columns([_bars(title, bars, console) for title, bars in pictures], padding=(1, 3)))
+    verdict = "[bold green]usable[/]" if found.usable else "[bold red]not usable[/]"
+    console.print(f"  {verdict}\n", soft_wrap=True)
+
+
+def _show_overlap(console: Console, overlap: UserOverlap, found: list[CheckedSource]) -> None:
+    """Print how many users are at exactly which parties, and how many take part under each rule."""
+    console.print(_overlap_picture(overlap, [each.name for each in found], console))
+    console.print(_rules_table(overlap))
+    if overlap.shared_ignoring_case > overlap.shared:
+        more = (
+            f"{overlap.shared:,} users are at two or more parties, {overlap.shared_ignoring_case:,} if capitals did not matter:"
+            " spell ids in the same way everywhere"
+        )
+        console.print(f"  [yellow]warning[/] {more}", soft_wrap=True)
+    if not overlap.shared:
+        text = "no user is at two parties: check that they spell user ids in the same way"
+        console.print(f"  [bold red]error[/]   {text}", soft_wrap=True)
+    for one, other, items in overlap.shared_items:
+        text = (
+            f"{format_count(items, 'item id')} at both {one} and {other}: they count as different items. If it is the same"
+            " item, remove it at one party"
+        )
+        console.print(f"  [yellow]warning[/] {escape(text)}", soft_wrap=True)
+
+
+def _overlap_picture(overlap: UserOverlap, names: list[str], console: Console) -> Table:
+    """Return an UpSet plot: one row for each combination of parties, the largest first."""
+    unicode = _is_unicode(console)
+    mark, empty = ("●", "·") if unicode else ("x", ".")
+    table = Table(
+        title="users at exactly these parties", title_justify="left", box=None, padding=(0, 1, 0, 0)
+    )
+    table.add_column("users", justify="right")
+    table.add_column("", style="cyan", width=_WIDTH)
+    columns = len(names) <= _MOST_COLUMNS
+    for name in names if columns else ["parties"]:
+        table.add_column(escape(name), justify="center" if columns else "left", no_wrap=columns)
+    most = max((region.users for region in overlap.regions), default=1)
+    for region in overlap.regions[:_MOST_REGIONS]:
+        marks = [mark if name in region.parties else empty for name in names]
+        place = marks if columns else [escape(", ".join(region.parties))]
+        table.add_row(f"{region.users:,}", _bar(region.users / most, console), *place)
+    rest = overlap.regions[_MOST_REGIONS:]
+    if rest:
+        users = sum(region.users for region in rest)
+        table.add_row(f"{users:,}", f"in {format_count(len(rest), 'other combination')}")
+    return table
+
+
+def _rules_table(overlap: UserOverlap) -> Table:
+    table = Table(title="who takes part", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column(option("users"))
+    for name in ("users", "", "ratings", ""):
+        table.add_column(name, justify="right")
+    every_user, every_rating = overlap.count_from(1)
+    for rule, (users, ratings) in overlap.count_rules().items():
+        shares = [
+            f"{100 * part / max(1, whole):.0f} %"
+            for part, whole in ((users, every_user), (ratings, every_rating))
+        ]
+        table.add_row(rule, f"{users:,}", shares[0], f"{ratings:,}", shares[1])
+    return table
+
+
+def _sentence(problem: DataProblem, unit: str) -> str:
+    more = ", ..." if problem.count > len(problem.places) else ""
+    values = problem.values or ("",) * len(problem.places)
+    shown = (f" {quote_value(value)}" if value else "" for value in values)
+    numbers = ", ".join(f"{place:,}{value}" for place, value in zip(problem.places, shown, strict=True))
+    places = f" ({unit}{'s' if len(problem.places) > 1 else ''} {numbers}{more})" if problem.places else ""
+    return f"{problem.text}{places}" + (f": {problem.remedy}" if problem.remedy else "")
+
+
+def _bars(title: str, bars: Bars, console: Console) -> Table:
+    table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 1, 0, 0))
+    table.add_column(justify="right")
+    table.add_column(style="cyan", width=_WIDTH)
+    table.add_column(justify="right")
+    most = max(count for _, count in bars)
+    for label, count in bars:
+        table.add_row(label, _bar(count / most, console), f"{count:,}")
+    return table
+
+
+def _bar(share: float, console: Console) -> str:
+    if not _is_unicode(console):
+        return "#" * round(share * _WIDTH)
+    whole, part = divmod(round(share * _WIDTH * 8), 8)
+    return "█" * whole + (_EIGHTHS[part] if part else "") or ("▏" if share else "")
+
+
+def _is_unicode(console: Console) -> bool:
+    return console.encoding.lower().startswith("utf")

@@ -20,7 +20,7 @@ import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from verfedgnn.config import Config, build_config, explain_invalid, presets
-from verfedgnn.config.party_counts import active_count, fewest_parties_in_sum, too_few
+from verfedgnn.config.rules import active_count, fewest_parties_in_sum, too_few
 from verfedgnn.config.sections import Section
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes

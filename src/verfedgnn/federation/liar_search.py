@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from verfedgnn.config.party_counts import fewest_parties_in_sum
+from verfedgnn.config.rules import fewest_parties_in_sum
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.protocol.coordinator import Coordinator
 

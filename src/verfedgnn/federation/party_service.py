@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from verfedgnn.config import Config
-from verfedgnn.config.party_counts import active_count
+from verfedgnn.config.rules import active_count
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.files import writing
 from verfedgnn.federation.agreement import Stage

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from verfedgnn import plugins
 from verfedgnn.config import build_config, read_preset
-from verfedgnn.config.party_counts import fewest_parties_in_sum
+from verfedgnn.config.rules import fewest_parties_in_sum
 from verfedgnn.core.errors import ConfigError, ProtocolError, RunError
 from verfedgnn.core.files import make_folder, write_bytes, writing
 from verfedgnn.federation import AUTHORITY, AUTHORITY_KEY, COORDINATOR_KEY, PARTY_KEY

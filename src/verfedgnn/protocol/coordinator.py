@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.config.party_counts import active_count, too_few
+from verfedgnn.config.rules import active_count, too_few
 from verfedgnn.core.errors import ConfigError, ProtocolError
 from verfedgnn.core.random_streams import SharedStream, shared_generator
 from verfedgnn.core.rating_scale import typical_rating

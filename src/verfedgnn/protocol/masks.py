@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.config import Config
-from verfedgnn.config.party_counts import fewest_parties_in_sum
-from verfedgnn.core.array_hash import hash_arrays
+from verfedgnn.config.rules import fewest_parties_in_sum
+from verfedgnn.core.array_files import hash_arrays
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.privacy.id_matching import Sealer
 from verfedgnn.privacy.masking import (

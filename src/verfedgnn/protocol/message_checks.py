@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.config.party_counts import fewest_parties_in_sum
+from verfedgnn.config.rules import fewest_parties_in_sum
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.aggregation import (

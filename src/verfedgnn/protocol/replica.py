@@ -15,7 +15,7 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.config.sections import TrainingConfig
-from verfedgnn.core.array_hash import hash_arrays
+from verfedgnn.core.array_files import hash_arrays
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.gnn.model import Model

@@ -1,20 +1,17 @@
-"""The differences of two runs as tables and as a document."""
+"""The differences of two runs as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from verfedgnn.evaluation.gain_text import format_gain
-from verfedgnn.reports.document import Document, Heading, Paragraph, Table
 from verfedgnn.reports.phrases import format_metric
 
 METRICS = {"rmse": "RMSE, lower is better", "ndcg@20": "NDCG@20, higher is better"}
 
 
-@dataclass(frozen=True)
-class DifferenceTable:
+class DifferenceTable(NamedTuple):
     """One table of the differences of two runs."""
 
     title: str
@@ -106,16 +103,3 @@ def _setting_table(found: Sequence[Mapping[str, Any]]) -> DifferenceTable:
 
 def _value(value: Any) -> str:
     return "-" if value is None else str(value)
-
-
-def difference_document(found: Mapping[str, Any], before: str, after: str) -> Document:
-    """Return the differences of two runs as a document."""
-    document = Document(f"{before} and {after}")
-    for table in difference_tables(found):
-        document.add(
-            Heading(table.title),
-            Table(table.header, table.rows) if table.rows else None,
-            Paragraph(table.note) if table.note else None,
-        )
-    document.add(Paragraph("This page names users, so store it as carefully as the ratings."))
-    return document

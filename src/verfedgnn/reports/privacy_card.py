@@ -34,15 +34,6 @@ def list_guarantees(privacy: Mapping[str, Any]) -> list[dict[str, str]]:
     return found
 
 
-def list_all_guarantees(metrics: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the guarantees of the training of ratings and, if there is one, of the training of lists."""
-    found = list_guarantees(metrics["privacy"])
-    if "lists" in metrics:
-        more = list_guarantees(metrics["lists"]["privacy"])
-        found += [row | {"release": f"{row['release']} of lists"} for row in more]
-    return found
-
-
 def list_assumptions(privacy: Mapping[str, Any]) -> list[str]:
     """Return the assumptions of the guarantees, as sentences."""
     return [

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from html import escape as html_escape
 from importlib import import_module
 from multiprocessing import current_process
@@ -18,7 +19,8 @@ from verfedgnn.reports.console import drawable, error_console
 from verfedgnn.reports.phrases import format_duration, format_size
 
 if TYPE_CHECKING:
-    from verfedgnn.reports.training_steps import StepClock
+    from verfedgnn.config import Config
+    from verfedgnn.training.cost_forecast import CostForecast
     from verfedgnn.training.progress import Progress as RoundEvent
     from verfedgnn.training.progress import Watcher
 
@@ -28,17 +30,61 @@ REFRESH_SECONDS = 0.2
 """Seconds between two updates of a bar in a notebook."""
 
 
+@dataclass(frozen=True)
+class TrainingPlan:
+    """The trainings that one `train` command runs, in order, as progress reports call them, and what they are expected to cost."""
+
+    steps: Sequence[str] = ()
+    expected: CostForecast | None = None
+
+    @classmethod
+    def of(cls, parties: Sequence[str], config: Config, expected: CostForecast | None = None) -> TrainingPlan:
+        """Return the trainings of a command for these parties."""
+        loops = ["lists"] if config.ranks else ["federation", "lists"][: 1 + config.trains_lists]
+        alone = [f"{name} alone{', lists' * (loop == 'lists')}" for loop in loops for name in parties]
+        final = config.trains_final and config.model.form == "solved"
+        again = [f"{loop}, all ratings" for loop in loops] if final else []
+        return cls([*loops, *again, *(alone if config.training.gate else [])], expected)
+
+    def describe(self, step: str) -> str:
+        """Return the place of a step, such as `step 3 of 20, books alone`."""
+        if step not in self.steps:
+            return step
+        return f"step {self.steps.index(step) + 1} of {len(self.steps)}, {step}"
+
+    def seconds_left(self, step: str, share: float, spent: float) -> float | None:
+        """Return the seconds until all steps are finished, `spent` after the first began; None if they are not expected."""
+        if self.expected is None or step not in self.steps:
+            return None
+        weights = [self.expected.seconds_of(name) for name in self.steps]
+        place = self.steps.index(step)
+        finished = sum(weights[:place]) + share * weights[place]
+        return spent / finished * (sum(weights) - finished) if finished else sum(weights)
+
+    def describe_cost(self, config: Config, parties: int) -> str:
+        """Say how long the command takes and what a party sends and receives, at most; "" if that is not expected."""
+        if self.expected is None:
+            return ""
+        seconds = sum(map(self.expected.seconds_of, self.steps))
+        rounds = sum(cost.rounds for cost in self.expected.federated.values())
+        own = sum(" alone" in step for step in self.steps)
+        trainings = f"{rounds:,} rounds" + (f" and {own} trainings of single parties" if own else "")
+        sent = format_size(self.expected.bytes / parties)
+        early = ", and less if the validation error stops falling" if config.training.patience else ""
+        return f"expected: about {format_duration(seconds)} for {trainings}, {sent} a party{early}"
+
+
 class RoundProgress:
     """A progress bar of a training: round, validation error, bytes and time left. In a file it prints lines.
 
-    With a clock, each training has its place among all of the command, and the time left is that of the whole command.
+    With a plan, each training has its place among all of the command, and with a forecast the time left is that of the whole command.
     """
 
     def __init__(self, *, hidden: bool, unit: str = "rounds", transient: bool = False) -> None:
         self.console = error_console()
         self.unit = unit
         self.hidden = hidden
-        self.clock: StepClock | None = None
+        self.plan = TrainingPlan()
         seen = not hidden and drawable(self.console)
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -56,6 +102,8 @@ class RoundProgress:
         """The line of the current training that is printed when it ends."""
         self.printed = 0
         self.printed_at = 0.0
+        self.started = 0.0
+        """When the first training began."""
         self.began = 0.0
         self.first = 0.0
         self.valid = ""
@@ -99,40 +147,40 @@ class RoundProgress:
 
     def step(self, label: str, done: float, total: int, note: str = "") -> None:
         """Show that `done` of `total` steps of the task `label` are finished."""
-        name = label if self.clock is None else self.clock.describe(label)
+        name = self.plan.describe(label)
         if label not in self.tasks:
             self._close()
-            self.tasks[label] = self.bar.add_task(escape(name), total=total, note=note, left="")
+            self._begin(label, done, self.bar.add_task(escape(name), total=total, note=note, left=""))
             self.printed = 0
-            self.began = time.monotonic()
-            self.first = done
-        if self.clock is not None:
-            self.clock.report(label, done)
-        left = self._describe_left(done, total)
+        left = self._describe_left(label, done, total)
         self.bar.update(self.tasks[label], completed=done, note=note, left=left)
         if not self.plain:
             return
         tenth = int(10 * done // total)
         line = f"{name}: {done:.0f}/{total} {self.unit}  {note}".rstrip()
         self.last = line
-        late = self.clock is None or time.monotonic() - self.printed_at >= STEP_SECONDS
+        late = not self.plan.steps or time.monotonic() - self.printed_at >= STEP_SECONDS
         if tenth > self.printed and done < total and late:
             self.printed = tenth
             self.printed_at = time.monotonic()
             self._print(f"{line}  {left}".rstrip())
 
-    def _describe_left(self, done: float, total: float) -> str:
-        seconds = self._seconds_left(done, total)
-        what = "left" if self.clock is None else "left in all"
-        return "" if seconds is None else f"about {format_duration(seconds)} {what}"
+    def _begin(self, label: str, done: float, task: TaskID) -> None:
+        self.began = time.monotonic()
+        self.first = done
+        self.started = self.started or self.began
+        self.tasks[label] = task
 
-    def _seconds_left(self, done: float, total: float) -> float | None:
-        """Return the seconds left for the command or, without a clock, for the task; None if they are unknown."""
-        if self.clock is not None:
-            return self.clock.seconds_left(done, total)
-        spent = time.monotonic() - self.began
-        known = self.first < done < total and spent > 1
-        return spent * (total - done) / (done - self.first) if known else None
+    def _describe_left(self, label: str, done: float, total: float) -> str:
+        """Return the time left for the command or, without a forecast, for the task; "" if it is unknown."""
+        now = time.monotonic()
+        seconds = self.plan.seconds_left(label, done / total, now - self.started)
+        if seconds is not None:
+            return f"about {format_duration(seconds)} left in all"
+        spent = now - self.began
+        if spent <= 1 or not self.first < done < total:
+            return ""
+        return f"about {format_duration(spent * (total - done) / (done - self.first))} left"
 
     def _print(self, text: str) -> None:
         if not self.hidden:
@@ -156,35 +204,27 @@ class NotebookProgress(RoundProgress):
         """Show that `done` of `total` steps of the task `label` are finished, at most five times a second."""
         now = time.monotonic()
         if label not in self.tasks:
-            self.tasks[label] = TaskID(len(self.tasks))
-            self.began = now
-            self.first = done
-        if self.clock is not None:
-            self.clock.report(label, done)
+            self._begin(label, done, TaskID(len(self.tasks)))
         if now - self.shown < REFRESH_SECONDS:
             return
         self.shown = now
-        left = self._describe_left(done, total)
-        name = label if self.clock is None else self.clock.describe(label)
-        words = html_escape(f"{name}  {done:.0f}/{total} {self.unit}  {note}".rstrip() + f"  {left}".rstrip())
+        left = self._describe_left(label, done, total)
+        words = html_escape(
+            f"{label}  {done:.0f}/{total} {self.unit}  {note}".rstrip() + f"  {left}".rstrip()
+        )
         self.cell.update(self.html(f'<progress value="{done}" max="{total}"></progress> {words}'))
 
 
 @contextmanager
-def watching(
-    verbose: bool, watch: Watcher | None = None, clock: StepClock | None = None
-) -> Iterator[Watcher | None]:
+def watching(verbose: bool, watch: Watcher | None = None) -> Iterator[Watcher | None]:
     """Yield a watcher that shows the progress of trainings on a terminal or in a notebook, and passes it on to `watch`.
 
-    With a `clock`, it shows the place of each training among all of them, and the time left for all.
     Nothing is shown in a file, in a worker process or without `verbose`.
     """
     bar = _make_bar() if verbose else None
     if bar is None:
         yield watch
         return
-
-    bar.clock = clock
 
     def both(event: RoundEvent) -> None:
         bar.round(event)

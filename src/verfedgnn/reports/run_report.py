@@ -18,6 +18,7 @@ from verfedgnn.reports.document import (
     Code,
     Document,
     Fold,
+    Heading,
     Paragraph,
     Picture,
     Points,
@@ -36,12 +37,7 @@ from verfedgnn.reports.phrases import (
 from verfedgnn.reports.privacy_card import add_guarantees
 from verfedgnn.reports.svg_charts import POINT_COLOUR, WAYS, Bars, draw_bars, draw_lines
 from verfedgnn.runs.ledger import Ledger
-from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
-
-LARGEST_ERRORS = 15
-"""Number of test ratings listed as predicted worst."""
 
 
 @contextmanager
@@ -54,8 +50,8 @@ def report_to_track(run: Run, folder: Path, tracker: str) -> Iterator[list[Path]
         yield list(run_document(run, folder.resolve().name).write(Path(place), "report"))
 
 
-def run_document(run: Run, name: str, *, errors: bool = False) -> Document:
-    """Build the report of a run. It names no user and no item, unless the largest `errors` are asked for."""
+def run_document(run: Run, name: str) -> Document:
+    """Build the report of a run. It names no user and no item."""
     metrics, judged = run.metrics, run.judged
     document = Document(f"Run {name}")
     add_verdict(document, metrics.get("lift"))
@@ -95,10 +91,6 @@ def run_document(run: Run, name: str, *, errors: bool = False) -> Document:
             protection, metrics["final"]["privacy"], "Privacy guarantees of the training on all ratings"
         )
     folds = [accuracy, overlap, mixtures, training, protection]
-    if errors:
-        worst = Fold("Largest errors")
-        _add_largest_errors(worst, judged)
-        folds.append(worst)
     settings = Fold("Configuration")
     versions = ", ".join(f"{name} {version}" for name, version in metrics["environment"].items())
     settings.add(
@@ -109,6 +101,7 @@ def run_document(run: Run, name: str, *, errors: bool = False) -> Document:
         ),
     )
     document.add(*(fold for fold in [*folds, settings] if fold.blocks))
+    _add_drift(document, metrics.get("after"))
     return document
 
 
@@ -183,37 +176,24 @@ def _draw_curves(run: Run, file: str) -> list[Picture | None]:
         return []
     metric = name.removeprefix("valid_").upper()
     values = [entry[name] for entry in run.history]
-    rounds = [entry["round"] for entry in run.history]
-    sent = [entry["bytes"] / 1e6 for entry in run.history]
     kept = run.metrics["best_round"]
-    by_round = f"{metric} on the validation part by round"
-    by_traffic = f"{metric} on the validation part by traffic"
-    colours = {metric: WAYS["federated"]}
-    return [
-        picture(
-            file,
-            by_round,
-            draw_lines(
-                by_round,
-                {metric: (rounds, values)},
-                "round",
-                f"validation {metric}",
-                colours=colours,
-                marks={f"round {kept:,} is kept": kept},
-            ),
+    charts = {
+        file: (
+            "round",
+            "round",
+            [entry["round"] for entry in run.history],
+            {f"round {kept:,} is kept": kept},
         ),
-        picture(
-            f"{file}-traffic",
-            by_traffic,
-            draw_lines(
-                by_traffic,
-                {metric: (sent, values)},
-                "total traffic in MB",
-                f"validation {metric}",
-                colours=colours,
-            ),
-        ),
-    ]
+        f"{file}-traffic": ("traffic", "total traffic in MB", [e["bytes"] / 1e6 for e in run.history], {}),
+    }
+    made = []
+    for name, (by, label, places, marks) in charts.items():
+        title = f"{metric} on the validation part by {by}"
+        curves = {metric: (places, values)}
+        colours = {metric: WAYS["federated"]}
+        svg = draw_lines(title, curves, label, f"validation {metric}", colours, marks=marks)
+        made.append(picture(name, title, svg))
+    return made
 
 
 def _add_overlap(document: Fold, run: Run) -> None:
@@ -239,6 +219,32 @@ def _add_overlap(document: Fold, run: Run) -> None:
     document.add(
         picture("overlap", title, draw_bars(title, bars, {"customers": POINT_COLOUR})),
         Table(["party", "customers", "also elsewhere", "share"], rows, "Customers that a party shares"),
+    )
+
+
+def _add_drift(document: Document, before: Mapping[str, Any] | None) -> None:
+    """Add the drift of every party since the run before, if one was named."""
+    if before is None:
+        return
+    rows = [
+        [
+            name,
+            "-" if drift["rating_distance"] is None else f"{100 * drift['rating_distance']:.1f} %",
+            f"{100 * drift['unknown_users']:.1f} %",
+            f"{100 * drift['unknown_items']:.1f} %",
+        ]
+        for name, drift in before["drift"].items()
+    ]
+    document.add(
+        Heading("Since the run before"),
+        Paragraph(
+            f"The run before has the public parameters `{before['public'][:16]}`. `verfedgnn diff EARLIER LATER` compares two runs."
+        ),
+        Table(
+            ["party", "ratings with another value", "new users", "new items"],
+            rows,
+            "Drift of the parties' data",
+        ),
     )
 
 
@@ -288,38 +294,3 @@ def _add_traffic(document: Fold, run: Run) -> None:
         picture("bytes", title, draw_bars(title, bars, {"bytes": POINT_COLOUR})),
         Table(["message", "direction", "messages", "size", "share"], rows, title),
     )
-
-
-def _add_largest_errors(document: Fold, run: Run) -> None:
-    if run.config.ranks:
-        return
-    found: list[tuple[float, list[str]]] = []
-    for prepared, model in zip(run.prepared(), run.models, strict=True):
-        found += _find_largest_errors(prepared, model)
-    worst = [cells for _, cells in sorted(found, key=lambda pair: -pair[0])[:LARGEST_ERRORS]]
-    document.add(
-        Paragraph(
-            "The test ratings with the largest errors. This table was asked for with `--errors`. It names users and items, so store the report as "
-            "carefully as the ratings."
-        ),
-        Table(["party", "user", "item", "rating", "predicted"], worst),
-    )
-
-
-def _find_largest_errors(prepared: Prepared, model: PartyModel) -> list[tuple[float, list[str]]]:
-    table, test = prepared.party.ratings, prepared.test
-    predicted = model.predict(test)
-    errors = (predicted - test.rating).abs()
-    found = []
-    for place in errors.topk(min(LARGEST_ERRORS, len(errors))).indices.tolist():
-        user, item = int(test.user[place]), int(test.item[place])
-        title = "" if table.titles is None else str(table.titles[item])
-        cells = [
-            prepared.party.name,
-            str(table.user_ids[user]),
-            title or str(table.item_ids[item]),
-            f"{float(test.rating[place]):g}",
-            f"{float(predicted[place]):.2f}",
-        ]
-        found.append((float(errors[place]), cells))
-    return found

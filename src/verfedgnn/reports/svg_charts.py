@@ -1,4 +1,4 @@
-"""Charts as SVG text: intervals, bars, lines and named points. They need no drawing library.
+"""Charts as SVG text: intervals, bars and lines. They need no drawing library.
 
 A chart is 400 units wide, so that its labels can be read on a phone. Text and axes take the colour of the text around them, and
 marks have colours that are visible on light and dark ground. Each chart has a title and a description for screen readers.
@@ -24,7 +24,6 @@ _PAYS_COLOURS = {YES: GOOD_COLOUR, LIKELY_BETTER: GOOD_COLOUR, LIKELY_WORSE: BAD
 _SURE = (YES, NO, NO_DIFFERENCE)
 """Verdicts whose dot is filled; that of the others is a ring."""
 POINT_COLOUR = "#3b82c4"
-CURVE_COLOURS = ("#3b82c4", "#cf5f3c", "#2f9e62", "#9a6cc8", "#b58a1c", "#7a8698", "#cc4f8a")
 WAYS = {"simple": "#8a94a3", "means": "#9a6cc8", "alone": "#d07a2d", "federated": "#3b82c4"}
 """Colour of each way of `lift` in all charts."""
 _WIDTH = 400
@@ -140,52 +139,30 @@ class _Canvas:
 
 @dataclass(frozen=True)
 class _Axis:
-    """A linear or logarithmic scale from values to the width or height of a chart, with round ticks."""
+    """A linear scale from values to the width or height of a chart, with round ticks."""
 
     low: float
     high: float
     start: float
     end: float
-    log: bool = False
 
     @classmethod
-    def over(
-        cls,
-        values: Sequence[float],
-        start: float,
-        end: float,
-        *,
-        log: bool = False,
-        floor: float | None = None,
-    ) -> _Axis:
-        found = [math.log10(value) for value in values if value > 0] if log else list(values)
-        low = min(found, default=0.0)
-        high = max(found, default=1.0)
+    def over(cls, values: Sequence[float], start: float, end: float) -> _Axis:
+        low = min(values, default=0.0)
+        high = max(values, default=1.0)
         spare = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
-        return cls(low - spare if floor is None else floor, high + spare, start, end, log)
+        return cls(low - spare, high + spare, start, end)
 
     def place(self, value: float) -> float:
-        at = math.log10(value) if self.log else value
-        return self.start + (at - self.low) / (self.high - self.low) * (self.end - self.start)
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, most: int = 5) -> list[float]:
-        if self.log:
-            return self._log_ticks(most)
         rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
         first = math.ceil(self.low / step)
         last = math.floor(self.high / step)
         return [round(number * step, 10) for number in range(first, last + 1)]
-
-    def _log_ticks(self, most: int) -> list[float]:
-        powers = range(math.floor(self.low), math.ceil(self.high) + 1)
-        for factors in ((1, 2, 5), (1, 3), (1,)):
-            found = [factor * 10.0**power for power in powers for factor in factors]
-            inside = [value for value in found if self.low <= math.log10(value) <= self.high]
-            if len(inside) <= most:
-                break
-        return inside[:: math.ceil(len(inside) / most) or 1]
 
 
 def standalone(svg: str) -> str:
@@ -258,45 +235,30 @@ def draw_lines(
     curves: Mapping[str, Curve],
     x_label: str,
     y_label: str,
+    colours: Mapping[str, str],
     *,
-    colours: Mapping[str, str] | None = None,
-    names: Sequence[str] | None = None,
-    log: str = "",
-    floor: float | None = None,
     marks: Mapping[str, float] | None = None,
-    levels: Mapping[str, float] | None = None,
 ) -> str | None:
-    """Draw named curves; None without points.
-
-    `names` label the places 0, 1, ... of the x axis, and `log` names the logarithmic axes (x, y). `marks` adds named vertical
-    lines and `levels` named horizontal ones.
-    """
+    """Draw named curves, and `marks` as named vertical lines; None without points."""
     every_x = [x for xs, _ in curves.values() for x in xs]
     every_y = [y for _, ys in curves.values() for y in ys]
     if not every_x:
         return None
-    colour = {name: CURVE_COLOURS[n % len(CURVE_COLOURS)] for n, name in enumerate(curves)} | dict(
-        colours or {}
-    )
     canvas = _Canvas(0)
-    top = canvas.legend({name: colour[name] for name in curves}, 14) if len(curves) > 1 else 14.0
+    top = canvas.legend(colours, 14) if len(curves) > 1 else 14.0
     canvas.text(2, top, y_label, soft=True)
     top += 10
     bottom = top + 180
     canvas.height = bottom + 44
     left, right = 48.0, _WIDTH - 12.0
-    across = _Axis.over(every_x, left, right, log="x" in log)
-    upward = _Axis.over([*every_y, *(levels or {}).values()], bottom, top, log="y" in log, floor=floor)
+    across = _Axis.over(every_x, left, right)
+    upward = _Axis.over(every_y, bottom, top)
     for tick in upward.ticks():
         canvas.line(left, upward.place(tick), right, upward.place(tick))
         canvas.text(left - 6, upward.place(tick) + 4, f"{tick:,g}", "end")
-    for number, tick in enumerate(across.ticks() if names is None else range(len(names))):
-        words = f"{tick:,g}" if names is None else names[number]
-        canvas.text(across.place(tick), bottom + 16, words, "middle")
+    for tick in across.ticks():
+        canvas.text(across.place(tick), bottom + 16, f"{tick:,g}", "middle")
     canvas.line(left, bottom, right, bottom, "currentColor")
-    for name, height in (levels or {}).items():
-        canvas.line(left, upward.place(height), right, upward.place(height), UNCLEAR_COLOUR, 1.5, "4 3")
-        canvas.text(right, upward.place(height) - 4, name, "end", soft=True)
     for name, mark in (marks or {}).items():
         x = across.place(mark)
         canvas.line(x, top, x, bottom, UNCLEAR_COLOUR, 1.5, "4 3")
@@ -304,66 +266,20 @@ def draw_lines(
         canvas.text(x - 5 if late else x + 5, top + 11, name, "end" if late else "start", soft=True)
     for name, (xs, ys) in curves.items():
         points = [(across.place(x), upward.place(y)) for x, y in zip(xs, ys, strict=True)]
-        canvas.path(points, colour[name])
+        canvas.path(points, colours[name])
         if len(points) <= 12:
             for x, y in points:
-                canvas.dot(x, y, colour[name], 3)
+                canvas.dot(x, y, colours[name], 3)
     canvas.text((left + right) / 2, bottom + 36, x_label, "middle", soft=True)
-    return canvas.svg(title, _describe_curves(curves, names, x_label, y_label))
+    return canvas.svg(title, _describe_curves(curves, x_label, y_label))
 
 
-def draw_study(errors: Sequence[float | None]) -> str:
-    """Draw the validation errors of a study's trials and the best so far, for a file of its own; None is a pruned trial."""
-    known = [(number, error) for number, error in enumerate(errors, 1) if error is not None]
-    numbers = [number for number, _ in known]
-    values = [error for _, error in known]
-    best = [min(values[: place + 1]) for place in range(len(values))]
-    title = f"{len(errors)} trials, {len(errors) - len(known)} given up early"
-    curves = {"trial": (numbers, values), "best so far": (numbers, best)}
-    colours = {"trial": UNCLEAR_COLOUR, "best so far": POINT_COLOUR}
-    svg = draw_lines(title, curves, "trial", "validation error, lower is better", colours=colours)
-    return standalone(svg or _Canvas(40).svg(title, "no finished trials"))
-
-
-def draw_points(
-    title: str, points: Mapping[str, tuple[float, float]], x_label: str, y_label: str
-) -> str | None:
-    """Draw named points around the lines at 0; None without points."""
-    if not points:
-        return None
-    top, bottom, left, right = 26.0, 230.0, 48.0, _WIDTH - 12.0
-    canvas = _Canvas(bottom + 44)
-    canvas.text(2, 14, y_label, soft=True)
-    across = _Axis.over([0.0, *(x for x, _ in points.values())], left, right)
-    upward = _Axis.over([0.0, *(y for _, y in points.values())], bottom, top)
-    for tick in upward.ticks():
-        canvas.line(left, upward.place(tick), right, upward.place(tick))
-        canvas.text(left - 6, upward.place(tick) + 4, f"{tick:g}", "end")
-    for tick in across.ticks():
-        canvas.text(across.place(tick), bottom + 16, f"{tick:g}", "middle")
-    canvas.line(across.place(0), top, across.place(0), bottom, "currentColor")
-    canvas.line(left, upward.place(0), right, upward.place(0), "currentColor")
-    highest = bottom + 10
-    for name, (x, y) in sorted(points.items(), key=lambda point: point[1][1]):
-        canvas.dot(across.place(x), upward.place(y), POINT_COLOUR, 5)
-        late = across.place(x) > (left + right) / 2
-        highest = min(highest - 14, upward.place(y) - 5)  # names of points at one height are stacked
-        aside = -9 if late else 9
-        canvas.text(across.place(x) + aside, highest, name, "end" if late else "start")
-    canvas.text((left + right) / 2, bottom + 36, x_label, "middle", soft=True)
-    words = "; ".join(f"{name}: {x:.3g}, {y:.3g}" for name, (x, y) in points.items())
-    return canvas.svg(title, f"{x_label} and {y_label}. {words}")
-
-
-def _describe_curves(
-    curves: Mapping[str, Curve], names: Sequence[str] | None, x_label: str, y_label: str
-) -> str:
+def _describe_curves(curves: Mapping[str, Curve], x_label: str, y_label: str) -> str:
     """Return the values of short curves, and the ends of long ones."""
     parts = []
     for name, (xs, ys) in curves.items():
-        places = names if names is not None else [f"{x:,g}" for x in xs]
-        found = [f"{y:.4g} at {place}" for place, y in zip(places, ys, strict=True)]
-        parts.append(f"{name}: {', '.join(found if len(found) <= 8 else [found[0], found[-1]])}")
+        texts = [f"{y:.4g} at {x:,g}" for x, y in zip(xs, ys, strict=True)]
+        parts.append(f"{name}: {', '.join(texts if len(texts) <= 8 else [texts[0], texts[-1]])}")
     return f"{y_label} by {x_label}. {'; '.join(parts)}"
 
 

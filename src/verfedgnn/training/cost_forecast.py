@@ -60,7 +60,7 @@ class CostForecast:
         return sum(cost.bytes for cost in self.federated.values())
 
     def seconds_of(self, step: str) -> float:
-        """Return the seconds of one step of a command (`list_steps`)."""
+        """Return the seconds of one step of a command (`TrainingPlan`)."""
         return self.federated[step].seconds if step in self.federated else self.alone.get(step, 0.0)
 
 

@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from verfedgnn.cli.next_step import show_next
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.service_commands import Every, FederationFile, ServiceThreads
-from verfedgnn.cli.shared_options import RUN, AsJson, Device, Quiet
-from verfedgnn.cli.source_options import reads_ratings
+from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.service_commands import Every, FederationFile
+from verfedgnn.cli.shared_options import RUN, CommandApp, Device, Threads
 
 if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
 
-app = typer.Typer(
+app = CommandApp(
     name="flare",
     help="Run a federation as a job of NVIDIA FLARE, where the organisations already have it.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
 )
 
 
@@ -32,8 +28,7 @@ def job(
     name: Annotated[
         str | None, typer.Option(help="Name of the job. Default: the name of the federation.")
     ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Write a job that trains the federation, to be submitted with `nvflare job submit`.
 
@@ -44,13 +39,11 @@ def job(
     recipe = find_recipe(federation, name=name)
     recipe.export(str(out))
     folder = out / recipe.name
-    output = Output(quiet=quiet, as_json=as_json)
     output.result({"job": folder}, f"the job is in {folder}")
     output.remark(f"next: nvflare job submit -j {folder}")
 
 
 @app.command()
-@reads_ratings
 def site(
     *,
     workspace: Annotated[Path, typer.Argument(help="The FLARE workspace of this site, which has `local`.")],
@@ -68,15 +61,14 @@ def site(
     reading: ReadOptions,
     checkpoint_every: Every = 1,
     device: Device = "cpu",
-    threads: ServiceThreads = 1,
+    threads: Threads = 1,
     after: Annotated[
         Path | None,
         typer.Option(
             help="The party's run before this one, to compare the ratings with.", rich_help_panel=RUN
         ),
     ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Prepare a site, once: write local/verfedgnn.toml and allow the two classes of a job in local/resources.json.
 
@@ -98,7 +90,6 @@ def site(
     }
     given = {key: value for key, value in settings.items() if value not in (None, {})}
     file = prepare_site(workspace, given)
-    output = Output(quiet=quiet, as_json=as_json)
     output.result(
         {"settings": file, "allowed": ALLOWED_CLASSES},
         f"{file} names the federation folder and the data; it stays at this site",

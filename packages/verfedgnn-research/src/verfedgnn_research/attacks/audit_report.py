@@ -10,7 +10,7 @@ from verfedgnn.core.version import installed_version
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
 from verfedgnn.reports.document import Banner, Document, Heading, Paragraph, Points, Table, Tone, picture
 from verfedgnn.reports.privacy_card import add_guarantees
-from verfedgnn.reports.svg_charts import BAD_COLOUR, UNCLEAR_COLOUR, Bars, draw_bars, draw_points
+from verfedgnn.reports.svg_charts import BAD_COLOUR, UNCLEAR_COLOUR, Bars, draw_bars
 from verfedgnn_research.attacks.audit import THIS, Audit
 from verfedgnn_research.attacks.overlap_attack import FEWEST, ROUNDS, USERS
 
@@ -300,7 +300,6 @@ def _changes(document: Document, audit: Audit) -> None:
         "epsilon for a rating",
     ]
     rows = []
-    points: dict[str, tuple[float, float]] = {}
     helps: dict[str, list[tuple[float, str]]] = {
         r.attacker: [] for r in strongest(audit.found[THIS]) if r.learnt
     }
@@ -320,12 +319,9 @@ def _changes(document: Document, audit: Audit) -> None:
             [name, _format_rmse(rmse), "–" if change is None else f"{change:+.4f}", *figures, epsilon]
         )
         if change is not None:
-            points[name] = (max((r.found - r.guess for r in reached.values()), default=0.0), change)
             for attacker, ways in helps.items():
                 if attacker not in reached or not reached[attacker].learnt:
                     ways.append((change, name))
-    title = "What the strongest attack learns, against the cost of preventing it"
-    chart = draw_points(title, points, "strongest attack minus its guess", "test RMSE minus this run's")
     advice = [
         f"Against {ATTACKERS[attacker].title}: "
         + (f"**{min(ways)[1]}** (RMSE {min(ways)[0]:+.4f})." if ways else "none of these variants is enough.")
@@ -342,7 +338,6 @@ def _changes(document: Document, audit: Audit) -> None:
         if advice
         else None,
         Points(advice) if advice else None,
-        picture("changes", title, chart),
         Points([f"`{name}`: {HOW[name]}" for name in others]),
     )
 

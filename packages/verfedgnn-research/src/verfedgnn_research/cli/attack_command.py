@@ -10,10 +10,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from verfedgnn.cli.completion import among
 from verfedgnn.cli.next_step import show_next
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Quiet, Threads, WholeRun, use_threads
+from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.shared_options import Threads, WholeRun, among, use_threads
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.reports.round_progress import RoundProgress
 
@@ -49,8 +48,7 @@ def attack(
         bool, typer.Option("--lists", help="With --as party: attack the training of lists.")
     ] = False,
     threads: Threads = 1,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Attack a run and compare what was found with what anyone could guess.
 
@@ -61,7 +59,6 @@ def attack(
     from verfedgnn.runs.run import Run, write_json
 
     use_threads(threads)
-    output = Output(quiet=quiet, as_json=as_json)
     path = run / "attacks" / f"{'party' if who.startswith('party') else who}.json"
     loaded = Run.load(run, added=False).judged
     check_writable(path.parent)
@@ -70,7 +67,7 @@ def attack(
         raise ConfigError(
             "an attack needs the parties of a whole federation, but this run holds one; choose a run of `verfedgnn train`"
         )
-    with RoundProgress(hidden=quiet) as progress:
+    with RoundProgress(hidden=output.quiet) as progress:
 
         def listen(stage: str, done: int, total: int) -> None:
             progress.step(stage, done, total)

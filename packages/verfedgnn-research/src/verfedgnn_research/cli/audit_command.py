@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from verfedgnn.cli.next_step import show_next
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Quiet, Threads, WholeRun, use_threads
+from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.shared_options import Threads, WholeRun, use_threads
 from verfedgnn_research.cli.progress_bars import AuditProgress
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ def audit(
         ),
     ] = False,
     threads: Threads = 1,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Attack a run as every participant could, and report who sees what, what is guaranteed, what leaks
     and what helps.
@@ -64,13 +63,12 @@ def audit(
     )
 
     use_threads(threads)
-    output = Output(quiet=quiet, as_json=as_json)
     work = Audit(run, rounds=rounds, victims=victims, compare=compare, thorough=thorough)
     check_writable(run / "audit")
     if work.is_sampled:
         output.remark(work.describe_sample())
     clock = AuditClock([stage for n, step in enumerate(work.steps) for stage in work.stages(n, step)])
-    with AuditProgress(hidden=quiet) as progress:
+    with AuditProgress(hidden=output.quiet) as progress:
         for number, step in enumerate(work.steps):
 
             def show(kind: str, share: float, number: int = number, step: Step = step) -> None:

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from verfedgnn.cli.completion import complete_data_sets
 from verfedgnn.cli.next_step import show_next
-from verfedgnn.cli.output import Output
+from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import (
-    AsJson,
     Device,
     Model,
     Parties,
     Preset,
-    Quiet,
     Settings,
     Threads,
+    complete_data_sets,
     use_threads,
 )
 from verfedgnn.cli.signals import Halt
@@ -56,8 +54,7 @@ def bench(
     ] = Path("bench.json"),
     device: Device = "cpu",
     threads: Threads = 1,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Train on several data sets and seeds, and write rounds, bytes, CPU seconds, RMSE and NDCG@20.
 
@@ -69,7 +66,6 @@ def bench(
     from verfedgnn_research.experiments.result_tables import write_text
 
     use_threads(threads)
-    output = Output(quiet=quiet, as_json=as_json)
     if out.suffix != ".json":
         raise ConfigError(f"the records are a JSON file, such as {out.with_suffix('.json')}, not {out}")
     check_writable(out.parent)
@@ -80,7 +76,10 @@ def bench(
         build_config(preset=chosen, model=parse_gnn(model), overrides={**settings, "seed": seed})
         for seed in range(seeds)
     ]
-    with RoundProgress(hidden=quiet) as progress, Halt(quiet=quiet, after="the rounds under way") as halt:
+    with (
+        RoundProgress(hidden=output.quiet) as progress,
+        Halt(quiet=output.quiet, after="the rounds under way") as halt,
+    ):
 
         def watch(name: str, seed: int) -> Watcher:
             return lambda event: progress.round(replace(event, label=f"{name}, seed {seed}: {event.label}"))

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from verfedgnn.cli.completion import listed
-from verfedgnn.cli.next_step import TrainingWords, show_next
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, By, Data, Device, Jobs, Parties, Quiet, Settings
+from verfedgnn.cli.next_step import show_next, training_words
+from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.shared_options import By, Data, Device, Jobs, Parties, Settings, among
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.plugins import GNNS
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
 
 
-@reads_ratings
 def compare(
     *,
     data: Data = None,
@@ -35,14 +32,14 @@ def compare(
         str,
         typer.Option(
             help=f"Methods, separated by commas: {', '.join(METHODS)}, those of plug-ins, or all.",
-            autocompletion=listed(("all", *METHODS)),
+            autocompletion=among(("all", *METHODS)),
         ),
     ] = "all",
     models: Annotated[
         str,
         typer.Option(
             help="GNNs, separated by commas: gcn, gat, ggnn or those of plug-ins.",
-            autocompletion=listed(GNNS),
+            autocompletion=among(GNNS),
         ),
     ] = "gcn",
     seeds: Annotated[int, typer.Option(help="Number of seeds, from 0 on.", min=1)] = 5,
@@ -55,8 +52,7 @@ def compare(
     ] = Path("comparison"),
     jobs: Jobs = 0,
     device: Device = "cpu",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Train methods on the same data and compare their accuracy, cost and protection.
 
@@ -80,7 +76,6 @@ def compare(
     from verfedgnn_research.experiments.result_tables import declarations, in_order, write_text
     from verfedgnn_research.experiments.training_queue import run_cells
 
-    output = Output(quiet=quiet, as_json=as_json)
     names = in_all(methods)
     given = data or ["synthetic"]
     gnns = [str(parse_gnn(name.strip())) for name in models.split(",")]
@@ -89,7 +84,10 @@ def compare(
     check_writable(out)
     cells = comparison_cells(given, names, gnns, seeds, parties, settings, reading, by)
     given = [redact(source) for source in given]
-    with CellProgress(hidden=quiet) as progress, Halt(quiet=quiet, after="the rounds under way") as halt:
+    with (
+        CellProgress(hidden=output.quiet) as progress,
+        Halt(quiet=output.quiet, after="the rounds under way") as halt,
+    ):
         records = run_cells(cells, out, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
     words = [word for file in list_files() for word in ("--plugin", os.path.relpath(file))]
     words += [
@@ -143,8 +141,8 @@ def compare(
         *sources,
         f"written: {page}, {file}",
     )
-    training = TrainingWords.of(given, reading, parties=parties, by=by, preset="best", set_=set_)
-    show_next(output, diagnose_comparison(records), training.train(out="runs/first"))
+    words = training_words(given, reading, out="runs/first", parties=parties, by=by, preset="best", set_=set_)
+    show_next(output, diagnose_comparison(records), words)
 
 
 def _refuse_defining(settings: Mapping[str, str]) -> None:

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from verfedgnn.cli.completion import among
 from verfedgnn.cli.next_step import show_next
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Device, Jobs, Quiet
+from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.shared_options import Device, Jobs, among
 from verfedgnn.cli.signals import Halt
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn_research.cli.progress_bars import CellProgress
@@ -46,8 +45,7 @@ def paper(
     ] = None,
     jobs: Jobs = 0,
     device: Device = "cpu",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Reproduce tables and figures of the paper, next to the paper's values.
 
@@ -61,7 +59,6 @@ def paper(
     from verfedgnn_research.paper import PaperScope
     from verfedgnn_research.paper.paper_page import fill_page
 
-    output = Output(quiet=quiet, as_json=as_json)
     unknown = [name for name in what if name not in (*EXPERIMENTS, "all")]
     if unknown:
         raise ConfigError(f"the paper has no '{unknown[0]}'; choose from: {', '.join(EXPERIMENTS)}, all")
@@ -77,7 +74,10 @@ def paper(
     cells = [cell for each in wanted.values() for cell in each]
     failed: RunError | None = None
     if not so_far:
-        with CellProgress(hidden=quiet) as progress, Halt(quiet=quiet, after="the rounds under way") as halt:
+        with (
+            CellProgress(hidden=output.quiet) as progress,
+            Halt(quiet=output.quiet, after="the rounds under way") as halt,
+        ):
             try:
                 run_cells(cells, folder, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
             except RunError as error:  # write the pages of what did not fail first

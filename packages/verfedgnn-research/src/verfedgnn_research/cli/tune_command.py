@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from verfedgnn.cli.next_step import TrainingWords, show_next
-from verfedgnn.cli.output import Output
+from verfedgnn.cli.next_step import show_next, training_words
+from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import (
     RUN,
     TRAINING,
-    AsJson,
     By,
     Data,
     Device,
     Model,
     Parties,
     Preset,
-    Quiet,
     Settings,
     Threads,
     use_threads,
 )
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.reports.round_progress import RoundProgress
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from verfedgnn_research.tuning import Trial, Tuned
 
 
-@reads_ratings
 def tune(
     *,
     data: Data = None,
@@ -65,8 +62,7 @@ def tune(
     ] = None,
     device: Device = "cpu",
     threads: Threads = 1,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Try hyper-parameters on the validation part and write the best as a preset, with its provenance.
 
@@ -75,12 +71,10 @@ def tune(
     from verfedgnn.config import build_config, parse_settings
     from verfedgnn.core.files import check_writable, write_bytes, writing
     from verfedgnn.data import read_parties
-    from verfedgnn.reports.svg_charts import draw_study
     from verfedgnn_research.tuning import parse_space
     from verfedgnn_research.tuning import tune as tune_study
 
     use_threads(threads)
-    output = Output(quiet=quiet, as_json=as_json)
     if out.suffix != ".toml":
         raise ConfigError(f"the preset is a TOML file, such as {out.with_suffix('.toml')}, not {out}")
     database = study or out.with_suffix(".db")
@@ -97,7 +91,7 @@ def tune(
         read = read_parties(
             data or ["synthetic"], parties=parties, seed=seed, by=by, users=chosen.users, reading=reading
         )
-    with RoundProgress(hidden=quiet, unit="trials") as progress, Halt(quiet=quiet) as halt:
+    with RoundProgress(hidden=output.quiet, unit="trials") as progress, Halt(quiet=output.quiet) as halt:
 
         def show(trial: Trial) -> None:
             shown = {
@@ -123,12 +117,28 @@ def tune(
     picture = out.with_suffix(".svg")
     with writing(out):
         write_bytes(out, tuned.to_preset().encode())
-        write_bytes(picture, draw_study(tuned.history).encode())
+        write_bytes(picture, _draw_study(tuned.history).encode())
     found = {"preset": out, "study": database, "trials": len(tuned.history), "valid_error": tuned.error}
     output.result(found, tuned.provenance, f"written: {out}, {picture}; the study is {database}")
     users = None if chosen.users == "any" else chosen.users
-    words = TrainingWords.of(data, reading, parties=parties, by=by, users=users, preset=out)
-    show_next(output, [_describe(tuned)], words.train(out="runs/tuned"))
+    words = training_words(data, reading, out="runs/tuned", parties=parties, by=by, users=users, preset=out)
+    show_next(output, [_describe(tuned)], words)
+
+
+def _draw_study(errors: Sequence[float | None]) -> str:
+    """Draw the validation errors of the trials and the best so far, for a file of its own; None is a pruned trial."""
+    from verfedgnn.reports.svg_charts import POINT_COLOUR, UNCLEAR_COLOUR, draw_lines, standalone
+
+    known = [(number, error) for number, error in enumerate(errors, 1) if error is not None]
+    numbers = [number for number, _ in known]
+    values = [error for _, error in known]
+    best = [min(values[: place + 1]) for place in range(len(values))]
+    title = f"{len(errors)} trials, {len(errors) - len(known)} given up early"
+    curves = {"trial": (numbers, values), "best so far": (numbers, best)}
+    colours = {"trial": UNCLEAR_COLOUR, "best so far": POINT_COLOUR}
+    svg = draw_lines(title, curves, "trial", "validation error, lower is better", colours)
+    assert svg is not None, "a study has a finished trial"
+    return standalone(svg)
 
 
 def _describe(tuned: Tuned) -> str:
