@@ -33,7 +33,7 @@ from verfedgnn.protocol.replica import parameters_digest
 
 
 class Circle:
-    """Parties of one trip that have exchanged their mask keys and shares."""
+    """Parties of one round that have exchanged their mask keys and shares."""
 
     def __init__(self, active: list[int]) -> None:
         self.active = active

@@ -57,8 +57,8 @@ def test_users_are_not_aligned_again_during_a_training() -> None:
         (CoordinatorState.GATHERING, RoundReply),
         (CoordinatorState.GATHERING, Finished),
         (CoordinatorState.IDLE, AlignHello),
-        (CoordinatorState.TRIP, Finished),
-        (CoordinatorState.TRIP, Welcome),
+        (CoordinatorState.ROUND, Finished),
+        (CoordinatorState.ROUND, Welcome),
         (CoordinatorState.FINISHING, AlignHello),
     ],
 )

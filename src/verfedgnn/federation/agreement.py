@@ -49,7 +49,7 @@ class Timeouts(Section):
     """Waiting times of the members, in seconds."""
 
     reply: float = Field(120, gt=0)
-    """Time a party has to answer one trip of a round before the others continue without it."""
+    """Time a party has to answer one step of a round before the others continue without it."""
     hello: float = Field(5, gt=0)
     """Time between two attempts of a party to join."""
     idle: float = Field(300, gt=0)

@@ -58,7 +58,7 @@ MOST_HELLOS = 30
 SIGN_SECONDS = 4.0
 """Number of seconds after which a waiting party gets a sign of life."""
 _TICK = 0.25
-_OF_TRIPS = (RoundReply, MaskShares, ListSignature, Unmask)
+_OF_ROUNDS = (RoundReply, MaskShares, ListSignature, Unmask)
 _ALIGNMENT = (AlignHello, Sealed, Pseudonyms, Aligned)
 
 
@@ -224,7 +224,7 @@ class CoordinatorService:
     def _receive(self, name: str, data: Buffer) -> None:
         kind = kind_of(data)
         stage = self.stages[0] if kind in _ALIGNMENT else self._stage_of(name)
-        if kind in _OF_TRIPS and name not in stage.greeted:
+        if kind in _OF_ROUNDS and name not in stage.greeted:
             return  # it answers a round from before the connection was lost
         if kind is not None:
             COORDINATOR_STATES.after(stage.coordinator.state, kind, name)
@@ -236,7 +236,7 @@ class CoordinatorService:
             stage = agreed[0] if agreed else self.stages[0]  # which refuses another configuration
         stage.record.ledger.record(type(message).__name__, "up", name, len(data))
         self.transcript.record("in", name, message, mark_message((data,)), _stage_name(message, stage))
-        if isinstance(message, _OF_TRIPS):
+        if isinstance(message, _OF_ROUNDS):
             if isinstance(message, ListSignature):
                 self._check_list_signature(name, message, stage.coordinator)
             stage.coordinator.take(name, message)

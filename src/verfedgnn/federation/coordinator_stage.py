@@ -1,6 +1,6 @@
-"""One training of a coordinator: which parties take part, and the trips and rounds until all of them have the result.
+"""One training of a coordinator: which parties take part, and the rounds until all of them have the result.
 
-step: open, restart or close a trip, or finish
+step: open, restart or close a round, or finish
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CoordinatorStage:
         self._lacks_since: float | None = None
         """Time at which the training began to lack parties; None if it does not."""
         self._asked = 0.0
-        """Time at which the last messages of the open trip were sent."""
+        """Time at which the last messages of the open round were sent."""
         self._round_began = 0.0
         self._finish_deadline: float | None = None
         """Time until which absent parties may fetch the result; None while training."""
@@ -168,7 +168,7 @@ class CoordinatorStage:
         if not coordinator.began:
             return not self.stage.first and self._act_on_absence()
         if coordinator.open_parties:
-            return self._continue_trip()
+            return self._continue_round()
         if coordinator.done or self.skipped:
             self._finish()
             return True
@@ -208,10 +208,10 @@ class CoordinatorStage:
         return True
 
     def _open_if_ready(self) -> bool:
-        """Open or restart a trip if enough parties are present; return whether it was opened."""
+        """Open or restart a round if enough parties are present; return whether it was opened."""
         if not self.coordinator.ready:
             return self._wait_for_parties()
-        self._open_trip()
+        self._open_round()
         return True
 
     def _wait_for_parties(self) -> bool:
@@ -219,8 +219,8 @@ class CoordinatorStage:
         self.waiting_for = self.missing
         return self._act_on_absence()
 
-    def _continue_trip(self) -> bool:
-        """Take the next step of the open trip; return whether there was one to take."""
+    def _continue_round(self) -> bool:
+        """Take the next step of the open round; return whether there was one to take."""
         coordinator = self.coordinator
         self._mark_slow_parties()
         due = coordinator.due
@@ -231,20 +231,20 @@ class CoordinatorStage:
             if coordinator.state is CoordinatorState.SHARING and self._settle_commitments():
                 return True
             if coordinator.closable:
-                self._close_trip()
+                self._finish_round()
             else:
                 self._send(coordinator.proceed())
             return True
-        return bool(absent) and self._restart_trip()
+        return bool(absent) and self._restart_round()
 
-    def _restart_trip(self) -> bool:
-        """Restart the open trip without the absent parties, or abandon it if parties committed to a sum that includes one."""
+    def _restart_round(self) -> bool:
+        """Restart the open round without the absent parties, or abandon it if parties committed to a sum that includes one."""
         coordinator = self.coordinator
         wanted = coordinator.commitment
         if wanted is None:
             return self._open_if_ready()
         if set(wanted) <= set(coordinator.members.here):
-            self._open_trip(wanted)
+            self._open_round(wanted)
             return True
         if coordinator.ready:
             self._abandon("a party of the only possible sum was lost")
@@ -252,7 +252,7 @@ class CoordinatorStage:
         return self._wait_for_parties()
 
     def _settle_commitments(self) -> bool:
-        """Restart or abandon the open trip if parties committed to another sum, before this coordinator was restarted."""
+        """Restart or abandon the open round if parties committed to another sum, before this coordinator was restarted."""
         coordinator = self.coordinator
         assert coordinator.masks is not None
         lists = coordinator.masks.committed
@@ -262,7 +262,7 @@ class CoordinatorStage:
         wanted = list(min(lists))
         if len(lists) == 1 and set(wanted) <= set(coordinator.members.here):
             coordinator.commitment = wanted
-            self._open_trip(wanted)
+            self._open_round(wanted)
         else:
             self._abandon("parties committed to another sum")
         return True
@@ -273,8 +273,8 @@ class CoordinatorStage:
                 self._warn("party is late", party=name, seconds=self.timeouts.reply)
                 self.coordinator.lose(name, slow=True)
 
-    def _open_trip(self, among: list[int] | None = None) -> None:
-        """Open the next trip, or restart the open one, `among` the given parties or those that are present.
+    def _open_round(self, among: list[int] | None = None) -> None:
+        """Open the next round, or restart the open one, `among` the given parties or those that are present.
 
         Abandon its round if a party cannot repeat what it has released.
         """
@@ -291,7 +291,7 @@ class CoordinatorStage:
         if restarted:
             self.record.repeats += 1
             about = {"round": coordinator.round, "attempt": coordinator.attempt}
-            log_event("trip restarted", **about, parties=list(starts))
+            log_event("round restarted", **about, parties=list(starts))
         elif not self._round_began:
             self._round_began = time.monotonic()
         lost = [name for name in starts if members.hellos[name].lost == coordinator.round]
@@ -301,12 +301,12 @@ class CoordinatorStage:
         self._send(list((coordinator.share_requests() if coordinator.masked else starts).items()))
 
     def _send(self, messages: Sequence[tuple[str, Message]]) -> None:
-        """Send messages of the open trip, and wait for the answers from now on."""
+        """Send messages of the open round, and wait for the answers from now on."""
         self.service.send_all(messages)
         self._asked = time.monotonic()
 
-    def _close_trip(self) -> None:
-        """Close the open trip and, after its last trip, the round."""
+    def _finish_round(self) -> None:
+        """Add up the open round and close it."""
         coordinator = self.coordinator
         group = list(coordinator.drawn if coordinator.masks is None else coordinator.masks.survivors)
         try:
@@ -393,7 +393,7 @@ class CoordinatorStage:
 
     @property
     def stalled(self) -> list[str]:
-        """Parties whose answer the open trip needs and that have been silent for unusually long."""
+        """Parties whose answer the open round needs and that have been silent for unusually long."""
         usual = 5 * (self.service.publisher.seconds_per_round or 0.0)
         patience = min(self.timeouts.reply, max(STALL_SECONDS, usual))
         if not self.coordinator.open_parties or time.monotonic() < self._asked + patience:

@@ -38,7 +38,7 @@ from verfedgnn.protocol.messages import (
     RoundStart,
     ShareRequest,
     Survivors,
-    TripShares,
+    RoundShares,
     Waiting,
     Welcome,
 )
@@ -166,7 +166,7 @@ class PartyService:
             self._join(message)
         elif isinstance(message, RoundStart):
             self._answer_round(message)
-        elif isinstance(message, ShareRequest | TripShares | Survivors):
+        elif isinstance(message, ShareRequest | RoundShares | Survivors):
             self._answer_masks(message)
         elif isinstance(message, Finish):
             self._finish(message)
@@ -203,8 +203,8 @@ class PartyService:
         error = self._record_validation(reply)
         self.publisher.close_round(ClosedRound(message.round, error), self.status)
 
-    def _answer_masks(self, message: ShareRequest | TripShares | Survivors) -> None:
-        """Answer a message about masks, and send the shares for the next trip ahead after an Unmask."""
+    def _answer_masks(self, message: ShareRequest | RoundShares | Survivors) -> None:
+        """Answer a message about masks, and send the shares for the next round ahead after an Unmask."""
         if self.party is None:
             raise ProtocolError("the coordinator sent a message about masks, but this party has not joined")
         if isinstance(message, Survivors) and message.signatures is None:

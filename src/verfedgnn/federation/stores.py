@@ -62,7 +62,7 @@ class TrainingRecord:
     seconds: float = 0.0
     """Time spent in rounds."""
     repeats: int = 0
-    """Number of restarted trips."""
+    """Number of restarted rounds."""
     abandoned: int = 0
     """Number of rounds without an update."""
     finished: set[str] = field(default_factory=set)
@@ -339,7 +339,7 @@ def open_ledger(folder: Path, config: Config) -> ReleaseLedger:
 class ReleaseFile:
     """A ledger on disk: a line a release, flushed before the release leaves the party.
 
-    The values of the last round are kept beside it, before masks, so that a repeated trip gets the same release also after a restart.
+    The values of the last round are kept beside it, before masks, so that a repeated round gets the same release also after a restart.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -136,7 +136,7 @@ SENT_BY_COORDINATOR = frozenset(
         "Welcome",
         "Waiting",
         "ShareRequest",
-        "TripShares",
+        "RoundShares",
         "RoundStart",
         "Survivors",
         "Finish",

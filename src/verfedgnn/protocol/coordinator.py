@@ -431,9 +431,9 @@ class Coordinator:
         assert masks is not None
         if self.state is CoordinatorState.SHARING:
             self._advance(CoordinatorAction.OPEN)
-            shares = [(self.names[index], masks.trip_shares(index)) for index in masks.active]
+            shares = [(self.names[index], masks.round_shares(index)) for index in masks.active]
             return [*shares, *self.open_parties.items()]
-        if self.state is CoordinatorState.TRIP:
+        if self.state is CoordinatorState.ROUND:
             masks.survivors = [i for i in masks.active if self.names[i] in self.replies]
             self.commitment = masks.survivors
             self._advance(CoordinatorAction.UNMASK if masks.complete else CoordinatorAction.AGREE)
@@ -456,7 +456,7 @@ class Coordinator:
     def due(self) -> list[str]:
         """Parties whose answer the present step of the open round needs."""
         masks = self.masks
-        if self.state is CoordinatorState.TRIP or masks is None:
+        if self.state is CoordinatorState.ROUND or masks is None:
             return [name for name in self.open_parties if name not in self.replies]
         if self.state is CoordinatorState.SHARING:
             # A party that was lost since has forgotten its seeds.
@@ -476,7 +476,7 @@ class Coordinator:
         if masks is None or self.state is CoordinatorState.SHARING:
             return False
         absent = {self.names.index(name) for name in self.absent}
-        if self.state is not CoordinatorState.TRIP:
+        if self.state is not CoordinatorState.ROUND:
             return len(set(masks.survivors) - absent) >= masks.threshold
         survivors = [index for index in masks.active if index not in absent]
         smallest = min(self.members.quorum, self.active_count)

@@ -20,7 +20,7 @@ __all__ = [
     "RoundStart",
     "ShareRequest",
     "Survivors",
-    "TripShares",
+    "RoundShares",
     "Unmask",
     "Waiting",
     "Welcome",
@@ -206,12 +206,12 @@ class MaskShares(AttemptMessage):
     """The survivor list that the party committed to in an earlier attempt of this round, if there was one."""
 
 
-class TripShares(AttemptMessage):
+class RoundShares(AttemptMessage):
     """The active parties' public mask keys, and the shares that they sealed for the recipient."""
 
     kind = 11
     arrays: ClassVar = {"sealed": "fixed"}
-    trip_keys: list[Annotated[str, Field(pattern=_KEY)]]
+    round_keys: list[Annotated[str, Field(pattern=_KEY)]]
     """Public mask keys of the active parties, in order."""
     sealed: Bytes
     """One row from each active party."""

@@ -58,7 +58,7 @@ from verfedgnn.protocol.messages import (
     RoundStart,
     ShareRequest,
     Survivors,
-    TripShares,
+    RoundShares,
     Welcome,
     copied_state,
 )
@@ -149,7 +149,7 @@ class Party:
             return self.answer_round(message)
         if isinstance(message, Finish):
             return self.finish(message).reply
-        if isinstance(message, ShareRequest | TripShares | Survivors):
+        if isinstance(message, ShareRequest | RoundShares | Survivors):
             return self.masks.handle(message)
         raise PARTY_STATES.unexpected(PartyState.JOINED, type(message), self.name)
 

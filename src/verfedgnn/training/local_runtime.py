@@ -23,7 +23,7 @@ from verfedgnn.protocol.messages import (
     Message,
     RoundReply,
     RoundStart,
-    TripShares,
+    RoundShares,
     Welcome,
     decode,
     encode,
@@ -70,7 +70,7 @@ class LocalRuntime:
         starts = self.coordinator.open()
         if self.coordinator.masks is not None:
             self._exchange(list(self.coordinator.share_requests().items()))
-            shares = [each for each in self.coordinator.proceed() if isinstance(each[1], TripShares)]
+            shares = [each for each in self.coordinator.proceed() if isinstance(each[1], RoundShares)]
             self._exchange(shares)
         for name, received in self._up(self._replies(self._down(starts))).items():
             assert isinstance(received, RoundReply)
