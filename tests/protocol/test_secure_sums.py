@@ -35,10 +35,10 @@ from verfedgnn.protocol.messages import (
     Hello,
     ListSignature,
     MaskShares,
+    RoundShares,
     RoundStart,
     ShareRequest,
     Survivors,
-    RoundShares,
     Unmask,
 )
 from verfedgnn.protocol.party_setup import Policy

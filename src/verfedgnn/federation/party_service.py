@@ -35,10 +35,10 @@ from verfedgnn.protocol.messages import (
     Finished,
     Message,
     RoundReply,
+    RoundShares,
     RoundStart,
     ShareRequest,
     Survivors,
-    RoundShares,
     Waiting,
     Welcome,
 )

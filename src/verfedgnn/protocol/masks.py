@@ -37,10 +37,10 @@ from verfedgnn.protocol.messages import (
     MaskShares,
     Message,
     Place,
+    RoundShares,
     RoundStart,
     ShareRequest,
     Survivors,
-    RoundShares,
     Unmask,
 )
 from verfedgnn.protocol.party_setup import Policy

@@ -55,10 +55,10 @@ from verfedgnn.protocol.messages import (
     Message,
     Place,
     RoundReply,
+    RoundShares,
     RoundStart,
     ShareRequest,
     Survivors,
-    RoundShares,
     Welcome,
     copied_state,
 )
