@@ -122,10 +122,6 @@ class Member:
             self.saved = (progress.checkpoint(), progress.models())
         if answer is not None:
             self._send(answer)
-        if isinstance(message, Survivors) and self.party is not None:
-            ahead = self.party.masks.shares_ahead()
-            if ahead is not None:
-                self._send(ahead)
 
     def _send(self, message: Message) -> None:
         if self.simulation.dies_instead_of_sending():

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import verfedgnn as vf
 from hub import agree
 from simulated_federation import Simulation
-from verfedgnn.federation.liar_search import LiarSearch
+from verfedgnn.federation.coordinator_stage import LiarSearch
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.stores import SurvivorLog
 from verfedgnn.privacy.masking import (
@@ -372,7 +372,7 @@ def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
 
 def test_a_liar_among_kills_and_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small version of benchmarks/masked_rounds.py."""
-    monkeypatch.setattr("verfedgnn.federation.liar_search.random.SystemRandom", lambda: Random(1))
+    monkeypatch.setattr("verfedgnn.federation.coordinator_stage.random.SystemRandom", lambda: Random(1))
     logging.disable(logging.CRITICAL)
     try:
         simulation = Simulation(tmp_path, parties=7, quorum=4, rounds=25, seed=1, faults=0.02, liar=2)

@@ -54,7 +54,6 @@ KeyFile = Annotated[
 ServiceThreads = Annotated[
     int, _run(text="CPU threads; 0 means all cores. More than 1 helps from about a million ratings.", min=0)
 ]
-Every = Annotated[int, _run(text="Number of rounds between two checkpoints.", min=1)]
 Status = Annotated[
     str | None,
     _run(
@@ -93,7 +92,6 @@ def party(
     reading: ReadOptions,
     status: Status = None,
     track: Track = "none",
-    checkpoint_every: Every = 1,
     device: Device = "cpu",
     threads: ServiceThreads = 1,
     processes: Annotated[
@@ -171,7 +169,6 @@ def party(
                 read,
                 each=each,
                 pad_to=pad_users,
-                checkpoint_every=checkpoint_every,
                 device=device,
                 after=after,
             )

@@ -21,7 +21,7 @@ from verfedgnn.federation.agreement import list_stages
 from verfedgnn.federation.coordinator_stage import CoordinatorStage
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.frames import Transport, TransportEvent
-from verfedgnn.federation.roster import MemberIdentity, RevocationWatch, take_finish_request
+from verfedgnn.federation.roster import MemberIdentity, RevocationWatch
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import TrainingRecord
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
@@ -110,7 +110,7 @@ class CoordinatorService:
         self._reported_second: dict[str, float] = {}
         """Time at which each party heard last of a second process under its name."""
         self._looked = 0.0
-        """Time of the last look for what an operator has written."""
+        """Time of the last look for revoked certificates."""
         self.stages = [
             CoordinatorStage(stage, self, folder, device=device) for stage in list_stages(agreement)
         ]
@@ -166,20 +166,14 @@ class CoordinatorService:
                 self._handle(event)
             if time.monotonic() - self._looked >= _TICK:
                 self._looked = time.monotonic()
-                self._follow_operator(stage)
+                self._exclude_revoked()
                 self._announce_waiting()
             while stage.step():
                 pass
             self.publisher.update(self.status)
 
-    def _follow_operator(self, stage: CoordinatorStage) -> None:
-        """Do what an operator has written: finish, and go on without parties whose certificates are revoked."""
-
-        def end() -> None:
-            if not stage.finishing and stage.record.ended is None:
-                stage.end("the coordinator's operator asked to finish")
-
-        take_finish_request(self.folder, end)
+    def _exclude_revoked(self) -> None:
+        """Go on without parties whose certificates are revoked."""
         for name in set(self._revocations.find()) - self.revoked:
             self.revoked.add(name)
             log_warning("certificate revoked, going on without the party", party=name)

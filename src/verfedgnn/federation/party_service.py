@@ -66,14 +66,12 @@ class PartyService:
         stage: Stage,
         link: CoordinatorLink,
         *,
-        checkpoint_every: int = 1,
         device: str = "cpu",
     ) -> None:
         self.store = store
         self.stage = stage
         self.link = link
         self.publisher = link.publisher
-        self.checkpoint_every = checkpoint_every
         self.device = torch.device(device)
         self.identity = store.identity
         self.config = stage.config
@@ -191,30 +189,25 @@ class PartyService:
         self.round = message.round
         spent = {} if self.ledger.epsilon is None else {"epsilon": self.ledger.epsilon}
         self.link.transcript.note(SPENT, self.stage.name, releases=len(self.ledger.entries), **spent)
-        is_kept = message.round % self.checkpoint_every == 0
-        if is_kept:
-            self._write_checkpoint()  # before sending, so that this party remembers all it has sent
+        self._write_checkpoint()  # before sending, so that this party remembers all it has sent
         self.ledger.flush()
         self.link.send(reply)
-        if is_kept:
-            self.link.transcript.sign()  # while the others compute, like the next line
-        self.party.masks.prepare_next()
+        self.link.transcript.sign()  # while the others compute
         self.seconds += time.monotonic() - began
         error = self._record_validation(reply)
         self.publisher.close_round(ClosedRound(message.round, error), self.status)
 
     def _answer_masks(self, message: ShareRequest | RoundShares | Survivors) -> None:
-        """Answer a message about masks, and send the shares for the next round ahead after an Unmask."""
+        """Answer a message about masks."""
         if self.party is None:
             raise ProtocolError("the coordinator sent a message about masks, but this party has not joined")
         if isinstance(message, Survivors) and message.signatures is None:
             lost = len(self.identity.agreement.parties) - len(message.survivors)
             if lost and self.config.training.participation == 1:
                 log_event("sum without some parties", round=message.round, parties=len(message.survivors))
-        answers = (self.party.handle(message), self.party.masks.shares_ahead())
-        present = [answer for answer in answers if answer is not None]
-        if present:
-            self.link.send(*present)
+        answer = self.party.handle(message)
+        if answer is not None:
+            self.link.send(answer)
 
     def _record_validation(self, reply: RoundReply) -> float | None:
         """Add this party's validation error to its history and return it; None if the round had no validation."""

@@ -149,7 +149,6 @@ def run_party(
     *,
     each: Each = map,
     pad_to: int = 0,
-    checkpoint_every: int = 1,
     device: str = "cpu",
     after: Path | None = None,
     on_start: Callable[[PartyService], None] = lambda service: None,
@@ -168,7 +167,7 @@ def run_party(
         limits = describe_two_parties(store.identity.agreement)
         if stage.first and limits is not None:
             log_event(limits)
-        service = PartyService(store, stage, link, checkpoint_every=checkpoint_every, device=device)
+        service = PartyService(store, stage, link, device=device)
         on_start(service)
         try:
             service.run()

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from verfedgnn import plugins
 from verfedgnn.config import build_config, read_preset
 from verfedgnn.config.party_counts import fewest_parties_in_sum
-from verfedgnn.core.errors import ConfigError, ProtocolError, RunError
-from verfedgnn.core.files import make_folder, write_bytes, writing
+from verfedgnn.core.errors import ConfigError, ProtocolError
+from verfedgnn.core.files import make_folder
 from verfedgnn.federation import AUTHORITY, AUTHORITY_KEY, COORDINATOR_KEY, PARTY_KEY
 from verfedgnn.federation import certificates as c
 from verfedgnn.federation.agreement import (
@@ -26,7 +26,6 @@ from verfedgnn.federation.agreement import (
 )
 from verfedgnn.federation.certificates import COORDINATOR, CertificateError
 from verfedgnn.federation.event_log import log_warning
-from verfedgnn.runs.run_layout import TRAININGS
 
 # -- changes of the roster, at the coordinator -------------------------------------------------------------------------------
 
@@ -297,34 +296,6 @@ def _check_code(agreement: Agreement, name: str) -> None:
 
 def _statement(agreement: str, purpose: str, name: str, key: str) -> bytes:
     return "\n".join(("verfedgnn 1", purpose, agreement, name, key)).encode()
-
-
-# -- what an operator asks a running coordinator for, through files ----------------------------------------------------------
-
-_REQUEST = "finish.request"
-"""File in the coordinator's run folder that asks it to finish."""
-
-
-def request_finish(run: Path) -> None:
-    """Ask the coordinator of a run folder to finish; raise `RunError` if there is no training to finish."""
-    stages = [folder for folder in (run / each for each in TRAININGS) if (folder / "config.toml").is_file()]
-    if not stages:
-        raise RunError(f"{run} is not the run folder of a coordinator; pass the folder with --out")
-    if all((folder / "metrics.json").is_file() for folder in stages):
-        raise RunError(f"the training in {run} has already finished")
-    if not (run / "history.jsonl").is_file():
-        remedy = "stop the coordinator if you want to give the training up"
-        raise RunError(f"{run} has no validated model to finish with; {remedy}")
-    with writing(run):
-        write_bytes(run / _REQUEST, b"")
-
-
-def take_finish_request(run: Path, end: Callable[[], None]) -> None:
-    """Call `end` if an operator asked to finish, and then remove the request."""
-    if (run / _REQUEST).exists():
-        end()
-        with writing(run):
-            (run / _REQUEST).unlink(missing_ok=True)
 
 
 class RevocationWatch:

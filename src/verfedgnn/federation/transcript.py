@@ -271,8 +271,8 @@ class CheckedTranscript:
 
     @property
     def rounds(self) -> int:
-        """Number of the last round that it mentions; shares that were sent ahead are of a round that may never start."""
-        return max((entry.round or 0 for entry in self.entries if entry.kind != "MaskShares"), default=0)
+        """Number of the last round that it mentions."""
+        return max((entry.round or 0 for entry in self.entries), default=0)
 
     def summary(self) -> dict[str, Any]:
         """Return what the check found as JSON values."""

@@ -140,8 +140,6 @@ class Coordinator:
         """The masks of the open round; None without masks."""
         self.commitment: list[int] | None = None
         """The survivor list that parties committed to in the open round; no other sum can be completed."""
-        self._shares_ahead: MaskedRound | None = None
-        """Shares that the parties send ahead, for the next round among the same parties."""
         self._gone: set[str] = set()
         """Parties lost since the open round began. They do not know of it, even if they came back."""
 
@@ -159,7 +157,6 @@ class Coordinator:
             raise ProtocolError(f"{message.party}: {reason}")
         self.lose(message.party)
         self.best.holders.discard(message.party)
-        self._shares_ahead = None  # they are sealed for the keys of an earlier stay
         self.members.hellos[message.party] = message
         if self.members.complete and self.state is CoordinatorState.GATHERING:
             self._start_training()
@@ -306,9 +303,7 @@ class Coordinator:
                 )
             self.open_parties[name] = starts[situation]
         if self.masked:
-            ahead, self._shares_ahead = self._shares_ahead, None
-            fits = ahead is not None and (ahead.place, ahead.active) == (self.place, self.drawn)
-            self.masks = ahead if fits else MaskedRound(self.place, self.drawn)
+            self.masks = MaskedRound(self.place, self.drawn)
         return self.open_parties
 
     @property
@@ -338,12 +333,11 @@ class Coordinator:
         self.members.bring_back(name)
         index = self.names.index(name)
         masks, problem = self.masks, None
-        if isinstance(message, MaskShares):
-            for due in (self._shares_ahead, masks if self.state is CoordinatorState.SHARING else None):
-                if due is not None and (due.place, due.request) == (message.place, message.request):
-                    problem = due.take_shares(index, message)
-        elif masks is not None and masks.place == message.place:
-            if isinstance(message, Unmask):
+        if masks is not None and masks.place == message.place:
+            if isinstance(message, MaskShares):
+                if self.state is CoordinatorState.SHARING and masks.request == message.request:
+                    problem = masks.take_shares(index, message)
+            elif isinstance(message, Unmask):
                 problem = masks.take_reveal(index, message)
             elif index in masks.survivors:
                 masks.signatures[index] = message
@@ -398,7 +392,7 @@ class Coordinator:
         """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
         error = self._judge_validation()
         self._advance(CoordinatorAction.ABANDON)
-        self.open_parties, self.masks, self._shares_ahead = {}, None, None
+        self.open_parties, self.masks = {}, None
         self.public_state.skip(self.round)
         return ClosedRound(self.round, error, abandoned=True)
 
@@ -414,8 +408,8 @@ class Coordinator:
     # -- the masks of a round, and who is due ------------------------------------------------------------
 
     def share_requests(self) -> dict[str, Message]:
-        """Return the requests for shares to send after `open`; none without masks, or if shares are sent ahead."""
-        if self.masks is None or not self.masks.request:
+        """Return the requests for shares to send after `open`; none without masks."""
+        if self.masks is None:
             return {}
         request = self.masks.share_request([self.members.hellos[name] for name in self.names])
         return dict.fromkeys(self._names_of(self.masks.active), request)
@@ -437,8 +431,6 @@ class Coordinator:
             masks.survivors = [i for i in masks.active if self.names[i] in self.replies]
             self.commitment = masks.survivors
             self._advance(CoordinatorAction.UNMASK if masks.complete else CoordinatorAction.AGREE)
-            if masks.complete and self.config.training.participation == 1:
-                self._shares_ahead = MaskedRound((self.round + 1, 0), masks.active, ahead=True)
         else:
             self._advance(CoordinatorAction.UNMASK)
         message = masks.survivor_message()

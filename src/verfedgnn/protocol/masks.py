@@ -132,7 +132,7 @@ class RoundSecrets:
     place: Place
     active: list[int]
     request: str
-    """Name of the coordinator's request; empty if the shares were sent ahead."""
+    """Name of the coordinator's request."""
     seeds: MaskSeeds = field(default_factory=MaskSeeds)
     own_share: bytes = b""
     keys: dict[int, str] = field(default_factory=dict)
@@ -160,8 +160,6 @@ class PartyMasks:
         """Verified public keys of the other parties' stays."""
         self._secrets: RoundSecrets | None = None
         """The attempt whose values may still be unmasked, or whose shares are being exchanged."""
-        self._next: tuple[RoundSecrets, MaskShares] | None = None
-        """The next round, prepared ahead."""
         self._last: Place = (0, 0)
         """The last attempt that was masked."""
 
@@ -199,7 +197,6 @@ class PartyMasks:
             raise self._error(f"asks for new masks of round {message.round}, which was answered")
         self._check_active(message.active)
         self._take_keys(message)
-        self._next = None
         self._secrets = RoundSecrets(message.place, message.active, message.request)
         return self._seal(self._secrets, self.commitments.find(self._training, message.round))
 
@@ -222,7 +219,7 @@ class PartyMasks:
             check_public_key(key)
         self._stay_keys = keys
 
-    def _seal(self, attempt: RoundSecrets, committed: list[int] | None = None) -> MaskShares:
+    def _seal(self, attempt: RoundSecrets, committed: list[int] | None) -> MaskShares:
         """Split the seeds of a round, and seal a share for every other party."""
         rows = []
         shares = attempt.seeds.split(len(attempt.active))
@@ -243,22 +240,6 @@ class PartyMasks:
         """Return what a sealed share is bound to."""
         facts = [self._training, attempt.place, attempt.request, attempt.active, sender, receiver, key]
         return b"verfedgnn shares 2" + json.dumps(facts).encode()
-
-    def prepare_next(self) -> None:
-        """Draw and split the seeds of the next round ahead, while the coordinator waits, if it probably has the same parties."""
-        attempt = self._secrets
-        same = self.config.training.participation == 1
-        if same and self._next is None and attempt is not None and attempt.answered:
-            ahead = RoundSecrets((attempt.place[0] + 1, 0), attempt.active, "")
-            self._next = (ahead, self._seal(ahead))
-
-    def shares_ahead(self) -> MaskShares | None:
-        """Return the shares of the next round to send after an Unmask; None if they are not sent ahead."""
-        if self._secrets is not None or self._next is None:
-            return None
-        self._secrets, message = self._next
-        self._next = None
-        return message
 
     def _take_shares(self, message: RoundShares) -> None:
         """Open the shares that the other parties sealed for this one."""
@@ -340,10 +321,6 @@ class PartyMasks:
                 signature = self.policy.vouching.sign("survivors", statement)
                 return ListSignature(**named(attempt.place), signature=signature)
             self._check_signatures(message, statement, share_threshold(len(attempt.active)))
-        if message.survivors == attempt.active:
-            self.prepare_next()
-        else:
-            self._next = None
         self._secrets = None  # from here on, no second share can leave
         lost = set(attempt.active) - set(message.survivors)
         rows = [attempt.shares[v][SEED:] if v in lost else attempt.shares[v][:SEED] for v in attempt.active]
@@ -413,15 +390,13 @@ class NoMasks(PartyMasks):
 
 
 class MaskedRound:
-    """The masks of one attempt of a round among the `active` parties, from their shares to the unmasked sum.
+    """The masks of one attempt of a round among the `active` parties, from their shares to the unmasked sum."""
 
-    `request` names the coordinator's request for shares; it is empty if the parties send them ahead.
-    """
-
-    def __init__(self, place: Place, active: Sequence[int], *, ahead: bool = False) -> None:
+    def __init__(self, place: Place, active: Sequence[int]) -> None:
         self.place = place
         self.active = list(active)
-        self.request = "" if ahead else secrets.token_hex(8)
+        self.request = secrets.token_hex(8)
+        """Name of the request for shares."""
         self.threshold = share_threshold(len(self.active))
         self.shares: dict[int, MaskShares] = {}
         self.survivors: list[int] = []

@@ -196,8 +196,8 @@ class MaskShares(AttemptMessage):
 
     kind = 10
     arrays: ClassVar = {"sealed": "fixed"}
-    request: str = Field("", max_length=64)
-    """Name of the request that this answers; empty if the party sends its shares for the next round ahead."""
+    request: str = Field(max_length=64)
+    """Name of the request that this answers."""
     key: str = Field(pattern=_KEY)
     """Public mask key of this attempt."""
     sealed: Bytes

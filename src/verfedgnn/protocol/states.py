@@ -211,7 +211,7 @@ COORDINATOR_STATES = StateTable(
         ),
         CoordinatorState.IDLE: _from(
             CoordinatorState.IDLE,
-            *_OF_ROUNDS,  # late, or shares that are sent ahead
+            *_OF_ROUNDS,  # late
             ASK_FOR_SHARES=CoordinatorState.SHARING,
             OPEN=CoordinatorState.ROUND,
             FINISH=CoordinatorState.FINISHING,

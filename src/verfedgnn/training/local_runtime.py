@@ -83,11 +83,10 @@ class LocalRuntime:
         """Carry messages about masks to parties, and their answers to the coordinator."""
         for name, message in messages:
             (received,) = self._down({name: message}).values()
-            party = self.parties[name]
-            for answer in (party.handle(received), party.masks.shares_ahead()):
-                if answer is not None:
-                    (reply,) = self._up({name: answer}).values()
-                    self.coordinator.take(name, reply)
+            answer = self.parties[name].handle(received)
+            if answer is not None:
+                (reply,) = self._up({name: answer}).values()
+                self.coordinator.take(name, reply)
 
     def finish(self) -> list[FinishedTraining]:
         """End the training and return every party's result, in order."""

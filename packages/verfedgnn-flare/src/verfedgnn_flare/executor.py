@@ -118,7 +118,6 @@ class PartyExecutor(Executor):  # type: ignore[misc]
                 read,
                 each=each,
                 pad_to=settings.pad_users,
-                checkpoint_every=settings.checkpoint_every,
                 device=settings.device,
                 after=settings.after,
             )

@@ -9,7 +9,7 @@ import typer
 
 from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.service_commands import Every, FederationFile, ServiceThreads
+from verfedgnn.cli.service_commands import FederationFile, ServiceThreads
 from verfedgnn.cli.shared_options import RUN, AsJson, Device, Quiet
 from verfedgnn.cli.source_options import reads_ratings
 
@@ -66,7 +66,6 @@ def site(
         Path | None, typer.Option(help="Run folder. Default: run, in the federation folder.")
     ] = None,
     reading: ReadOptions,
-    checkpoint_every: Every = 1,
     device: Device = "cpu",
     threads: ServiceThreads = 1,
     after: Annotated[
@@ -91,7 +90,6 @@ def site(
         "ratings": ratings if ratings is None or "://" in ratings else _absolute(Path(ratings)),
         "out": None if out is None else _absolute(out),
         "reading": {option: texts[-1] for option, texts in asdict(reading).items() if texts},
-        "checkpoint_every": checkpoint_every,
         "device": device,
         "threads": threads,
         "after": None if after is None else _absolute(after),
