@@ -45,8 +45,7 @@ from verfedgnn.federation.party_session import align_party
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.federation.transcript import Transcript
-from verfedgnn.protocol.framing import HEADER
-from verfedgnn.protocol.messages import decode, encode
+from verfedgnn.protocol.messages import HEADER, decode, encode
 from verfedgnn.protocol.user_alignment import CoordinatorAlignment, PartyAlignment
 
 SECONDS = 1.0

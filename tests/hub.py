@@ -30,7 +30,7 @@ from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.federation.transcript import Transcript
-from verfedgnn.protocol.framing import EncodedMessage
+from verfedgnn.protocol.messages import EncodedMessage
 
 SERVER = "server"
 QUICK = Timeouts(reply=30, hello=0.3, idle=30, link=5, finish=2)

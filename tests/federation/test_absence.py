@@ -23,8 +23,7 @@ from verfedgnn.federation import COORDINATOR_KEY
 from verfedgnn.federation.agreement import FILE, Absence, save_agreement
 from verfedgnn.federation.frames import TransportEvent
 from verfedgnn.federation.roster import MemberIdentity, RevocationWatch, remove_party
-from verfedgnn.protocol.framing import kind_of
-from verfedgnn.protocol.messages import RoundReply, Welcome, encode
+from verfedgnn.protocol.messages import RoundReply, Welcome, encode, kind_of
 
 
 def lose_in_round(

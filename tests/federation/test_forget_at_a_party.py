@@ -25,8 +25,7 @@ from verfedgnn.federation.doctor import examine
 from verfedgnn.federation.party_session import complete_run
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.framing import kind_of
-from verfedgnn.protocol.messages import Finished, RoundReply
+from verfedgnn.protocol.messages import Finished, RoundReply, kind_of
 from verfedgnn.runs.forget_record import gather_forgotten, note_forgotten
 from verfedgnn.runs.run_layout import LAST_RELEASE
 from verfedgnn.upkeep.forget import forget_users

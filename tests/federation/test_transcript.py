@@ -18,6 +18,7 @@ import verfedgnn as vf
 from hub import SERVER, Hub, Trial, Wire
 from message_samples import ALL
 from verfedgnn.federation.agreement import Agreement, save_agreement
+from verfedgnn.federation.coordinator_link import TO_EACH, common_statements
 from verfedgnn.federation.frames import TransportEvent
 from verfedgnn.federation.transcript import (
     TRANSCRIPT,
@@ -28,7 +29,6 @@ from verfedgnn.federation.transcript import (
     read_lines,
     summarise_comparison,
 )
-from verfedgnn.protocol.common_statements import TO_EACH, common_statements
 from verfedgnn.protocol.messages import (
     Message,
     RoundStart,

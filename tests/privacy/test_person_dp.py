@@ -28,7 +28,7 @@ from verfedgnn.privacy.rating_dp import (
     unit,
 )
 from verfedgnn.privacy.visibility import SENT_BY_COORDINATOR, SENT_BY_PARTIES
-from verfedgnn.protocol.framing import KINDS
+from verfedgnn.protocol.messages import KINDS
 from verfedgnn.protocol.party import clip_contributions
 from verfedgnn.protocol.party_setup import LOCAL, PartySetup
 from verfedgnn.runs.prepared_data import prepare

@@ -21,9 +21,12 @@ from verfedgnn.core.errors import DivergedError
 from verfedgnn.privacy.masking import to_residues, wrap_signed
 from verfedgnn.protocol import messages as align
 from verfedgnn.protocol.aggregation import from_fixed, to_fixed
-from verfedgnn.protocol.framing import HEADER, KINDS, MAGIC, VERSION
 from verfedgnn.protocol.integer_packing import TYPES, pack_integers, unpack_integers
 from verfedgnn.protocol.messages import (
+    HEADER,
+    KINDS,
+    MAGIC,
+    VERSION,
     Finish,
     Finished,
     Hello,

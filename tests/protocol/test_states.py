@@ -6,8 +6,8 @@ import pytest
 
 import verfedgnn as vf
 from helpers import config, federation
-from verfedgnn.protocol.framing import KINDS
 from verfedgnn.protocol.messages import (
+    KINDS,
     AlignHello,
     AlignStart,
     Finish,

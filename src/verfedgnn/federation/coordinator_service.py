@@ -28,11 +28,12 @@ from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
 from verfedgnn.privacy.masking import check_public_key
 from verfedgnn.protocol.aggregation import largest_alignment
 from verfedgnn.protocol.coordinator import Coordinator
-from verfedgnn.protocol.framing import Buffer, EncodedMessage, kind_of
 from verfedgnn.protocol.masks import list_statement
 from verfedgnn.protocol.messages import (
     Aligned,
     AlignHello,
+    Buffer,
+    EncodedMessage,
     Finished,
     Hello,
     ListSignature,
@@ -46,6 +47,7 @@ from verfedgnn.protocol.messages import (
     Waiting,
     decode,
     encode_parts,
+    kind_of,
 )
 from verfedgnn.protocol.party_setup import name_mask_purpose
 from verfedgnn.protocol.states import COORDINATOR_STATES

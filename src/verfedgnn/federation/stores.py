@@ -29,11 +29,11 @@ from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.federation.agreement import Stage, list_stages
 from verfedgnn.federation.certificates import write_secret
 from verfedgnn.federation.roster import MemberIdentity
-from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.masks import ListCommitments
 from verfedgnn.protocol.party_progress import PartyProgress
 from verfedgnn.protocol.release_ledger import ReleaseEntry, ReleaseLedger, Values
+from verfedgnn.protocol.replica import CheckpointState
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots, SlotCheckpoint
 from verfedgnn.runs.ledger import Ledger

@@ -31,8 +31,7 @@ from verfedgnn.federation.agreement import Agreement, Member
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_warning
 from verfedgnn.federation.roster import MemberIdentity, is_signed
-from verfedgnn.protocol.framing import EncodedMessage
-from verfedgnn.protocol.messages import Message, RoundReply
+from verfedgnn.protocol.messages import EncodedMessage, Message, RoundReply
 
 TRANSCRIPT = "transcript.jsonl"
 """Name of the file in a run folder."""

@@ -24,9 +24,7 @@ from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import MaskStream
 from verfedgnn.protocol.aggregation import largest_array, largest_from_party
-from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.masks import MaskedRound, fewest_survivors
-from verfedgnn.protocol.message_checks import reply_problem
 from verfedgnn.protocol.messages import (
     Finish,
     Hello,
@@ -40,7 +38,7 @@ from verfedgnn.protocol.messages import (
     Welcome,
 )
 from verfedgnn.protocol.public_state import BestValidation, PublicState
-from verfedgnn.protocol.replica import Replica, parameters_digest
+from verfedgnn.protocol.replica import CheckpointState, Replica, parameters_digest, reply_problem
 from verfedgnn.protocol.states import COORDINATOR_STATES, CoordinatorAction, CoordinatorState
 
 

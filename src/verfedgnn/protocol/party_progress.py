@@ -16,9 +16,8 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.random_streams import PartyStream
 from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.core.vectors import clip_rows
-from verfedgnn.protocol.checkpoint_state import CheckpointState, EvaluatedModel, to_tensor
 from verfedgnn.protocol.party_setup import PartySetup
-from verfedgnn.protocol.replica import step
+from verfedgnn.protocol.replica import CheckpointState, EvaluatedModel, step, to_tensor
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,9 @@ from verfedgnn.protocol.aggregation import (
     FULL_COPY,
     sum_neighbourhoods,
 )
-from verfedgnn.protocol.checkpoint_state import CheckpointState, to_tensor
 from verfedgnn.protocol.masks import mask_context, sum_digest
 from verfedgnn.protocol.messages import RoundReply, RoundStart
-from verfedgnn.protocol.replica import Replica, Update
+from verfedgnn.protocol.replica import CheckpointState, Replica, Update, to_tensor
 from verfedgnn.protocol.solved_round import compute_update
 
 KEPT_UPDATES = 8
