@@ -185,7 +185,11 @@ class MemberIdentity:
         self.agreement = agreement
         self.key_file = key_file
         self._key = c.read_key(key_file)
-        members = [member for member in agreement.members if c.same_key(self._key, member.certificate)]
+        members = [
+            member
+            for member in agreement.members
+            if c.key_fingerprint(self._key) == member.parsed.key_fingerprint
+        ]
         if not members:
             remedy = f"ask the coordinator to approve its request, then use the new {FILE}"
             raise ConfigError(
@@ -228,7 +232,7 @@ class MemberIdentity:
         """Return the ECDH secret of this member's key and another party's, which only these two can compute."""
         for party in self.agreement.parties:
             if party.name == peer != self.name:
-                return c.exchange_secret(self._key, party.certificate)
+                return c.exchange_secret(self._key, party.parsed)
         raise ConfigError(f"'{peer}' is no other party of federation {self.agreement.name}")
 
 
@@ -267,7 +271,7 @@ def is_signed(agreement: str, member: Member, purpose: str, text: str, signature
     """Return whether a member signed `text` for one purpose, under the agreement with that SHA-256."""
     statement = _statement(agreement, purpose, member.name, text)
     try:
-        return c.verify(member.certificate, bytes.fromhex(signature), statement)
+        return member.parsed.verify(bytes.fromhex(signature), statement)
     except ValueError:
         return False
 
@@ -317,8 +321,8 @@ class RevocationWatch:
         except ConfigError as error:
             log_warning("federation.toml was replaced and cannot be read", reason=str(error))
             return []
-        keys = {c.certificate_key(party.certificate) for party in present}
-        return [party.name for party in self.parties if c.certificate_key(party.certificate) not in keys]
+        keys = {party.parsed.key_fingerprint for party in present}
+        return [party.name for party in self.parties if party.parsed.key_fingerprint not in keys]
 
     def _version(self) -> tuple[int, int] | None:
         try:
