@@ -72,7 +72,7 @@ def test_an_unexpected_message_is_told_the_state_and_the_remedy(
     assert text.endswith(COORDINATOR_STATES.remedies[state])
 
 
-def test_a_coordinator_closes_only_an_open_trip(small_parties: list[vf.PartyData]) -> None:
+def test_a_coordinator_closes_only_an_open_round(small_parties: list[vf.PartyData]) -> None:
     runtime = federation(small_parties, config())
     coordinator = runtime.coordinator
     assert coordinator.state is CoordinatorState.IDLE

@@ -61,9 +61,7 @@ class Finding:
 
 
 def examine(
-    identity: MemberIdentity,
-    folder: Path,
-    read_ratings: Callable[[], Ratings] | None,
+    identity: MemberIdentity, folder: Path, read_ratings: Callable[[], Ratings] | None
 ) -> list[Finding]:
     """Return the findings of all checks of a party with that run folder.
 

@@ -19,13 +19,7 @@ from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event
 from verfedgnn.federation.roster import MemberIdentity
-from verfedgnn.federation.stores import (
-    PartyCheckpoints,
-    PartyStore,
-    StageResult,
-    SurvivorLog,
-    open_ledger,
-)
+from verfedgnn.federation.stores import PartyCheckpoints, PartyStore, StageResult, SurvivorLog, open_ledger
 from verfedgnn.federation.transcript import SPENT
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator import ClosedRound
@@ -61,12 +55,7 @@ class PartyService:
     """One training of a party, from Hello to its stored result."""
 
     def __init__(
-        self,
-        store: PartyStore,
-        stage: Stage,
-        link: CoordinatorLink,
-        *,
-        device: str = "cpu",
+        self, store: PartyStore, stage: Stage, link: CoordinatorLink, *, device: str = "cpu"
     ) -> None:
         self.store = store
         self.stage = stage

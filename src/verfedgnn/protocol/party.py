@@ -60,11 +60,7 @@ from verfedgnn.protocol.messages import (
     Welcome,
     copied_state,
 )
-from verfedgnn.protocol.party_progress import (
-    PartyProgress,
-    ReceivedNeighbourhoods,
-    SentNeighbourhoods,
-)
+from verfedgnn.protocol.party_progress import PartyProgress, ReceivedNeighbourhoods, SentNeighbourhoods
 from verfedgnn.protocol.party_setup import LOCAL, Batches, PartySetup, Policy
 from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, NoLedger, ReleaseLedger
 from verfedgnn.protocol.replica import (
@@ -498,10 +494,7 @@ class Candidate:
         )
 
     def welcome(
-        self,
-        message: Welcome,
-        replica: Replica | None = None,
-        exchange: Exchange | None = None,
+        self, message: Welcome, replica: Replica | None = None, exchange: Exchange | None = None
     ) -> Party:
         """Return the joined party.
 

@@ -16,10 +16,7 @@ from verfedgnn.config import Config
 from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, MaskStream, remove_masks
 from verfedgnn.privacy.protections import Unmasking
-from verfedgnn.protocol.aggregation import (
-    FULL_COPY,
-    sum_neighbourhoods,
-)
+from verfedgnn.protocol.aggregation import FULL_COPY, sum_neighbourhoods
 from verfedgnn.protocol.masks import mask_context, sum_digest
 from verfedgnn.protocol.messages import RoundReply, RoundStart
 from verfedgnn.protocol.replica import CheckpointState, Replica, Update, to_tensor
@@ -204,11 +201,7 @@ class BestValidation:
         """Parties that took part in it and have not rejoined since, so they have its parameters."""
 
     def judge(
-        self,
-        round: int,
-        replies: Mapping[str, RoundReply],
-        names: Sequence[str],
-        digest: str,
+        self, round: int, replies: Mapping[str, RoundReply], names: Sequence[str], digest: str
     ) -> float:
         """Return the error over all parties, and note it if it is the best; an absent party counts with its last validation."""
         for name, reply in replies.items():
