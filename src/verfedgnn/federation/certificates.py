@@ -232,11 +232,6 @@ def sign(key: Key, data: bytes) -> bytes:
     return key.sign(data, ec.ECDSA(SHA256()))
 
 
-def exchange_secret(key: Key, peer: Certificate) -> bytes:
-    """Return the ECDH secret of a private key and the key in a certificate."""
-    return key.exchange(ec.ECDH(), peer.key)
-
-
 def tls_context(*, server: bool, authority: str, certificate: str, key: bytes) -> ssl.SSLContext:
     """Return a context for mutual TLS 1.3 with a certificate and its private key, both in PEM.
 

@@ -216,19 +216,6 @@ class CoordinatorLink:
 Statements = dict[str, dict[str, Any]]
 """Values by subject; each value has named fields."""
 
-TO_EACH: dict[type[Message], frozenset[str]] = {
-    AlignStart: frozenset({"index"}),
-    UserRows: frozenset({"rows"}),
-    Welcome: frozenset({"index", "stay"}),
-    RoundStart: frozenset(),
-    Survivors: frozenset({"signatures"}),
-    Finish: frozenset({"parameters"}),
-}
-"""Fields that may differ between parties: places, and signatures, which each party checks.
-
-All others are stated. The requests and shares of masks are not: sealed shares open only among parties that received the same.
-"""
-
 
 def common_statements(message: Message, model: Model | None) -> Statements:
     """Return what `message` says to all parties alike; `model` is that of the training, None before it."""

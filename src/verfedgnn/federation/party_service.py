@@ -179,7 +179,6 @@ class PartyService:
         spent = {} if self.ledger.epsilon is None else {"epsilon": self.ledger.epsilon}
         self.link.transcript.note(SPENT, self.stage.name, releases=len(self.ledger.entries), **spent)
         self._write_checkpoint()  # before sending, so that this party remembers all it has sent
-        self.ledger.flush()
         self.link.send(reply)
         self.link.transcript.sign()  # while the others compute
         self.seconds += time.monotonic() - began

@@ -228,13 +228,6 @@ class MemberIdentity:
             unsigned = f"but {member.name} did not sign it for this federation and alignment"
             raise ProtocolError(f"the coordinator presents a key as {member.name}'s, {unsigned}")
 
-    def shared_secret(self, peer: str) -> bytes:
-        """Return the ECDH secret of this member's key and another party's, which only these two can compute."""
-        for party in self.agreement.parties:
-            if party.name == peer != self.name:
-                return c.exchange_secret(self._key, party.parsed)
-        raise ConfigError(f"'{peer}' is no other party of federation {self.agreement.name}")
-
 
 def load_party(federation: Path, key_file: Path | None = None) -> MemberIdentity:
     """Return the party whose key is `key_file`, by default the key beside the federation file."""

@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -307,8 +306,7 @@ class PartyCheckpoints:
         if newest != self._saved_models:
             self._models.write(newest, self.progress.models(), {})
             self._saved_models = newest
-        releases = max(0, len(self.ledger.entries) - 1)  # the last one may still be on its way to the disk
-        self._rounds.write(round, self.progress.checkpoint(), {**values, _RELEASES: releases})
+        self._rounds.write(round, self.progress.checkpoint(), {**values, _RELEASES: len(self.ledger.entries)})
 
     def restore(self) -> SlotCheckpoint | None:
         """Restore the progress of the newest checkpoint; return None if there is none.
@@ -331,7 +329,7 @@ class PartyCheckpoints:
 def open_ledger(folder: Path, config: Config) -> ReleaseLedger:
     """Return the ledger that `folder` holds, or a new one."""
     file = ReleaseFile(folder)
-    ledger = ReleaseLedger(config, file.read(), store=file.append, flush=file.flush)
+    ledger = ReleaseLedger(config, file.read(), store=file.append)
     file.read_last(ledger)
     return ledger
 
@@ -347,9 +345,6 @@ class ReleaseFile:
         self.path = folder / LEDGER
         # Not durable: after a power cut the values may be lost, and the coordinator then abandons the round.
         self._last = CheckpointSlots(folder / LAST_RELEASE, durable=False)
-        self._flusher = ThreadPoolExecutor(1, "flush")
-        """The thread that flushes the ledger while the checkpoint is written."""
-        self._flushing: Future[None] | None = None
 
     def read(self) -> list[ReleaseEntry]:
         """Return all entries. A line that a crash cut off is removed: its release never left the party."""
@@ -381,8 +376,7 @@ class ReleaseFile:
             ledger.last_round = release.round
 
     def append(self, entry: ReleaseEntry, values: Values, before: int) -> None:
-        """Write a release after `before` others, and begin to flush it to disk; it may leave the party once `flush` returns."""
-        self.flush()
+        """Write a release after `before` others, and flush it to disk."""
         self._last.write(entry.round, CheckpointState(dict(values)), {_RELEASES: before})
         line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(entry)}
         with writing(self.folder):
@@ -392,24 +386,9 @@ class ReleaseFile:
                 write_all(handle, json.dumps(line).encode() + b"\n")
                 if is_new:
                     sync_folder(self.folder)
-            except BaseException:
+                os.fsync(handle)
+            finally:
                 os.close(handle)
-                raise
-        self._flushing = self._flusher.submit(_flush_and_close, handle)
-
-    def flush(self) -> None:
-        """Wait until the last release is on disk."""
-        if self._flushing is not None:
-            with writing(self.folder):
-                self._flushing.result()
-            self._flushing = None
-
-
-def _flush_and_close(handle: int) -> None:
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class SurvivorLog(ListCommitments):
