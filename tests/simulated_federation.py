@@ -243,6 +243,7 @@ class Simulation:
         self.life += 1
         (stage,) = list_stages(self.agreement)
         self.stage = CoordinatorStage(stage, self, self.folder / "run", device="cpu")
+        self.stages = [self.stage]
         for name, member in self.members.items():
             if name not in self.dead:
                 member.inbox.clear()
