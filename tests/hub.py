@@ -25,7 +25,7 @@ from verfedgnn.federation.certificates import (
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.frames import FrameJoiner, TransportEvent, cut_message
-from verfedgnn.federation.party_session import run_party
+from verfedgnn.federation.party_service import run_party
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import PartyStore

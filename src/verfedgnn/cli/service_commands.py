@@ -128,7 +128,7 @@ def party(
     from verfedgnn.core.files import check_writable
     from verfedgnn.federation.coordinator_link import CoordinatorLink
     from verfedgnn.federation.event_log import log_event
-    from verfedgnn.federation.party_session import align_party, load_finished, run_party
+    from verfedgnn.federation.party_service import align_party, load_finished, run_party
     from verfedgnn.federation.roster import load_party
     from verfedgnn.federation.stores import PartyStore
     from verfedgnn.federation.transcript import Transcript
