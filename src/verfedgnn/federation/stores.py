@@ -326,6 +326,35 @@ class PartyCheckpoints:
 # -- releases and commitments, on disk before they leave the party -----------------------------------------------------------
 
 
+class LineFile:
+    """An append-only file of JSON lines, each on disk before `append` returns. A line that a kill cut short is overwritten."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        data = path.read_bytes() if path.is_file() else b""
+        self._size = data.rfind(b"\n") + 1
+        """Bytes of complete lines."""
+        self.lines = data[: self._size].splitlines()
+        """The lines that the file had when it was opened."""
+
+    def append(self, value: Any) -> None:
+        """Append a value and flush it to disk."""
+        line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
+        with writing(self.path):
+            is_new = not self.path.exists()
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.ftruncate(handle, self._size)
+                os.lseek(handle, self._size, os.SEEK_SET)
+                write_all(handle, line)
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            if is_new:
+                sync_folder(self.path.parent)
+        self._size += len(line)
+
+
 def open_ledger(folder: Path, config: Config) -> ReleaseLedger:
     """Return the ledger that `folder` holds, or a new one."""
     file = ReleaseFile(folder)
@@ -341,26 +370,18 @@ class ReleaseFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.path = folder / LEDGER
+        self._file = LineFile(folder / LEDGER)
         # Not durable: after a power cut the values may be lost, and the coordinator then abandons the round.
         self._last = CheckpointSlots(folder / LAST_RELEASE, durable=False)
 
     def read(self) -> list[ReleaseEntry]:
-        """Return all entries. A line that a crash cut off is removed: its release never left the party."""
-        if not self.path.is_file():
-            return []
-        data = self.path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            with writing(self.folder):
-                write_bytes(self.path, whole)
+        """Return all entries."""
         try:
-            lines = [json.loads(line) for line in whole.splitlines()]
+            lines = [json.loads(line) for line in self._file.lines]
             return [ReleaseEntry(**{k: v for k, v in line.items() if k != "time"}) for line in lines]
         except (ValueError, TypeError, AttributeError) as error:
             raise RunError(
-                f"{self.path} cannot be read ({error}), so this party does not know what it has released; "
+                f"{self._file.path} cannot be read ({error}), so this party does not know what it has released; "
                 "start a new training with another --out (an older copy of the file would not know all releases)"
             ) from None
 
@@ -378,41 +399,19 @@ class ReleaseFile:
     def append(self, entry: ReleaseEntry, values: Values, before: int) -> None:
         """Write a release after `before` others, and flush it to disk."""
         self._last.write(entry.round, CheckpointState(dict(values)), {_RELEASES: before})
-        line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(entry)}
-        with writing(self.folder):
-            is_new = not self.path.exists()
-            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                write_all(handle, json.dumps(line).encode() + b"\n")
-                if is_new:
-                    sync_folder(self.folder)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        self._file.append({"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(entry)})
 
 
 class SurvivorLog(ListCommitments):
-    """The survivor lists that a party committed to, in an append-only file that is flushed before any share leaves the party."""
+    """The survivor lists that a party committed to, in a file that is flushed before any share leaves the party."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.path = path
-        data = path.read_bytes() if path.is_file() else b""
-        self._size = data.rfind(b"\n") + 1
-        """Bytes of complete lines. A line that a kill cut short was never followed by a share, so it is overwritten."""
-        for line in data[: self._size].splitlines():
+        self._file = LineFile(path)
+        for line in self._file.lines:
             training, round, survivors = json.loads(line)
             self._lists[training, round] = survivors
 
     def write(self, training: str, round: int, survivors: Sequence[int]) -> None:
         """Append a commitment and flush it to disk."""
-        line = json.dumps([training, round, list(survivors)], separators=(",", ":")).encode() + b"\n"
-        with writing(self.path):
-            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                os.ftruncate(handle, self._size)
-                os.pwrite(handle, line, self._size)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        self._size += len(line)
+        self._file.append([training, round, list(survivors)])
