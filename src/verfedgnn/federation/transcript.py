@@ -217,7 +217,6 @@ _WORDS = {
     "best_round": "the best round",
     "survivors": "the list of parties whose masked replies are added up",
     "accumulator": "the optimiser's state",
-    "average": "the average of the public parameters",
     "digest": "the hash of the public parameters",
     "configuration": "the configuration",
     "items": "the numbers of items",
