@@ -1,4 +1,4 @@
-"""Measure what the masks of one trip cost a party and the coordinator, in milliseconds and bytes, with and without dropouts.
+"""Measure what the masks of one attempt cost a party and the coordinator, in milliseconds and bytes, with and without dropouts.
 
     python benchmarks/mask_costs.py [--parties 10 100] [--size 50000] [--repeats 5]
 
@@ -63,9 +63,9 @@ def mask(party: PartyMasks, start: RoundStart, values: Any) -> Any:
     return add_masks(values, party.streams(start, CONTEXT), GRADIENT)
 
 
-def remove(trip: MaskedRound, total: Any) -> Any:
+def remove(attempt: MaskedRound, total: Any) -> Any:
     """Remove the masks from a sum."""
-    return remove_masks(total, trip.streams(CONTEXT), GRADIENT)
+    return remove_masks(total, attempt.streams(CONTEXT), GRADIENT)
 
 
 def measure(count: int, size: int, lost: int, repeats: int) -> dict[str, float]:
@@ -81,39 +81,39 @@ def measure(count: int, size: int, lost: int, repeats: int) -> dict[str, float]:
         for p in parties
     ]
     for round in range(1, repeats + 1):
-        trip = MaskedRound((round, 0), range(count))
-        request = trip.share_request(hellos)
+        attempt = MaskedRound((round, 0), range(count))
+        request = attempt.share_request(hellos)
         for index, party in enumerate(parties):
             shares = clock.time("share", party.handle, request)
             assert isinstance(shares, MaskShares)
             sizes["up"] = len(encode(shares))
-            trip.take_shares(index, shares)
+            attempt.take_shares(index, shares)
         start = RoundStart(
-            round=round, active=trip.active, evaluate=False, best_round=0,
+            round=round, active=attempt.active, evaluate=False, best_round=0,
             updates_from=1, update_parties=[], neighbourhood_parties=[],
         )  # fmt: skip
-        trip.survivors = trip.active[lost:]
+        attempt.survivors = attempt.active[lost:]
         total = np.zeros(size, np.int8)
         for index, party in enumerate(parties):
-            message = trip.trip_shares(index)
+            message = attempt.round_shares(index)
             sizes["down"] = len(encode(message))
             clock.time("open", party.handle, message)
             masked = clock.time("mask", mask, party, start, values)
             clock.time("pairwise", pairwise_only, count - 1, values)
-            if index in trip.survivors:
+            if index in attempt.survivors:
                 total += masked
-        survivors = trip.survivor_message()
+        survivors = attempt.survivor_message()
         sizes["survivors"] = len(encode(survivors))
-        for index in trip.survivors:
+        for index in attempt.survivors:
             signed = survivors
             if lost:
-                signed = survivors.model_copy(update={"signatures": ["00" * 72] * len(trip.survivors)})
+                signed = survivors.model_copy(update={"signatures": ["00" * 72] * len(attempt.survivors)})
             answer = parties[index].handle(signed)
             assert isinstance(answer, Unmask)
             sizes["unmask"] = len(encode(answer))
-            trip.take_reveal(index, answer)
-        clock.time("recover", trip.recover)
-        unmasked = clock.time("remove", remove, trip, total)
+            attempt.take_reveal(index, answer)
+        clock.time("recover", attempt.recover)
+        unmasked = clock.time("remove", remove, attempt, total)
         expected = sum([values] * (count - lost), np.zeros(size, np.int8))
         np.testing.assert_array_equal(unmasked, expected)
     found = {name: round_to(statistics.median(spent)) for name, spent in clock.spent.items()}

@@ -40,13 +40,11 @@ from verfedgnn.data import synthetic_ratings
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.frames import TransportEvent
-from verfedgnn.federation.party_service import PartyService, Realign
-from verfedgnn.federation.party_session import align_party
+from verfedgnn.federation.party_service import PartyService, Realign, align_party
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.federation.transcript import Transcript
-from verfedgnn.protocol.framing import HEADER
-from verfedgnn.protocol.messages import decode, encode
+from verfedgnn.protocol.messages import HEADER, decode, encode
 from verfedgnn.protocol.user_alignment import CoordinatorAlignment, PartyAlignment
 
 SECONDS = 1.0

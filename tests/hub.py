@@ -25,12 +25,12 @@ from verfedgnn.federation.certificates import (
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.frames import FrameJoiner, TransportEvent, cut_message
-from verfedgnn.federation.party_session import run_party
+from verfedgnn.federation.party_service import run_party
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.federation.transcript import Transcript
-from verfedgnn.protocol.framing import EncodedMessage
+from verfedgnn.protocol.messages import EncodedMessage
 
 SERVER = "server"
 QUICK = Timeouts(reply=30, hello=0.3, idle=30, link=5, finish=2)

@@ -13,10 +13,10 @@ from verfedgnn.protocol.messages import (
     MaskShares,
     Refused,
     RoundReply,
+    RoundShares,
     RoundStart,
     ShareRequest,
     Survivors,
-    TripShares,
     Unmask,
     Waiting,
     Welcome,
@@ -33,16 +33,16 @@ START = RoundStart(
     neighbourhood_parties=[0, 1], neighbourhoods=np.ones((2, 3, 1), np.int32),
 )  # fmt: skip
 REPLY = RoundReply(round=2, gradient=np.ones(3, np.uint8), neighbourhoods=np.ones((2, 3, 1), np.int32))
-_TRIP = {"round": 2, "attempt": 1}
+_PLACE = {"round": 2, "attempt": 1}
 MASKS = [
     ShareRequest(
-        **_TRIP, request="ab", active=[0, 1], mask_keys=["0" * 64, "1" * 64], mask_signatures=["00", "01"]
+        **_PLACE, request="ab", active=[0, 1], mask_keys=["0" * 64, "1" * 64], mask_signatures=["00", "01"]
     ),
-    MaskShares(**_TRIP, request="ab", key="0" * 64, sealed=np.ones((2, 60), np.uint8), committed=[0, 1]),
-    TripShares(**_TRIP, trip_keys=["0" * 64, "1" * 64], sealed=np.ones((2, 60), np.uint8)),
-    Survivors(**_TRIP, survivors=[0, 1], signatures=["00", ""]),
-    ListSignature(**_TRIP, signature="00"),
-    Unmask(**_TRIP, shares=np.ones((2, 16), np.uint8)),
+    MaskShares(**_PLACE, request="ab", key="0" * 64, sealed=np.ones((2, 60), np.uint8), committed=[0, 1]),
+    RoundShares(**_PLACE, round_keys=["0" * 64, "1" * 64], sealed=np.ones((2, 60), np.uint8)),
+    Survivors(**_PLACE, survivors=[0, 1], signatures=["00", ""]),
+    ListSignature(**_PLACE, signature="00"),
+    Unmask(**_PLACE, shares=np.ones((2, 16), np.uint8)),
 ]
 """The messages about masks."""
 FINISH = Finish(round=3, best_round=2, parameters=np.ones(5, np.float32), digest="ef")

@@ -111,21 +111,17 @@ class Member:
             self.result = finished.public
             self._send(finished.reply)
             return
-        trip = self.party.masks._trip
+        attempt = self.party.masks._secrets
         answer = self.party.handle(message)
         if isinstance(message, Survivors) and isinstance(answer, Unmask):
-            assert trip is not None
-            about = (self.simulation.life, trip.place, trip.request)
-            self.simulation.reveals.append((about, trip.active, message.survivors))
+            assert attempt is not None
+            about = (self.simulation.life, attempt.place, attempt.request)
+            self.simulation.reveals.append((about, attempt.active, message.survivors))
         if isinstance(answer, RoundReply):
             progress = self.candidate.progress
             self.saved = (progress.checkpoint(), progress.models())
         if answer is not None:
             self._send(answer)
-        if isinstance(message, Survivors) and self.party is not None:
-            ahead = self.party.masks.shares_ahead()
-            if ahead is not None:
-                self._send(ahead)
 
     def _send(self, message: Message) -> None:
         if self.simulation.dies_instead_of_sending():
@@ -190,7 +186,7 @@ class Simulation:
         self.counts: Counter[str] = Counter()
         self.hidden: defaultdict[tuple[Place, int], dict[int, NDArray[Any]]] = defaultdict(dict)
         self.reveals: list[tuple[tuple[int, Place, str], list[int], list[int]]] = []
-        """Every Unmask: the process of the coordinator, the trip and its request, the active parties and the survivors."""
+        """Every Unmask: the process of the coordinator, the attempt and its request, the active parties and the survivors."""
         self.life = 0
         self.dead: set[str] = set()
         self.dormant: set[str] = set()
@@ -333,27 +329,27 @@ class Simulation:
     # -- what the coordinator could compute --------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert that replicas are equal, and that only one sum a trip is computable from all that the coordinator received."""
+        """Assert that replicas are equal, and that only one sum an attempt is computable from all that the coordinator received."""
         results = [m.result for n, m in self.members.items() if n not in self.dormant]
         assert all(torch.equal(results[0], other) for other in results)  # type: ignore[arg-type]
         self.check_secrets()
 
     def check_secrets(self) -> None:
-        """Assert that at most one list a trip can be unmasked, and never both seeds of a party."""
+        """Assert that at most one list an attempt can be unmasked, and never both seeds of a party."""
         own: Counter[tuple[Any, int]] = Counter()
         key: Counter[tuple[Any, int]] = Counter()
         needed: dict[Any, int] = {}
         holders: Counter[tuple[Any, tuple[int, ...]]] = Counter()
-        for trip, active, survivors in self.reveals:
-            needed[trip] = share_threshold(len(active))
-            holders[trip, tuple(survivors)] += 1
+        for attempt, active, survivors in self.reveals:
+            needed[attempt] = share_threshold(len(active))
+            holders[attempt, tuple(survivors)] += 1
             for party in active:
-                (own if party in survivors else key)[trip, party] += 1
-        for trip, party in own:
-            assert min(own[trip, party], key[trip, party]) < needed[trip], "both seeds of a party"
+                (own if party in survivors else key)[attempt, party] += 1
+        for attempt, party in own:
+            assert min(own[attempt, party], key[attempt, party]) < needed[attempt], "both seeds of a party"
         unmasked: defaultdict[int, set[tuple[int, ...]]] = defaultdict(set)
-        for (trip, survivors), count in holders.items():
-            if count >= needed[trip]:
-                unmasked[trip[1][0]].add(survivors)
+        for (attempt, survivors), count in holders.items():
+            if count >= needed[attempt]:
+                unmasked[attempt[1][0]].add(survivors)
         assert all(len(found) == 1 for found in unmasked.values()), "two sums of one round"
         self.counts["sums"] = len(unmasked)

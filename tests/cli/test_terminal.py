@@ -138,7 +138,6 @@ MISTAKES = {
     "federation revoke": "none film",
     "federation renew": "none",
     "federation show": "none",
-    "federation finish": "none",
     "federation doctor": "--federation none",
     "federation verify": "none --federation none",
     "flare job": "--federation none --out jobs",
@@ -435,7 +434,6 @@ LIGHT = (
     "federation show hub",
     "federation renew hub",
     "federation revoke hub books",
-    "federation finish hub --out run",
     "status run",
     "runs .",
 )

@@ -1,4 +1,4 @@
-"""Parties that stay away for good: the agreed deadline, the agreed decision, and an operator who asks to finish."""
+"""Parties that stay away for good: the agreed deadline, and the agreed decision."""
 
 from __future__ import annotations
 
@@ -16,18 +16,14 @@ import numpy as np
 import pytest
 import torch
 from test_federation import HASTY, die, in_round, local, settings, trial
-from typer.testing import CliRunner
 
 import verfedgnn as vf
 from hub import QUICK, SERVER, Trial, agree
-from verfedgnn.cli.main import app
-from verfedgnn.core.errors import RunError
 from verfedgnn.federation import COORDINATOR_KEY
 from verfedgnn.federation.agreement import FILE, Absence, save_agreement
 from verfedgnn.federation.frames import TransportEvent
 from verfedgnn.federation.roster import MemberIdentity, RevocationWatch, remove_party
-from verfedgnn.protocol.framing import kind_of
-from verfedgnn.protocol.messages import RoundReply, Welcome, encode
+from verfedgnn.protocol.messages import RoundReply, Welcome, encode, kind_of
 
 
 def lose_in_round(
@@ -166,33 +162,6 @@ def test_lists_are_skipped_if_a_party_stays_away(tmp_path: Path, small_parties: 
     metrics = json.loads((tmp_path / f"run-{SERVER}" / "metrics.json").read_text())
     assert metrics["lists"]["rounds"] == 0
     assert metrics["lists"]["ended"] == metrics["ended"]
-
-
-def test_an_operator_finishes_a_training(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    federated = lose_in_round(tmp_path, small_parties, 5, settings())
-    run = tmp_path / f"run-{SERVER}"
-
-    def finish() -> Any:
-        return CliRunner().invoke(app, ["federation", "finish", str(tmp_path), "--out", str(run)])
-
-    wait_until(
-        lambda: SERVER in federated.services and federated.services[SERVER].stage.waiting_for is not None
-    )
-    assert finish().exit_code == 0
-    federated.join()
-    assert json.loads((run / "metrics.json").read_text())["best_round"] == 3
-    assert not (run / "finish.request").exists()
-    again = finish()
-    assert isinstance(again.exception, RunError)
-    assert "has already finished" in str(again.exception)
-
-
-@pytest.mark.parametrize("files", [(), ("config.toml",)])
-def test_nothing_to_finish(tmp_path: Path, files: tuple[str, ...]) -> None:
-    for name in files:
-        (tmp_path / name).touch()
-    done = CliRunner().invoke(app, ["federation", "finish", str(tmp_path), "--out", str(tmp_path)])
-    assert isinstance(done.exception, RunError)
 
 
 # -- a second process under a party's name ----------------------------------------------------------------------------------

@@ -88,12 +88,11 @@ def test_unusable_key_files(tmp_path: Path) -> None:
 def test_a_certificate_has_the_name_the_key_and_nothing_it_asked_for(authority: Authority) -> None:
     key = c.new_key()
     pem = c.issue(*authority, forged(["film"], key))
-    certificate = c.read_certificate(pem)
+    certificate = c.Certificate(pem).x509
     extensions = certificate.extensions
-    assert c.certificate_name(pem) == "film"
-    assert c.same_key(key, pem)
-    assert not c.same_key(c.new_key(), pem)
-    assert c.certificate_key(pem) == c.key_fingerprint(key)
+    assert c.Certificate(pem).name == "film"
+    assert c.key_fingerprint(key) == c.Certificate(pem).key_fingerprint
+    assert c.key_fingerprint(c.new_key()) != c.Certificate(pem).key_fingerprint
     assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["film"]
@@ -101,14 +100,14 @@ def test_a_certificate_has_the_name_the_key_and_nothing_it_asked_for(authority: 
         ExtendedKeyUsageOID.CLIENT_AUTH
     ]
     assert certificate.not_valid_after_utc < datetime.now(UTC) + timedelta(days=826)
-    assert c.issued_by(pem, authority[1])
-    assert not c.issued_by(pem, c.new_authority("trial")[1])
+    assert c.Certificate(pem).issued_by(c.Certificate(authority[1]))
+    assert not c.Certificate(pem).issued_by(c.Certificate(c.new_authority("trial")[1]))
 
 
 def test_no_certificate_outlives_its_authority() -> None:
     key, pem = c.new_authority("brief", days=3)
-    issued = c.read_certificate(c.issue(key, pem, c.make_request(c.new_key(), "film")))
-    assert issued.not_valid_after_utc == c.read_certificate(pem).not_valid_after_utc
+    issued = c.Certificate(c.issue(key, pem, c.make_request(c.new_key(), "film")))
+    assert issued.end == c.Certificate(pem).end
     key, pem = c.new_authority("gone", days=0)
     with pytest.raises(ConfigError, match="the authority expired on 20"):
         c.issue(key, pem, c.make_request(c.new_key(), "film"))
@@ -168,23 +167,23 @@ def test_unusable_requests(authority: Authority) -> None:
     with pytest.raises(ConfigError, match="cannot be a name"):
         c.make_request(key, "a b")
     with pytest.raises(ConfigError, match="single one"):
-        c.read_certificate(authority[1] + authority[1])
+        c.Certificate(authority[1] + authority[1])
 
 
 def test_signatures(authority: Authority) -> None:
     key = c.new_key()
     pem = c.issue(*authority, c.make_request(key, "film"))
     signature = c.sign(key, b"ready")
-    assert c.verify(pem, signature, b"ready")
-    assert not c.verify(pem, signature, b"Ready")
-    assert not c.verify(pem, b"", b"ready")
-    assert not c.verify(pem, c.sign(c.new_key(), b"ready"), b"ready")
+    assert c.Certificate(pem).verify(signature, b"ready")
+    assert not c.Certificate(pem).verify(signature, b"Ready")
+    assert not c.Certificate(pem).verify(b"", b"ready")
+    assert not c.Certificate(pem).verify(c.sign(c.new_key(), b"ready"), b"ready")
 
 
 def test_fingerprints_to_read_out_by_phone(authority: Authority) -> None:
-    digits = c.fingerprint(authority[1])
+    digits = c.Certificate(authority[1]).fingerprint
     assert len(digits) == 64
-    assert digits == c.read_certificate(authority[1]).fingerprint(SHA256()).hex()
+    assert digits == c.Certificate(authority[1]).x509.fingerprint(SHA256()).hex()
     assert c.short_fingerprint("0123456789abcdef" * 4) == "0123 4567 89ab cdef 0123 4567 89ab cdef"
 
 
@@ -213,7 +212,9 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str, str]
         tls.sendall(b"x")
         if (tls.version(), tls.recv(1)) != ("TLSv1.3", b"x"):
             raise ConnectionError
-        seen[side] = c.fingerprint(ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True) or b""))
+        seen[side] = c.Certificate(
+            ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True) or b"")
+        ).fingerprint
 
     def serve() -> None:
         try:
@@ -253,7 +254,10 @@ def test_mutual_tls(tmp_path: Path, authority: Authority) -> None:
         return context(ssl.PROTOCOL_TLS_CLIENT, trust, keys[name], pem)
 
     own, film = certificate("server"), certificate("film_1-A")
-    assert handshake(server(own), party(film)) == (c.fingerprint(film), c.fingerprint(own))
+    assert handshake(server(own), party(film)) == (
+        c.Certificate(film).fingerprint,
+        c.Certificate(own).fingerprint,
+    )
     refused = ssl.SSLCertVerificationError
     with pytest.raises(refused, match="unable to get local issuer"):
         handshake(server(own), party(certificate("film_1-A", other)))

@@ -257,7 +257,7 @@ def test_preset_private_equals_the_local_runtime(
 
 @pytest.mark.parametrize("who", [SERVER, "party"])
 def test_preset_private_with_kills(tmp_path: Path, small_parties: list[vf.PartyData], who: str) -> None:
-    """A restarted trip draws fresh noise, so the bits differ, but training ends with one model for all."""
+    """A restarted round draws fresh noise, so the bits differ, but training ends with one model for all."""
     config = vf.Config.preset("private").with_values(PRIVATE)
     federated = trial(tmp_path, small_parties, config)
     name = SERVER if who == SERVER else small_parties[1].name
@@ -360,7 +360,7 @@ def test_a_late_reply_brings_no_second_sum(tmp_path: Path, clock: Clock) -> None
 def test_a_slow_party_that_cannot_be_spared_is_waited_for(
     tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
 ) -> None:
-    """A late reply still fits the open trip."""
+    """A late reply still fits the open round."""
     federated = trial(tmp_path, small_parties)
     slow = small_parties[0].name
     held = late(federated, clock, slow, lambda: slow in federated.services[SERVER].coordinator.members.slow)

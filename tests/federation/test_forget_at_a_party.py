@@ -20,13 +20,12 @@ from hub import SERVER, Killed, Trial
 from verfedgnn.config import load_config
 from verfedgnn.core.errors import RunError
 from verfedgnn.data.synthetic import synthetic_ratings
-from verfedgnn.federation import party_session
+from verfedgnn.federation import party_service
 from verfedgnn.federation.doctor import examine
-from verfedgnn.federation.party_session import complete_run
+from verfedgnn.federation.party_service import complete_run
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.framing import kind_of
-from verfedgnn.protocol.messages import Finished, RoundReply
+from verfedgnn.protocol.messages import Finished, RoundReply, kind_of
 from verfedgnn.runs.forget_record import gather_forgotten, note_forgotten
 from verfedgnn.runs.run_layout import LAST_RELEASE
 from verfedgnn.upkeep.forget import forget_users
@@ -210,7 +209,7 @@ def test_a_user_who_is_forgotten_during_a_training_is_named_at_its_end(
             gather_forgotten(key_file, other)
         return complete_run(store, device)
 
-    monkeypatch.setattr(party_session, "complete_run", forget_meanwhile)
+    monkeypatch.setattr(party_service, "complete_run", forget_meanwhile)
     trial.run()
     assert not trial.errors
     said = "this run has 1 user forgotten since the alignment; forget them in"

@@ -30,8 +30,7 @@ from verfedgnn.federation.frames import (
 )
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.aggregation import largest_from_coordinator, largest_from_party
-from verfedgnn.protocol.framing import EncodedMessage
-from verfedgnn.protocol.messages import RoundReply, Welcome, decode, encode, encode_parts
+from verfedgnn.protocol.messages import EncodedMessage, RoundReply, Welcome, decode, encode, encode_parts
 
 SMALL = 1 << 6
 """Bytes of a frame in these tests."""

@@ -20,7 +20,7 @@ def test_members_take_or_refuse_hostile_messages_in_every_state() -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     for state in (
         "coordinator GATHERING",
-        "coordinator TRIP",
+        "coordinator ROUND",
         "party QUEUED",
         "party JOINED",
         "alignment at a party",

@@ -119,7 +119,7 @@ def lying(data: bytes) -> bytes:
 
 def test_who_lies_under_a_mask_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums over groups in later rounds find the liar; no two sums are about the same values of a party."""
-    monkeypatch.setattr("verfedgnn.federation.liar_search.random.SystemRandom", lambda: Random(1))
+    monkeypatch.setattr("verfedgnn.federation.coordinator_stage.random.SystemRandom", lambda: Random(1))
     parties = vf.split_items(
         vf.data.synthetic_ratings(users=60, items=70, ratings=2500, seed=5), parties=7, seed=5
     )

@@ -103,7 +103,7 @@ def test_an_older_ledger_is_refused(tmp_path: Path) -> None:
 def test_a_reply_leaves_when_its_release_is_on_disk(
     tmp_path: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The flush runs in a thread of its own, and a slow disk delays the reply, not the promise."""
+    """A slow disk delays the reply, not the promise."""
     name = small_parties[0].name
     file = tmp_path / f"run-{name}" / LEDGER
     flushed: list[int] = []

@@ -22,8 +22,7 @@ from helpers import same
 from hub import SERVER, Killed, Trial, agree
 from verfedgnn.data import TRAIN, draw_withheld
 from verfedgnn.evaluation.verdict import narrow_lift
-from verfedgnn.federation.agreement import describe_two_parties, list_stages, summarise_agreement
-from verfedgnn.federation.roster import request_finish
+from verfedgnn.federation.agreement import Absence, describe_two_parties, list_stages, summarise_agreement
 from verfedgnn.federation.status import exposition, page
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.protocol.messages import Finished, Hello, RoundReply, RoundStart, Waiting, decode, encode
@@ -456,13 +455,12 @@ def test_the_users_whom_a_party_withholds_follow_from_its_key(
     assert not np.array_equal(drawn[0], drawn[1])
 
 
-def test_an_operator_finishes_in_a_training_on_all_ratings(
+def test_a_party_stays_away_from_a_training_on_all_ratings(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:
     """It has no validated model before its last round, so the judged models are served; no later training begins."""
     config = best(final=True)
-    federated = trial(tmp_path, small_parties, config)
-    server = tmp_path / f"run-{SERVER}"
+    federated = trial(tmp_path, small_parties, config, absent=Absence(deadline=2))
 
     def die() -> None:
         raise Killed
@@ -472,8 +470,6 @@ def test_an_operator_finishes_in_a_training_on_all_ratings(
     fault = in_training(config.for_final(), RoundReply, 2, die)
     federated.start("party-1", fault, restart=False).join(180)
     stage = federated.services[SERVER].stages[2]
-    wait_until(lambda: stage.waiting_for is not None)
-    request_finish(server)
     wait_until(lambda: stage.record.ended is not None)
     federated.start("party-1")
     federated.join()
@@ -487,5 +483,3 @@ def test_an_operator_finishes_in_a_training_on_all_ratings(
         assert_same_model(run.models[0], judged.models[index])
         assert not (tmp_path / f"run-{name}" / "final").exists()
         vf.Run.load(tmp_path / f"run-{name}")
-    with pytest.raises(vf.RunError, match="has already finished"):
-        request_finish(server)

@@ -18,6 +18,7 @@ import verfedgnn as vf
 from hub import SERVER, Hub, Trial, Wire
 from message_samples import ALL
 from verfedgnn.federation.agreement import Agreement, save_agreement
+from verfedgnn.federation.coordinator_link import common_statements
 from verfedgnn.federation.frames import TransportEvent
 from verfedgnn.federation.transcript import (
     TRANSCRIPT,
@@ -28,12 +29,14 @@ from verfedgnn.federation.transcript import (
     read_lines,
     summarise_comparison,
 )
-from verfedgnn.protocol.common_statements import TO_EACH, common_statements
 from verfedgnn.protocol.messages import (
+    AlignStart,
+    Finish,
     Message,
     RoundStart,
     ShareRequest,
     Survivors,
+    UserRows,
     Welcome,
     decode,
     encode,
@@ -314,6 +317,20 @@ def other_value(value: Any) -> Any:
     if isinstance(value, list):
         return [*value, *value] if value else [[0]]
     return np.ones(5, np.float32)
+
+
+TO_EACH: dict[type[Message], frozenset[str]] = {
+    AlignStart: frozenset({"index"}),
+    UserRows: frozenset({"rows"}),
+    Welcome: frozenset({"index", "stay"}),
+    RoundStart: frozenset(),
+    Survivors: frozenset({"signatures"}),
+    Finish: frozenset({"parameters"}),
+}
+"""Fields that may differ between parties: places, and signatures, which each party checks.
+
+All others are stated. The requests and shares of masks are not: sealed shares open only among parties that received the same.
+"""
 
 
 @pytest.mark.parametrize("kind", TO_EACH, ids=lambda kind: kind.__name__)

@@ -20,7 +20,7 @@ import verfedgnn as vf
 from hub import SERVER, Killed, agree
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import Interrupted
-from verfedgnn.federation import coordinator_link, coordinator_stage, party_session
+from verfedgnn.federation import coordinator_link, coordinator_stage, party_service
 from verfedgnn.federation.status import StatusPublisher, describe_process, exposition, page, presence
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.protocol.messages import Finished, RoundReply, RoundStart, decode, encode
@@ -33,13 +33,13 @@ def test_a_finished_party_has_left_before_it_chooses_its_gate(
 ) -> None:
     """The coordinator may be gone by then, and a party that looked for it would log failures."""
     connected: list[bool] = []
-    choose = party_session.complete_run
+    choose = party_service.complete_run
 
     def watch(store: PartyStore, device: str) -> vf.Run:
         connected.append(store.identity.name in federated.hub.wires)
         return choose(store, device)
 
-    monkeypatch.setattr(party_session, "complete_run", watch)
+    monkeypatch.setattr(party_service, "complete_run", watch)
     federated = trial(tmp_path, small_parties)
     federated.run()
     assert connected == [False] * 3

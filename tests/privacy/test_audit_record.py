@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.privacy.audit_record import audit_records
-from verfedgnn.reports.phrases import describe_learnt
+from verfedgnn.reports.phrases import audit_records, describe_learnt
 
 
 def test_every_record_says_what_others_learn_and_where_it_was_measured() -> None:

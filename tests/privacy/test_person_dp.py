@@ -27,8 +27,8 @@ from verfedgnn.privacy.rating_dp import (
     total_variation,
     unit,
 )
-from verfedgnn.privacy.visibility import SENT_BY_COORDINATOR, SENT_BY_PARTIES
-from verfedgnn.protocol.framing import KINDS
+from verfedgnn.privacy.visibility import SENT_BY_PARTIES
+from verfedgnn.protocol.messages import KINDS
 from verfedgnn.protocol.party import clip_contributions
 from verfedgnn.protocol.party_setup import LOCAL, PartySetup
 from verfedgnn.runs.prepared_data import prepare
@@ -75,6 +75,22 @@ def test_a_private_run_states_what_it_promises_to_persons(small_parties: list[vf
 
 
 # -- what leaves a party ---------------------------------------------------------------------------------------------------
+
+
+SENT_BY_COORDINATOR = frozenset(
+    [
+        "Welcome",
+        "Waiting",
+        "ShareRequest",
+        "RoundShares",
+        "RoundStart",
+        "Survivors",
+        "Finish",
+        "AlignStart",
+        "UserRows",
+    ]
+)
+"""Messages that the coordinator computes from what the parties sent. (Both sides send `Refused`.)"""
 
 
 def test_every_field_that_a_party_sends_is_classified() -> None:

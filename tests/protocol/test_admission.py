@@ -75,7 +75,7 @@ def test_who_comes_back_must_be_the_same(change: dict[str, Any]) -> None:
 
 
 def test_another_version_is_refused_by_both_sides() -> None:
-    from verfedgnn.protocol.framing import VERSION, decode, encode
+    from verfedgnn.protocol.messages import VERSION, decode, encode
 
     data = bytearray(encode(HELLO))
     data[4] = VERSION + 1

@@ -21,9 +21,12 @@ from verfedgnn.core.errors import DivergedError
 from verfedgnn.privacy.masking import to_residues, wrap_signed
 from verfedgnn.protocol import messages as align
 from verfedgnn.protocol.aggregation import from_fixed, to_fixed
-from verfedgnn.protocol.framing import HEADER, KINDS, MAGIC, VERSION
 from verfedgnn.protocol.integer_packing import TYPES, pack_integers, unpack_integers
 from verfedgnn.protocol.messages import (
+    HEADER,
+    KINDS,
+    MAGIC,
+    VERSION,
     Finish,
     Finished,
     Hello,
@@ -32,10 +35,10 @@ from verfedgnn.protocol.messages import (
     Message,
     Refused,
     RoundReply,
+    RoundShares,
     RoundStart,
     ShareRequest,
     Survivors,
-    TripShares,
     Unmask,
     Waiting,
     Welcome,
@@ -59,7 +62,7 @@ FIELDS = {
     RoundReply: {"round", "attempt", "gradient", "neighbourhoods", "error", "count", "digest"},
     ShareRequest: {"round", "attempt", "request", "active", "mask_keys", "mask_signatures"},
     MaskShares: {"round", "attempt", "request", "key", "sealed", "committed"},
-    TripShares: {"round", "attempt", "trip_keys", "sealed"},
+    RoundShares: {"round", "attempt", "round_keys", "sealed"},
     Survivors: {"round", "attempt", "survivors", "signatures"},
     ListSignature: {"round", "attempt", "signature"},
     Unmask: {"round", "attempt", "shares"},

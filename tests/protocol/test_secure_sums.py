@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import verfedgnn as vf
 from hub import agree
 from simulated_federation import Simulation
-from verfedgnn.federation.liar_search import LiarSearch
+from verfedgnn.federation.coordinator_stage import LiarSearch
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.stores import SurvivorLog
 from verfedgnn.privacy.masking import (
@@ -35,10 +35,10 @@ from verfedgnn.protocol.messages import (
     Hello,
     ListSignature,
     MaskShares,
+    RoundShares,
     RoundStart,
     ShareRequest,
     Survivors,
-    TripShares,
     Unmask,
 )
 from verfedgnn.protocol.party_setup import Policy
@@ -79,61 +79,61 @@ class Table:
         party.join("training", index, self.count)
         return party
 
-    def request(self, trip: MaskedRound) -> ShareRequest:
+    def request(self, attempt: MaskedRound) -> ShareRequest:
         hellos = [
             Hello(party=p.name, users=1, items=1, ratings=1, scale=(1, 5), config="", mask_key=p.key, mask_signature=p.signature)
             for p in self.parties
         ]  # fmt: skip
-        return trip.share_request(hellos)
+        return attempt.share_request(hellos)
 
     def share(self, round: int = 1, attempt: int = 0, active: list[int] | None = None) -> MaskedRound:
-        """Exchange the shares of a trip."""
-        trip = MaskedRound((round, attempt), list(range(self.count)) if active is None else active)
-        for index in trip.active:
-            shares = self.parties[index].handle(self.request(trip))
+        """Exchange the shares of an attempt."""
+        attempt = MaskedRound((round, attempt), list(range(self.count)) if active is None else active)
+        for index in attempt.active:
+            shares = self.parties[index].handle(self.request(attempt))
             assert isinstance(shares, MaskShares)
-            assert trip.take_shares(index, shares) is None
-        for index in trip.active:
-            assert self.parties[index].handle(trip.trip_shares(index)) is None
-        return trip
+            assert attempt.take_shares(index, shares) is None
+        for index in attempt.active:
+            assert self.parties[index].handle(attempt.round_shares(index)) is None
+        return attempt
 
-    def reply(self, trip: MaskedRound, index: int) -> NDArray[Any]:
+    def reply(self, attempt: MaskedRound, index: int) -> NDArray[Any]:
         """Return a party's masked values."""
         start = RoundStart(
-            **named(trip.place), active=trip.active, evaluate=False, best_round=0,
+            **named(attempt.place), active=attempt.active, evaluate=False, best_round=0,
             updates_from=1, update_parties=[], neighbourhood_parties=[],
         )  # fmt: skip
         return add_masks(self.values[index], self.parties[index].streams(start, CONTEXT), GRADIENT)
 
     def ask(
-        self, trip: MaskedRound, index: int, survivors: list[int], signatures: list[str] | None = None
+        self, attempt: MaskedRound, index: int, survivors: list[int], signatures: list[str] | None = None
     ) -> Any:
         """Ask a party to unmask a sum."""
         return self.parties[index].handle(
-            Survivors(**named(trip.place), survivors=survivors, signatures=signatures)
+            Survivors(**named(attempt.place), survivors=survivors, signatures=signatures)
         )
 
-    def sign(self, trip: MaskedRound, survivors: list[int], by: list[int] | None = None) -> list[str]:
+    def sign(self, attempt: MaskedRound, survivors: list[int], by: list[int] | None = None) -> list[str]:
         """Collect the signatures of a list from some of its parties."""
         found = {}
         for index in survivors if by is None else by:
-            answer = self.ask(trip, index, survivors)
+            answer = self.ask(attempt, index, survivors)
             assert isinstance(answer, ListSignature)
             found[index] = answer.signature
         return [found.get(index, "") for index in survivors]
 
-    def unmask(self, trip: MaskedRound, survivors: list[int]) -> NDArray[Any]:
+    def unmask(self, attempt: MaskedRound, survivors: list[int]) -> NDArray[Any]:
         """Follow the protocol to the unmasked sum over the survivors."""
-        replies = {index: self.reply(trip, index) for index in survivors}
-        trip.survivors = survivors
-        signatures = None if trip.complete else self.sign(trip, survivors)
+        replies = {index: self.reply(attempt, index) for index in survivors}
+        attempt.survivors = survivors
+        signatures = None if attempt.complete else self.sign(attempt, survivors)
         for index in survivors:
-            answer = self.ask(trip, index, survivors, signatures)
+            answer = self.ask(attempt, index, survivors, signatures)
             assert isinstance(answer, Unmask)
-            assert trip.take_reveal(index, answer) is None
-        trip.recover()
+            assert attempt.take_reveal(index, answer) is None
+        attempt.recover()
         total = sum(replies.values(), np.zeros(SIZE, np.int8))
-        return remove_masks(total, trip.streams(CONTEXT), GRADIENT)
+        return remove_masks(total, attempt.streams(CONTEXT), GRADIENT)
 
 
 @pytest.mark.parametrize("survivors", [[0, 1, 2, 3], [0, 1, 2], [1, 2, 3]])
@@ -146,14 +146,14 @@ def test_survivors_get_their_sum(identities: list[MemberIdentity], survivors: li
 def test_a_late_reply_is_useless(identities: list[MemberIdentity]) -> None:
     """Four parties, quorum three, one late reply: no combination of what the coordinator has is one party's values."""
     table = Table(identities)
-    trip = table.share()
-    late = table.reply(trip, 3)
-    replies = [table.reply(trip, index) for index in range(3)]
+    attempt = table.share()
+    late = table.reply(attempt, 3)
+    replies = [table.reply(attempt, index) for index in range(3)]
     survivors = [0, 1, 2]
-    np.testing.assert_array_equal(table.unmask(trip, survivors), table.values[:3].sum(0))
+    np.testing.assert_array_equal(table.unmask(attempt, survivors), table.values[:3].sum(0))
     with pytest.raises(vf.ProtocolError, match="not part of"):
-        table.ask(trip, 3, survivors)
-    known = trip.streams(CONTEXT)  # those of the lost party, too, since the coordinator recovered its seed
+        table.ask(attempt, 3, survivors)
+    known = attempt.streams(CONTEXT)  # those of the lost party, too, since the coordinator recovered its seed
     masks = [stream.draw(GRADIENT, slice(0, SIZE), 1).view(np.int8) for stream in known]
     items = np.array([*replies, late, *masks], np.int8)
     combinations = np.array(list(itertools.product((-1, 0, 1), repeat=len(items))), np.int8)
@@ -187,16 +187,16 @@ def test_a_further_attempt_is_over_the_same_parties_or_refused(identities: list[
 def test_different_lists_to_different_parties_give_no_seed_twice(identities: list[MemberIdentity]) -> None:
     """Party 3 believes that all survived, the others that it was lost: its self-mask stays hidden."""
     table = Table(identities)
-    trip = table.share()
+    attempt = table.share()
     for index in range(4):
-        table.reply(trip, index)
-    everybody = table.ask(trip, 3, [0, 1, 2, 3])
+        table.reply(attempt, index)
+    everybody = table.ask(attempt, 3, [0, 1, 2, 3])
     assert isinstance(everybody, Unmask)
     survivors = [0, 1, 2]
-    signatures = table.sign(trip, survivors)
-    others = [table.ask(trip, index, survivors, signatures) for index in survivors]
+    signatures = table.sign(attempt, survivors)
+    others = [table.ask(attempt, index, survivors, signatures) for index in survivors]
     key = recover_seeds({i + 1: [answer.shares[3].tobytes()] for i, answer in enumerate(others)})
-    assert MaskKey(key[0]).public == trip.shares[3].key, "the pairwise masks of party 3 are known"
+    assert MaskKey(key[0]).public == attempt.shares[3].key, "the pairwise masks of party 3 are known"
     assert share_threshold(4) == 3
     shares = [everybody.shares[3].tobytes()]  # the only share of its self-mask that anybody revealed
     assert len(shares) < share_threshold(4)
@@ -204,9 +204,9 @@ def test_different_lists_to_different_parties_give_no_seed_twice(identities: lis
 
 def test_lists_that_break_the_rules_are_refused(identities: list[MemberIdentity]) -> None:
     table = Table(identities, count=5, smallest=4)
-    trip = table.share()
+    attempt = table.share()
     for index in range(5):
-        table.reply(trip, index)
+        table.reply(attempt, index)
     for survivors, reason in (
         ([0, 1, 2], "fewer than 4"),
         ([0], "fewer than 4"),
@@ -216,16 +216,16 @@ def test_lists_that_break_the_rules_are_refused(identities: list[MemberIdentity]
         ([3, 2, 1, 0], "did not take part"),
     ):
         with pytest.raises(vf.ProtocolError, match=reason):
-            table.ask(trip, 0, survivors)
+            table.ask(attempt, 0, survivors)
 
 
 def test_too_few_or_foreign_signatures_are_refused(identities: list[MemberIdentity]) -> None:
     table = Table(identities)
-    trip = table.share()
+    attempt = table.share()
     for index in range(4):
-        table.reply(trip, index)
+        table.reply(attempt, index)
     survivors = [0, 1, 2]
-    two = table.sign(trip, survivors, by=[0, 1])
+    two = table.sign(attempt, survivors, by=[0, 1])
     for signatures, reason in (
         (two, "shows 2 signatures"),
         ([two[0], two[1], two[1]], "shows 2 signatures"),
@@ -234,25 +234,25 @@ def test_too_few_or_foreign_signatures_are_refused(identities: list[MemberIdenti
         ([], "another number of signatures"),
     ):
         with pytest.raises(vf.ProtocolError, match=reason):
-            table.ask(trip, 0, survivors, signatures)
+            table.ask(attempt, 0, survivors, signatures)
     # Party 2 signs another list with party 3: its signature does not count for this one.
-    other = table.ask(trip, 2, [1, 2, 3])
+    other = table.ask(attempt, 2, [1, 2, 3])
     with pytest.raises(vf.ProtocolError, match="shows 2 signatures"):
-        table.ask(trip, 0, survivors, [*two[:2], other.signature])
+        table.ask(attempt, 0, survivors, [*two[:2], other.signature])
     with pytest.raises(vf.ProtocolError, match="second sum"):
-        table.ask(trip, 1, [1, 2, 3])
+        table.ask(attempt, 1, [1, 2, 3])
 
 
 def test_a_party_reveals_once(identities: list[MemberIdentity]) -> None:
     """No share of the other seed leaves after the first one, with or without signatures."""
     table = Table(identities)
-    trip = table.share()
-    replies = [table.reply(trip, index) for index in range(4)]
+    attempt = table.share()
+    replies = [table.reply(attempt, index) for index in range(4)]
     assert len({reply.tobytes() for reply in replies}) == 4
-    table.ask(trip, 0, [0, 1, 2, 3])
+    table.ask(attempt, 0, [0, 1, 2, 3])
     for survivors in ([0, 1, 2, 3], [0, 1, 2]):
         with pytest.raises(vf.ProtocolError, match="not open here"):
-            table.ask(trip, 0, survivors)
+            table.ask(attempt, 0, survivors)
     with pytest.raises(vf.ProtocolError, match="which was answered"):
         table.parties[0].handle(table.request(MaskedRound((1, 0), [0, 1, 2, 3])))
 
@@ -265,13 +265,13 @@ def test_replayed_and_exchanged_shares_do_not_open(identities: list[MemberIdenti
         shares = table.parties[index].handle(table.request(second))
         assert isinstance(shares, MaskShares)
         second.take_shares(index, shares)
-    fresh = second.trip_shares(0)
-    old = first.trip_shares(0)
+    fresh = second.round_shares(0)
+    old = first.round_shares(0)
     changes: list[dict[str, Any]] = [
         {"sealed": np.stack([fresh.sealed[0], old.sealed[1], *fresh.sealed[2:]])},  # of the last attempt
         {"sealed": np.stack([fresh.sealed[0], fresh.sealed[2], fresh.sealed[1], fresh.sealed[3]])},
-        {"sealed": second.trip_shares(2).sealed},  # for another party
-        {"trip_keys": [fresh.trip_keys[0], old.trip_keys[1], *fresh.trip_keys[2:]]},
+        {"sealed": second.round_shares(2).sealed},  # for another party
+        {"round_keys": [fresh.round_keys[0], old.round_keys[1], *fresh.round_keys[2:]]},
     ]
     for change in changes:
         with pytest.raises(vf.ProtocolError, match="do not open"):
@@ -294,7 +294,7 @@ def test_parties_that_see_other_active_parties_share_nothing(identities: list[Me
     shares[0] = table.parties[0].handle(table.request(narrow))
     assert all(isinstance(each, MaskShares) for each in shares.values())
     rows = np.stack([shares[0].sealed[1], *(shares[i].sealed[1] for i in (1, 2, 3, 4))])  # type: ignore[union-attr]
-    message = TripShares(**named(wide.place), trip_keys=[shares[i].key for i in range(5)], sealed=rows)  # type: ignore[union-attr]
+    message = RoundShares(**named(wide.place), round_keys=[shares[i].key for i in range(5)], sealed=rows)  # type: ignore[union-attr]
     with pytest.raises(vf.ProtocolError, match="do not open"):
         table.parties[1].handle(message)
 
@@ -305,20 +305,20 @@ def test_a_commitment_survives_a_kill(identities: list[MemberIdentity], tmp_path
     path = tmp_path / "survivors.jsonl"
     table.disks[0] = SurvivorLog(path)
     table.join()
-    trip = table.share()
+    attempt = table.share()
     for index in range(4):
-        table.reply(trip, index)
-    table.ask(trip, 0, [0, 1, 2])  # the signature never arrives
+        table.reply(attempt, index)
+    table.ask(attempt, 0, [0, 1, 2])  # the signature never arrives
     assert path.read_text() == '["training",1,[0,1,2]]\n'
     with path.open("ab") as file:
         file.write(b'["training",2,0,[0,')
     table.disks[0] = SurvivorLog(path)
     table.join()
-    trip = table.share()
+    attempt = table.share()
     for index in range(4):
-        table.reply(trip, index)
+        table.reply(attempt, index)
     with pytest.raises(vf.ProtocolError, match="second sum in round 1"):
-        table.ask(trip, 0, [0, 1, 2, 3])
+        table.ask(attempt, 0, [0, 1, 2, 3])
     table.disks[0].commit("training", 2, [0, 1, 2, 3])
     assert SurvivorLog(path).find("training", 2) == [0, 1, 2, 3]
     assert SurvivorLog(path).find("training", 1) == [0, 1, 2]
@@ -326,13 +326,13 @@ def test_a_commitment_survives_a_kill(identities: list[MemberIdentity], tmp_path
 
 def test_a_noised_sum_includes_all_whose_noise_it_counts_on(identities: list[MemberIdentity]) -> None:
     table = Table(identities)
-    trip = table.share()
+    attempt = table.share()
     for party in table.parties:
         party.config = vf.Config.preset("private")
     for index in range(4):
-        table.reply(trip, index)
+        table.reply(attempt, index)
     with pytest.raises(vf.ProtocolError, match="over 3 of 4 parties, fewer than 4"):
-        table.ask(trip, 0, [0, 1, 2])
+        table.ask(attempt, 0, [0, 1, 2])
     assert SEED == 16
 
 
@@ -372,7 +372,7 @@ def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
 
 def test_a_liar_among_kills_and_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small version of benchmarks/masked_rounds.py."""
-    monkeypatch.setattr("verfedgnn.federation.liar_search.random.SystemRandom", lambda: Random(1))
+    monkeypatch.setattr("verfedgnn.federation.coordinator_stage.random.SystemRandom", lambda: Random(1))
     logging.disable(logging.CRITICAL)
     try:
         simulation = Simulation(tmp_path, parties=7, quorum=4, rounds=25, seed=1, faults=0.02, liar=2)

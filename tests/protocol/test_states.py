@@ -6,8 +6,8 @@ import pytest
 
 import verfedgnn as vf
 from helpers import config, federation
-from verfedgnn.protocol.framing import KINDS
 from verfedgnn.protocol.messages import (
+    KINDS,
     AlignHello,
     AlignStart,
     Finish,
@@ -57,8 +57,8 @@ def test_users_are_not_aligned_again_during_a_training() -> None:
         (CoordinatorState.GATHERING, RoundReply),
         (CoordinatorState.GATHERING, Finished),
         (CoordinatorState.IDLE, AlignHello),
-        (CoordinatorState.TRIP, Finished),
-        (CoordinatorState.TRIP, Welcome),
+        (CoordinatorState.ROUND, Finished),
+        (CoordinatorState.ROUND, Welcome),
         (CoordinatorState.FINISHING, AlignHello),
     ],
 )
@@ -72,7 +72,7 @@ def test_an_unexpected_message_is_told_the_state_and_the_remedy(
     assert text.endswith(COORDINATOR_STATES.remedies[state])
 
 
-def test_a_coordinator_closes_only_an_open_trip(small_parties: list[vf.PartyData]) -> None:
+def test_a_coordinator_closes_only_an_open_round(small_parties: list[vf.PartyData]) -> None:
     runtime = federation(small_parties, config())
     coordinator = runtime.coordinator
     assert coordinator.state is CoordinatorState.IDLE

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.protocol.checkpoint_state import CheckpointState
+from verfedgnn.protocol.replica import CheckpointState
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 
 

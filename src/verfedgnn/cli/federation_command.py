@@ -228,23 +228,6 @@ def show(
 
 
 @app.command()
-def finish(
-    folder: Folder,
-    out: Annotated[
-        Path | None, typer.Option(help="The coordinator's run folder. Default: run, in FOLDER.")
-    ] = None,
-    output: Output = STANDARD,
-) -> None:
-    """Finish a training now, at the coordinator: parties that are here keep the best model so far."""
-    from verfedgnn.federation.roster import request_finish
-
-    run = out or folder / "run"
-    request_finish(run)
-    output.result({"run": run}, f"asked the coordinator of {run} to finish with the best model so far")
-    output.remark("next: a running coordinator finishes within a second; start it if it is not running")
-
-
-@app.command()
 def doctor(
     *,
     federation: FederationFile,

@@ -49,7 +49,6 @@ KeyFile = Annotated[
     Path | None,
     _federation("--key", text=f"Your private key. Default: {PARTY_KEY} beside federation.toml."),
 ]
-Every = Annotated[int, _run(text="Number of rounds between two checkpoints.", min=1)]
 Status = Annotated[
     str | None,
     _run(
@@ -85,7 +84,6 @@ def party(
     reading: ReadOptions,
     status: Status = None,
     track: Track = "none",
-    checkpoint_every: Every = 1,
     device: Device = "cpu",
     threads: Threads = 1,
     processes: Annotated[
@@ -121,7 +119,7 @@ def party(
     from verfedgnn.core.files import check_writable
     from verfedgnn.federation.coordinator_link import CoordinatorLink
     from verfedgnn.federation.event_log import log_event
-    from verfedgnn.federation.party_session import align_party, load_finished, run_party
+    from verfedgnn.federation.party_service import align_party, load_finished, run_party
     from verfedgnn.federation.roster import load_party
     from verfedgnn.federation.stores import PartyStore
     from verfedgnn.federation.transcript import Transcript
@@ -162,7 +160,6 @@ def party(
                 read,
                 each=each,
                 pad_to=pad_users,
-                checkpoint_every=checkpoint_every,
                 device=device,
                 after=after,
             )

@@ -69,5 +69,5 @@ class PartyRandomness:
         return np.random.default_rng(int.from_bytes(derive_key(self.secret, int(stream), *position)))
 
     def noise_key(self, stream: NoiseStream, *position: Fact) -> NoiseKey:
-        """Return the key of the noise of a stream at a position, for example a round and a trip."""
+        """Return the key of the noise of a stream at a position, for example a round and a step."""
         return NoiseKey(derive_key(self.secret, int(stream), *position))

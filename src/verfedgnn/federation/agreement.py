@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,8 +26,7 @@ from verfedgnn.config.sections import Section
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
 from verfedgnn.core.hosts import is_address
-from verfedgnn.federation import certificates
-from verfedgnn.federation.certificates import COORDINATOR, check_name, format_day
+from verfedgnn.federation.certificates import COORDINATOR, Certificate, check_name, format_day
 from verfedgnn.runs.run_layout import FINAL, LISTS
 
 FILE = "federation.toml"
@@ -49,7 +49,7 @@ class Timeouts(Section):
     """Waiting times of the members, in seconds."""
 
     reply: float = Field(120, gt=0)
-    """Time a party has to answer one trip of a round before the others continue without it."""
+    """Time a party has to answer one step of a round before the others continue without it."""
     hello: float = Field(5, gt=0)
     """Time between two attempts of a party to join."""
     idle: float = Field(300, gt=0)
@@ -83,21 +83,26 @@ class Member(Section):
         name = info.data.get("name")
         if name is None:  # the name is invalid, and that error is reported instead
             return pem
-        certified = certificates.certificate_name(pem, name)
-        if certified != name:
+        certificate = Certificate(pem, name)
+        if certificate.name != name:
             rule = "each member needs a certificate for its own name"
-            raise ValueError(f"the certificate of {name} is for {certified[:80]!a}; {rule}")
-        return certificates.plain_pem(pem, name)
+            raise ValueError(f"the certificate of {name} is for {certificate.name[:80]!a}; {rule}")
+        return certificate.pem
+
+    @cached_property
+    def parsed(self) -> Certificate:
+        """The certificate, read."""
+        return Certificate(self.certificate, self.name)
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the certificate in 64 hex digits."""
-        return certificates.fingerprint(self.certificate)
+        return self.parsed.fingerprint
 
     @property
     def expires(self) -> datetime:
         """Time at which the certificate expires."""
-        return certificates.read_certificate(self.certificate, self.name).not_valid_after_utc
+        return self.parsed.end
 
 
 class Agreement(Section):
@@ -141,12 +146,13 @@ class Agreement(Section):
     @field_validator("authority")
     @classmethod
     def _normalise_authority(cls, pem: str) -> str:
-        return certificates.plain_pem(pem, "the authority")
+        return Certificate(pem, "the authority").pem
 
     @model_validator(mode="after")
     def _check_members(self) -> Agreement:
         if self.coordinator.name != COORDINATOR:
             raise ValueError(f"the coordinator must be named '{COORDINATOR}', not '{self.coordinator.name}'")
+        authority = Certificate(self.authority, "the authority")
         seen: dict[str, str] = {}
         keys: dict[str, str] = {}
         for member in self.members:
@@ -155,10 +161,10 @@ class Agreement(Section):
                 reserved = "that name is reserved for the coordinator"
                 why = reserved if other == COORDINATOR else f"'{other}' is already a party"
                 raise ValueError(f"no party can be named '{member.name}': {why}; choose another name")
-            if not certificates.issued_by(member.certificate, self.authority):
+            if not member.parsed.issued_by(authority):
                 unsigned = f"the certificate of {member.name} is not signed by this federation's authority"
                 raise ValueError(f"{unsigned}; get federation.toml from the coordinator again")
-            key = certificates.certificate_key(member.certificate)
+            key = member.parsed.key_fingerprint
             if key in keys:
                 raise ValueError(f"{keys[key]} and {member.name} have the same key; each must create its own")
             seen[member.name.lower()] = member.name
@@ -236,11 +242,10 @@ class Agreement(Section):
             "the authority": "create a new federation with `verfedgnn federation init`",
             COORDINATOR: "create a new one with `verfedgnn federation renew`",
         }
-        dated = {"the authority": self.authority} | {one.name: one.certificate for one in self.members}
         now = datetime.now(UTC)
-        for name, pem in dated.items():
-            certificate = certificates.read_certificate(pem, name)
-            start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        authority = Certificate(self.authority, "the authority")
+        for certificate in (authority, *(member.parsed for member in self.members)):
+            name, start, end = certificate.whose, certificate.start, certificate.end
             if end <= now:
                 again = f"approve {name}'s request again with `verfedgnn federation approve --replace`"
                 remedy = remedies.get(name, again)
@@ -351,7 +356,7 @@ def summarise_agreement(agreement: Agreement) -> dict[str, Any]:
         {
             "name": member.name,
             "certificate": member.fingerprint,
-            "key": certificates.certificate_key(member.certificate),
+            "key": member.parsed.key_fingerprint,
             "expires": member.expires.isoformat(),
         }
         for member in agreement.members

@@ -143,12 +143,12 @@ def read_request(csr_pem: str) -> CertificateRequest:
 
 def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool = False) -> str:
     """Sign the name and public key of a request and return the certificate; other content of the request is ignored."""
-    authority = read_certificate(ca_cert, "the authority")
-    if not same_key(ca_key, ca_cert):
+    authority = Certificate(ca_cert, "the authority")
+    if key_fingerprint(ca_key) != authority.key_fingerprint:
         remedy = "use the two files of one federation"
         raise CertificateError(f"the authority's key does not belong to its certificate; {remedy}")
-    if authority.not_valid_after_utc <= _now():
-        until = format_day(authority.not_valid_after_utc)
+    if authority.end <= _now():
+        until = format_day(authority.end)
         remedy = "create a new federation with `verfedgnn federation init`"
         raise CertificateError(f"the authority expired on {until}; {remedy}")
     asked = read_request(csr_pem)
@@ -158,12 +158,12 @@ def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool
         raise CertificateError(
             f"the coordinator's certificate is for '{COORDINATOR}', not for '{asked.name}'"
         )
-    end = min(_now() + timedelta(days=days), authority.not_valid_after_utc)
+    end = min(_now() + timedelta(days=days), authority.end)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, asked.name)])
     role = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     certificate = (
-        _builder(subject, authority.subject, asked.key, end, authority=False)
+        _builder(subject, authority.x509.subject, asked.key, end, authority=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([role]), critical=False)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(asked.name)]), critical=False)
@@ -173,68 +173,63 @@ def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool
     return _pem(certificate)
 
 
-def read_certificate(pem: str, whose: str = "this member") -> x509.Certificate:
-    """Return the only certificate in `pem`; `whose` names its owner in errors."""
-    try:
-        certificates = x509.load_pem_x509_certificates(pem.encode())
-        fits = [_is_p256(certificate.public_key()) for certificate in certificates] == [True]
-    except (ValueError, UnsupportedAlgorithm):
-        remedy = "get federation.toml from the coordinator again"
-        raise CertificateError(f"the certificate of {whose} cannot be read; {remedy}") from None
-    if not fits:
-        rule = "must be a single one with an ECDSA P-256 key"
-        raise CertificateError(f"the certificate of {whose} {rule}; create it with verfedgnn")
-    return certificates[0]
+class Certificate:
+    """The only certificate in some PEM, with an ECDSA P-256 key; `whose` names its owner in errors."""
 
+    def __init__(self, pem: str, whose: str = "this member") -> None:
+        self.whose = whose
+        try:
+            certificates = x509.load_pem_x509_certificates(pem.encode())
+            fits = [_is_p256(certificate.public_key()) for certificate in certificates] == [True]
+        except (ValueError, UnsupportedAlgorithm):
+            remedy = "get federation.toml from the coordinator again"
+            raise CertificateError(f"the certificate of {whose} cannot be read; {remedy}") from None
+        if not fits:
+            rule = "must be a single one with an ECDSA P-256 key"
+            raise CertificateError(f"the certificate of {whose} {rule}; create it with verfedgnn")
+        self.x509 = certificates[0]
+        self.pem = _pem(self.x509)
+        """The certificate without any text around it."""
+        self.start, self.end = self.x509.not_valid_before_utc, self.x509.not_valid_after_utc
+        """Times from which and until which it is valid."""
+        self.fingerprint = self.x509.fingerprint(SHA256()).hex()
+        """SHA-256 in the 64 hex digits by which it is pinned."""
+        key = self.x509.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        self.key = key
+        self.key_fingerprint = key_fingerprint(key)
 
-def plain_pem(pem: str, whose: str = "this member") -> str:
-    """Return the certificate in `pem` without any text around it."""
-    return _pem(read_certificate(pem, whose))
+    @property
+    def name(self) -> str:
+        """The name in the certificate."""
+        names: list[str] = []
+        with suppress(ValueError):
+            names = _common_names(self.x509.subject)
+        if len(names) != 1:
+            rule = "must hold exactly one name; create it with verfedgnn"
+            raise CertificateError(f"the certificate of {self.whose} {rule}")
+        return names[0]
 
+    def issued_by(self, authority: Certificate) -> bool:
+        """Return whether `authority` signed this certificate."""
+        try:
+            self.x509.verify_directly_issued_by(authority.x509)
+        except (ValueError, TypeError, InvalidSignature):
+            return False
+        return True
 
-def certificate_name(pem: str, whose: str = "this member") -> str:
-    """Return the name in a certificate."""
-    certificate = read_certificate(pem, whose)
-    names: list[str] = []
-    with suppress(ValueError):
-        names = _common_names(certificate.subject)
-    if len(names) != 1:
-        rule = "must hold exactly one name; create it with verfedgnn"
-        raise CertificateError(f"the certificate of {whose} {rule}")
-    return names[0]
-
-
-def issued_by(pem: str, authority: str) -> bool:
-    """Return whether `authority` signed this certificate."""
-    try:
-        read_certificate(pem).verify_directly_issued_by(read_certificate(authority, "the authority"))
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
-
-
-def same_key(key: Key, cert: str) -> bool:
-    """Return whether the certificate belongs to this private key."""
-    return key_fingerprint(key) == certificate_key(cert)
+    def verify(self, signature: bytes, data: bytes) -> bool:
+        """Return whether the holder of the certificate's key signed `data`."""
+        try:
+            self.key.verify(signature, data, ec.ECDSA(SHA256()))
+        except InvalidSignature:
+            return False
+        return True
 
 
 def sign(key: Key, data: bytes) -> bytes:
     """Return the ECDSA signature over the SHA-256 of `data`."""
     return key.sign(data, ec.ECDSA(SHA256()))
-
-
-def verify(cert_pem: str, signature: bytes, data: bytes) -> bool:
-    """Return whether the holder of the certificate's key signed `data`."""
-    try:
-        _public_key(cert_pem).verify(signature, data, ec.ECDSA(SHA256()))
-    except InvalidSignature:
-        return False
-    return True
-
-
-def exchange_secret(key: Key, cert_pem: str) -> bytes:
-    """Return the ECDH secret of a private key and the key in a certificate."""
-    return key.exchange(ec.ECDH(), _public_key(cert_pem))
 
 
 def tls_context(*, server: bool, authority: str, certificate: str, key: bytes) -> ssl.SSLContext:
@@ -302,20 +297,10 @@ def error_reason(error: OSError) -> str:
     return getattr(error, "reason", None) or error.strerror or str(error) or type(error).__name__
 
 
-def fingerprint(cert: str) -> str:
-    """Return the SHA-256 of a certificate, the 64 hex digits by which it is pinned."""
-    return hashlib.sha256(read_certificate(cert).public_bytes(Encoding.DER)).hexdigest()
-
-
 def key_fingerprint(key: Key | PublicKey) -> str:
     """Return the SHA-256 of a public key in 64 hex digits, the same before and after it has a certificate."""
     public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
     return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
-
-
-def certificate_key(cert: str) -> str:
-    """Return the `key_fingerprint` of the key in a certificate."""
-    return key_fingerprint(_public_key(cert))
 
 
 def short_fingerprint(digits: str) -> str:
@@ -354,12 +339,6 @@ def _builder(
 
 def _is_p256(key: object) -> bool:
     return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
-
-
-def _public_key(cert: str) -> PublicKey:
-    key = read_certificate(cert).public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey)  # read_certificate accepts no other
-    return key
 
 
 def _common_names(subject: x509.Name) -> list[str]:

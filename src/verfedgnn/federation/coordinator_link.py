@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from verfedgnn.core.array_files import as_bytes
 from verfedgnn.core.errors import Interrupted, ProtocolError, VerFedGNNError
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_event, log_warning
@@ -15,9 +20,23 @@ from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.aggregation import largest_alignment
-from verfedgnn.protocol.common_statements import common_statements
-from verfedgnn.protocol.framing import Buffer, kind_of
-from verfedgnn.protocol.messages import Message, Refused, RoundStart, Waiting, decode, encode_parts
+from verfedgnn.protocol.messages import (
+    AlignStart,
+    Buffer,
+    Finish,
+    Message,
+    Refused,
+    RoundStart,
+    Survivors,
+    UserRows,
+    Waiting,
+    Welcome,
+    copied_state,
+    decode,
+    encode_parts,
+    kind_of,
+)
+from verfedgnn.protocol.replica import split_updates
 from verfedgnn.runs.ledger import Ledger
 
 SILENT_SECONDS = 8.0
@@ -187,3 +206,66 @@ class CoordinatorLink:
                 COORDINATOR: {**coordinator, "up": 0, "down": 0},
             },
         }
+
+
+# -- what every party must receive alike, as short statements that parties can compare --------------------------------------
+#
+# A statement has a subject, such as `update 4`, and a value. Arrays are replaced by their SHA-256. Parties that write down the
+# statements they received can find out later whether a coordinator said different things to different parties.
+
+Statements = dict[str, dict[str, Any]]
+"""Values by subject; each value has named fields."""
+
+
+def common_statements(message: Message, model: Model | None) -> Statements:
+    """Return what `message` says to all parties alike; `model` is that of the training, None before it."""
+    match message:
+        case AlignStart():
+            keys = repr([message.seal_keys, message.seal_signatures]).encode()
+            return {f"alignment {message.session}": {"keys": hashlib.sha256(keys).hexdigest()}}
+        case UserRows():
+            return {f"rows {message.session}": {"users": message.users}}
+        case Welcome():
+            training = {"name": message.training, "configuration": message.config}
+            sizes = {"items": message.items, "ratings": message.ratings, "typical": message.typical}
+            digest = {f"digest {message.round}": {"digest": message.digest}}
+            return {"training": training | sizes, **digest, **_state_copy(message, message.round)}
+        case RoundStart():
+            return _state_round(message, model)
+        case Survivors():
+            return {f"survivors {message.round}.{message.attempt}": {"survivors": message.survivors}}
+        case Finish():
+            fields = "round", "best_round", "digest"
+            return {"result": {name: getattr(message, name) for name in fields}}
+    return {}
+
+
+def _state_round(message: RoundStart, model: Model | None) -> Statements:
+    statements: Statements = {
+        f"instruction {message.round}.{message.attempt}": {
+            "active": message.active,
+            "evaluate": message.evaluate,
+            "best_round": message.best_round,
+        }
+    }
+    for update in [] if model is None else split_updates(message, model.size):
+        statements[f"update {update.round}"] = _state_sum(update.parties, update.total)
+    if message.neighbourhoods is not None:
+        subject = f"neighbourhoods {message.neighbourhood_round}"
+        statements[subject] = _state_sum(message.neighbourhood_parties, message.neighbourhoods)
+    return statements | _state_copy(message, message.round - 1)
+
+
+def _state_sum(parties: list[int], total: NDArray[Any]) -> dict[str, Any]:
+    return {"parties": parties, "sum": _hash_array(total)}
+
+
+def _state_copy(message: Welcome | RoundStart, round: int) -> Statements:
+    copy = {name: _hash_array(values) for name, values in copied_state(message).items()}
+    return {f"parameters {round}": copy} if copy else {}
+
+
+def _hash_array(values: NDArray[Any]) -> str:
+    digest = hashlib.sha256(f"{values.dtype.str} {values.shape} ".encode())
+    digest.update(as_bytes(np.ascontiguousarray(values)))
+    return digest.hexdigest()

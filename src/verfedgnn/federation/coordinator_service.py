@@ -21,18 +21,19 @@ from verfedgnn.federation.agreement import list_stages
 from verfedgnn.federation.coordinator_stage import CoordinatorStage
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.frames import Transport, TransportEvent
-from verfedgnn.federation.roster import MemberIdentity, RevocationWatch, take_finish_request
+from verfedgnn.federation.roster import MemberIdentity, RevocationWatch
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import TrainingRecord
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
 from verfedgnn.privacy.masking import check_public_key
 from verfedgnn.protocol.aggregation import largest_alignment
 from verfedgnn.protocol.coordinator import Coordinator
-from verfedgnn.protocol.framing import Buffer, EncodedMessage, kind_of
 from verfedgnn.protocol.masks import list_statement
 from verfedgnn.protocol.messages import (
     Aligned,
     AlignHello,
+    Buffer,
+    EncodedMessage,
     Finished,
     Hello,
     ListSignature,
@@ -46,6 +47,7 @@ from verfedgnn.protocol.messages import (
     Waiting,
     decode,
     encode_parts,
+    kind_of,
 )
 from verfedgnn.protocol.party_setup import name_mask_purpose
 from verfedgnn.protocol.states import COORDINATOR_STATES
@@ -58,7 +60,7 @@ MOST_HELLOS = 30
 SIGN_SECONDS = 4.0
 """Number of seconds after which a waiting party gets a sign of life."""
 _TICK = 0.25
-_OF_TRIPS = (RoundReply, MaskShares, ListSignature, Unmask)
+_OF_ROUNDS = (RoundReply, MaskShares, ListSignature, Unmask)
 _ALIGNMENT = (AlignHello, Sealed, Pseudonyms, Aligned)
 
 
@@ -110,7 +112,7 @@ class CoordinatorService:
         self._reported_second: dict[str, float] = {}
         """Time at which each party heard last of a second process under its name."""
         self._looked = 0.0
-        """Time of the last look for what an operator has written."""
+        """Time of the last look for revoked certificates."""
         self.stages = [
             CoordinatorStage(stage, self, folder, device=device) for stage in list_stages(agreement)
         ]
@@ -166,20 +168,14 @@ class CoordinatorService:
                 self._handle(event)
             if time.monotonic() - self._looked >= _TICK:
                 self._looked = time.monotonic()
-                self._follow_operator(stage)
+                self._exclude_revoked()
                 self._announce_waiting()
             while stage.step():
                 pass
             self.publisher.update(self.status)
 
-    def _follow_operator(self, stage: CoordinatorStage) -> None:
-        """Do what an operator has written: finish, and go on without parties whose certificates are revoked."""
-
-        def end() -> None:
-            if not stage.finishing and stage.record.ended is None:
-                stage.end("the coordinator's operator asked to finish")
-
-        take_finish_request(self.folder, end)
+    def _exclude_revoked(self) -> None:
+        """Go on without parties whose certificates are revoked."""
         for name in set(self._revocations.find()) - self.revoked:
             self.revoked.add(name)
             log_warning("certificate revoked, going on without the party", party=name)
@@ -224,7 +220,7 @@ class CoordinatorService:
     def _receive(self, name: str, data: Buffer) -> None:
         kind = kind_of(data)
         stage = self.stages[0] if kind in _ALIGNMENT else self._stage_of(name)
-        if kind in _OF_TRIPS and name not in stage.greeted:
+        if kind in _OF_ROUNDS and name not in stage.greeted:
             return  # it answers a round from before the connection was lost
         if kind is not None:
             COORDINATOR_STATES.after(stage.coordinator.state, kind, name)
@@ -236,7 +232,7 @@ class CoordinatorService:
             stage = agreed[0] if agreed else self.stages[0]  # which refuses another configuration
         stage.record.ledger.record(type(message).__name__, "up", name, len(data))
         self.transcript.record("in", name, message, mark_message((data,)), _stage_name(message, stage))
-        if isinstance(message, _OF_TRIPS):
+        if isinstance(message, _OF_ROUNDS):
             if isinstance(message, ListSignature):
                 self._check_list_signature(name, message, stage.coordinator)
             stage.coordinator.take(name, message)

@@ -1,21 +1,22 @@
-"""One training of a coordinator: which parties take part, and the trips and rounds until all of them have the result.
+"""One training of a coordinator: which parties take part, and the rounds until all of them have the result.
 
-step: open, restart or close a trip, or finish
+step: open, restart or close a round, or finish
 """
 
 from __future__ import annotations
 
 import math
+import random
 import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verfedgnn.config.rules import fewest_parties_in_sum
 from verfedgnn.core.errors import ProtocolError, RunError
 from verfedgnn.federation.agreement import Stage
 from verfedgnn.federation.event_log import log_event, log_warning
-from verfedgnn.federation.liar_search import LiarSearch
 from verfedgnn.federation.stores import CoordinatorStore, TrainingRecord
 from verfedgnn.privacy.protections import SumError
 from verfedgnn.protocol.coordinator import ClosedRound, Coordinator
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 
 STALL_SECONDS = 8.0
 """Number of seconds without an answer after which a party counts as stalled; five rounds if that is longer."""
+MOST_FAILURES = 3
+"""Sums out of range after which a training stops if no smaller group of parties may be added up."""
+MOST_FAILURES_WHILE_WAITING = 30
+"""The same if groups are possible, but parties that they need are away and may come back."""
+MOST_SUCCESSES = 10
+"""Sums in range after which a search ends."""
+SMALLEST_GROUP = 3
 
 
 class CoordinatorStage:
@@ -58,7 +66,7 @@ class CoordinatorStage:
         self._lacks_since: float | None = None
         """Time at which the training began to lack parties; None if it does not."""
         self._asked = 0.0
-        """Time at which the last messages of the open trip were sent."""
+        """Time at which the last messages of the open round were sent."""
         self._round_began = 0.0
         self._finish_deadline: float | None = None
         """Time until which absent parties may fetch the result; None while training."""
@@ -168,7 +176,7 @@ class CoordinatorStage:
         if not coordinator.began:
             return not self.stage.first and self._act_on_absence()
         if coordinator.open_parties:
-            return self._continue_trip()
+            return self._continue_round()
         if coordinator.done or self.skipped:
             self._finish()
             return True
@@ -208,10 +216,10 @@ class CoordinatorStage:
         return True
 
     def _open_if_ready(self) -> bool:
-        """Open or restart a trip if enough parties are present; return whether it was opened."""
+        """Open or restart a round if enough parties are present; return whether it was opened."""
         if not self.coordinator.ready:
             return self._wait_for_parties()
-        self._open_trip()
+        self._open_round()
         return True
 
     def _wait_for_parties(self) -> bool:
@@ -219,8 +227,8 @@ class CoordinatorStage:
         self.waiting_for = self.missing
         return self._act_on_absence()
 
-    def _continue_trip(self) -> bool:
-        """Take the next step of the open trip; return whether there was one to take."""
+    def _continue_round(self) -> bool:
+        """Take the next step of the open round; return whether there was one to take."""
         coordinator = self.coordinator
         self._mark_slow_parties()
         due = coordinator.due
@@ -231,20 +239,20 @@ class CoordinatorStage:
             if coordinator.state is CoordinatorState.SHARING and self._settle_commitments():
                 return True
             if coordinator.closable:
-                self._close_trip()
+                self._finish_round()
             else:
                 self._send(coordinator.proceed())
             return True
-        return bool(absent) and self._restart_trip()
+        return bool(absent) and self._restart_round()
 
-    def _restart_trip(self) -> bool:
-        """Restart the open trip without the absent parties, or abandon it if parties committed to a sum that includes one."""
+    def _restart_round(self) -> bool:
+        """Restart the open round without the absent parties, or abandon it if parties committed to a sum that includes one."""
         coordinator = self.coordinator
         wanted = coordinator.commitment
         if wanted is None:
             return self._open_if_ready()
         if set(wanted) <= set(coordinator.members.here):
-            self._open_trip(wanted)
+            self._open_round(wanted)
             return True
         if coordinator.ready:
             self._abandon("a party of the only possible sum was lost")
@@ -252,7 +260,7 @@ class CoordinatorStage:
         return self._wait_for_parties()
 
     def _settle_commitments(self) -> bool:
-        """Restart or abandon the open trip if parties committed to another sum, before this coordinator was restarted."""
+        """Restart or abandon the open round if parties committed to another sum, before this coordinator was restarted."""
         coordinator = self.coordinator
         assert coordinator.masks is not None
         lists = coordinator.masks.committed
@@ -262,7 +270,7 @@ class CoordinatorStage:
         wanted = list(min(lists))
         if len(lists) == 1 and set(wanted) <= set(coordinator.members.here):
             coordinator.commitment = wanted
-            self._open_trip(wanted)
+            self._open_round(wanted)
         else:
             self._abandon("parties committed to another sum")
         return True
@@ -273,8 +281,8 @@ class CoordinatorStage:
                 self._warn("party is late", party=name, seconds=self.timeouts.reply)
                 self.coordinator.lose(name, slow=True)
 
-    def _open_trip(self, among: list[int] | None = None) -> None:
-        """Open the next trip, or restart the open one, `among` the given parties or those that are present.
+    def _open_round(self, among: list[int] | None = None) -> None:
+        """Open the next round, or restart the open one, `among` the given parties or those that are present.
 
         Abandon its round if a party cannot repeat what it has released.
         """
@@ -291,7 +299,7 @@ class CoordinatorStage:
         if restarted:
             self.record.repeats += 1
             about = {"round": coordinator.round, "attempt": coordinator.attempt}
-            log_event("trip restarted", **about, parties=list(starts))
+            log_event("round restarted", **about, parties=list(starts))
         elif not self._round_began:
             self._round_began = time.monotonic()
         lost = [name for name in starts if members.hellos[name].lost == coordinator.round]
@@ -301,12 +309,12 @@ class CoordinatorStage:
         self._send(list((coordinator.share_requests() if coordinator.masked else starts).items()))
 
     def _send(self, messages: Sequence[tuple[str, Message]]) -> None:
-        """Send messages of the open trip, and wait for the answers from now on."""
+        """Send messages of the open round, and wait for the answers from now on."""
         self.service.send_all(messages)
         self._asked = time.monotonic()
 
-    def _close_trip(self) -> None:
-        """Close the open trip and, after its last trip, the round."""
+    def _finish_round(self) -> None:
+        """Add up the open round and close it."""
         coordinator = self.coordinator
         group = list(coordinator.drawn if coordinator.masks is None else coordinator.masks.survivors)
         try:
@@ -393,7 +401,7 @@ class CoordinatorStage:
 
     @property
     def stalled(self) -> list[str]:
-        """Parties whose answer the open trip needs and that have been silent for unusually long."""
+        """Parties whose answer the open round needs and that have been silent for unusually long."""
         usual = 5 * (self.service.publisher.seconds_per_round or 0.0)
         patience = min(self.timeouts.reply, max(STALL_SECONDS, usual))
         if not self.coordinator.open_parties or time.monotonic() < self._asked + patience:
@@ -439,3 +447,74 @@ class CoordinatorStage:
             "repeats": record.repeats,
             "abandoned": record.abandoned,
         }
+
+
+class LiarSearch:
+    """Search for a party whose values are out of range, by sums over groups of parties in the rounds that follow.
+
+    Every round of the search has one group, a fresh batch and fresh noise; a party releases one gradient a round as always. The
+    suspects are the parties of every sum that was out of range. A sum in range clears nobody, since a liar may behave in it. A single
+    liar is therefore never taken for another party.
+    """
+
+    def __init__(self) -> None:
+        self.suspects: list[int] = []
+        """Parties of which one spoilt a sum; empty if no search is in progress."""
+        self._failures = 0
+        self._successes = 0
+        """Sums in range since the last one that was not."""
+        self._random = random.SystemRandom()
+
+    def record_failure(self, coordinator: Coordinator, group: list[int]) -> int | None:
+        """Note a sum over `group` that is out of range; return the index of the party that spoilt it, once it is known."""
+        self._failures += 1
+        self._successes = 0
+        self.suspects = [index for index in self.suspects if index in group] or list(group)
+        if len(self.suspects) == 1:
+            found = self.suspects[0]
+            self._stop()
+            return found
+        waits = self._least(coordinator) < len(coordinator.names)
+        most = MOST_FAILURES_WHILE_WAITING if waits else MOST_FAILURES
+        if self._failures >= most and self._group_size(coordinator) is None:
+            names = ", ".join(coordinator.names[index] for index in self.suspects)
+            raise ProtocolError(
+                f"{self._failures} sums were out of range, the last one in round {coordinator.round}. One of {names} sends values "
+                "that are not gradients. The sums do not show which, and too few parties are here to add up smaller groups. "
+                "Compare the parties' transcripts with `verfedgnn federation verify`"
+            )
+        return None
+
+    def record_success(self) -> None:
+        """Note a sum that is in range; end the search after many of them."""
+        self._successes += 1
+        if self._successes >= MOST_SUCCESSES:
+            self._stop()
+
+    def choose_parties(self, coordinator: Coordinator) -> list[int] | None:
+        """Return the parties of the next round; None to draw them as always."""
+        here = coordinator.members.here
+        suspects = [index for index in self.suspects if index in here]  # a liar that is away stays a suspect
+        size = self._group_size(coordinator)
+        if not suspects or size is None:
+            return None
+        half = self._random.sample(suspects, (len(suspects) + 1) // 2)
+        trusted = [index for index in here if index not in suspects]
+        rest = [index for index in suspects if index not in half]
+        others = self._random.sample(trusted, len(trusted)) + self._random.sample(rest, len(rest))
+        return sorted([*half, *others[: max(0, size - len(half))]])
+
+    def _group_size(self, coordinator: Coordinator) -> int | None:
+        """Return the number of parties that a group needs; None if a group cannot leave a party out."""
+        size = self._least(coordinator)
+        return size if size < len(coordinator.members.here) else None
+
+    @staticmethod
+    def _least(coordinator: Coordinator) -> int:
+        """Return the fewest parties that a group may have."""
+        needed = fewest_parties_in_sum(coordinator.config, len(coordinator.names))
+        return max(SMALLEST_GROUP, needed, min(coordinator.members.quorum, coordinator.active_count))
+
+    def _stop(self) -> None:
+        self.suspects = []
+        self._failures = 0

@@ -24,7 +24,7 @@ from verfedgnn.core.errors import VerFedGNNError
 from verfedgnn.core.version import installed_version
 from verfedgnn.data import Ratings
 from verfedgnn.data.ratings import format_count
-from verfedgnn.federation.certificates import fingerprint, format_day, tls_context
+from verfedgnn.federation.certificates import Certificate, format_day, tls_context
 from verfedgnn.federation.frames import ABOUT
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.gnn.model import Model
@@ -61,9 +61,7 @@ class Finding:
 
 
 def examine(
-    identity: MemberIdentity,
-    folder: Path,
-    read_ratings: Callable[[], Ratings] | None,
+    identity: MemberIdentity, folder: Path, read_ratings: Callable[[], Ratings] | None
 ) -> list[Finding]:
     """Return the findings of all checks of a party with that run folder.
 
@@ -131,7 +129,7 @@ def _check_connection(identity: MemberIdentity) -> Iterator[Finding]:
             text = f"cannot reach {agreement.address} ({error.strerror or error})"
             yield Finding("connection", "failed", f"{text}; ask whether the coordinator is running")
             return
-        if fingerprint(pem) != agreement.coordinator.fingerprint:
+        if Certificate(pem).fingerprint != agreement.coordinator.fingerprint:
             text = "another certificate than the agreed one; get the current federation.toml"
             yield Finding("connection", "failed", text)
             return

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from verfedgnn.core.errors import ProtocolError
-from verfedgnn.protocol.framing import Buffer, EncodedMessage
+from verfedgnn.protocol.messages import Buffer, EncodedMessage
 
 FRAME_BYTES = 1 << 24
 """Number of bytes of a message in one frame."""

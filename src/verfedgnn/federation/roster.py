@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from verfedgnn import plugins
 from verfedgnn.config import build_config, read_preset
 from verfedgnn.config.rules import fewest_parties_in_sum
-from verfedgnn.core.errors import ConfigError, ProtocolError, RunError
-from verfedgnn.core.files import make_folder, write_bytes, writing
+from verfedgnn.core.errors import ConfigError, ProtocolError
+from verfedgnn.core.files import make_folder
 from verfedgnn.federation import AUTHORITY, AUTHORITY_KEY, COORDINATOR_KEY, PARTY_KEY
 from verfedgnn.federation import certificates as c
 from verfedgnn.federation.agreement import (
@@ -26,7 +26,6 @@ from verfedgnn.federation.agreement import (
 )
 from verfedgnn.federation.certificates import COORDINATOR, CertificateError
 from verfedgnn.federation.event_log import log_warning
-from verfedgnn.runs.run_layout import TRAININGS
 
 # -- changes of the roster, at the coordinator -------------------------------------------------------------------------------
 
@@ -186,7 +185,11 @@ class MemberIdentity:
         self.agreement = agreement
         self.key_file = key_file
         self._key = c.read_key(key_file)
-        members = [member for member in agreement.members if c.same_key(self._key, member.certificate)]
+        members = [
+            member
+            for member in agreement.members
+            if c.key_fingerprint(self._key) == member.parsed.key_fingerprint
+        ]
         if not members:
             remedy = f"ask the coordinator to approve its request, then use the new {FILE}"
             raise ConfigError(
@@ -225,13 +228,6 @@ class MemberIdentity:
             unsigned = f"but {member.name} did not sign it for this federation and alignment"
             raise ProtocolError(f"the coordinator presents a key as {member.name}'s, {unsigned}")
 
-    def shared_secret(self, peer: str) -> bytes:
-        """Return the ECDH secret of this member's key and another party's, which only these two can compute."""
-        for party in self.agreement.parties:
-            if party.name == peer != self.name:
-                return c.exchange_secret(self._key, party.certificate)
-        raise ConfigError(f"'{peer}' is no other party of federation {self.agreement.name}")
-
 
 def load_party(federation: Path, key_file: Path | None = None) -> MemberIdentity:
     """Return the party whose key is `key_file`, by default the key beside the federation file."""
@@ -268,7 +264,7 @@ def is_signed(agreement: str, member: Member, purpose: str, text: str, signature
     """Return whether a member signed `text` for one purpose, under the agreement with that SHA-256."""
     statement = _statement(agreement, purpose, member.name, text)
     try:
-        return c.verify(member.certificate, bytes.fromhex(signature), statement)
+        return member.parsed.verify(bytes.fromhex(signature), statement)
     except ValueError:
         return False
 
@@ -299,34 +295,6 @@ def _statement(agreement: str, purpose: str, name: str, key: str) -> bytes:
     return "\n".join(("verfedgnn 1", purpose, agreement, name, key)).encode()
 
 
-# -- what an operator asks a running coordinator for, through files ----------------------------------------------------------
-
-_REQUEST = "finish.request"
-"""File in the coordinator's run folder that asks it to finish."""
-
-
-def request_finish(run: Path) -> None:
-    """Ask the coordinator of a run folder to finish; raise `RunError` if there is no training to finish."""
-    stages = [folder for folder in (run / each for each in TRAININGS) if (folder / "config.toml").is_file()]
-    if not stages:
-        raise RunError(f"{run} is not the run folder of a coordinator; pass the folder with --out")
-    if all((folder / "metrics.json").is_file() for folder in stages):
-        raise RunError(f"the training in {run} has already finished")
-    if not (run / "history.jsonl").is_file():
-        remedy = "stop the coordinator if you want to give the training up"
-        raise RunError(f"{run} has no validated model to finish with; {remedy}")
-    with writing(run):
-        write_bytes(run / _REQUEST, b"")
-
-
-def take_finish_request(run: Path, end: Callable[[], None]) -> None:
-    """Call `end` if an operator asked to finish, and then remove the request."""
-    if (run / _REQUEST).exists():
-        end()
-        with writing(run):
-            (run / _REQUEST).unlink(missing_ok=True)
-
-
 class RevocationWatch:
     """The coordinator's federation.toml, read again whenever it was replaced while a training runs."""
 
@@ -346,8 +314,8 @@ class RevocationWatch:
         except ConfigError as error:
             log_warning("federation.toml was replaced and cannot be read", reason=str(error))
             return []
-        keys = {c.certificate_key(party.certificate) for party in present}
-        return [party.name for party in self.parties if c.certificate_key(party.certificate) not in keys]
+        keys = {party.parsed.key_fingerprint for party in present}
+        return [party.name for party in self.parties if party.parsed.key_fingerprint not in keys]
 
     def _version(self) -> tuple[int, int] | None:
         try:

@@ -63,7 +63,7 @@ _FACTS = {
     "best_error": "best",
     "seconds_per_round": "seconds per round",
     "seconds_left": "seconds left",
-    "repeats": "restarted trips",
+    "repeats": "restarted rounds",
     "epsilon_spent": "epsilon spent",
 }
 """Keys of the status, and how they are called where it is shown."""
@@ -350,7 +350,9 @@ def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
         for name, text in _GAUGES.items()
         if status.get(name) is not None
     ]
-    families += [CounterMetricFamily("verfedgnn_repeats", "Restarted trips.", value=status.get("repeats", 0))]
+    families += [
+        CounterMetricFamily("verfedgnn_repeats", "Restarted rounds.", value=status.get("repeats", 0))
+    ]
     for name, text in _PARTY_GAUGES.items():
         values = {
             party: fields.get(name, None if name == "heard" else False) for party, fields in parties.items()

@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,11 +28,11 @@ from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.federation.agreement import Stage, list_stages
 from verfedgnn.federation.certificates import write_secret
 from verfedgnn.federation.roster import MemberIdentity
-from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.masks import ListCommitments
 from verfedgnn.protocol.party_progress import PartyProgress
 from verfedgnn.protocol.release_ledger import ReleaseEntry, ReleaseLedger, Values
+from verfedgnn.protocol.replica import CheckpointState
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots, SlotCheckpoint
 from verfedgnn.runs.ledger import Ledger
@@ -62,7 +61,7 @@ class TrainingRecord:
     seconds: float = 0.0
     """Time spent in rounds."""
     repeats: int = 0
-    """Number of restarted trips."""
+    """Number of restarted rounds."""
     abandoned: int = 0
     """Number of rounds without an update."""
     finished: set[str] = field(default_factory=set)
@@ -307,8 +306,7 @@ class PartyCheckpoints:
         if newest != self._saved_models:
             self._models.write(newest, self.progress.models(), {})
             self._saved_models = newest
-        releases = max(0, len(self.ledger.entries) - 1)  # the last one may still be on its way to the disk
-        self._rounds.write(round, self.progress.checkpoint(), {**values, _RELEASES: releases})
+        self._rounds.write(round, self.progress.checkpoint(), {**values, _RELEASES: len(self.ledger.entries)})
 
     def restore(self) -> SlotCheckpoint | None:
         """Restore the progress of the newest checkpoint; return None if there is none.
@@ -328,10 +326,39 @@ class PartyCheckpoints:
 # -- releases and commitments, on disk before they leave the party -----------------------------------------------------------
 
 
+class LineFile:
+    """An append-only file of JSON lines, each on disk before `append` returns. A line that a kill cut short is overwritten."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        data = path.read_bytes() if path.is_file() else b""
+        self._size = data.rfind(b"\n") + 1
+        """Bytes of complete lines."""
+        self.lines = data[: self._size].splitlines()
+        """The lines that the file had when it was opened."""
+
+    def append(self, value: Any) -> None:
+        """Append a value and flush it to disk."""
+        line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
+        with writing(self.path):
+            is_new = not self.path.exists()
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.ftruncate(handle, self._size)
+                os.lseek(handle, self._size, os.SEEK_SET)
+                write_all(handle, line)
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            if is_new:
+                sync_folder(self.path.parent)
+        self._size += len(line)
+
+
 def open_ledger(folder: Path, config: Config) -> ReleaseLedger:
     """Return the ledger that `folder` holds, or a new one."""
     file = ReleaseFile(folder)
-    ledger = ReleaseLedger(config, file.read(), store=file.append, flush=file.flush)
+    ledger = ReleaseLedger(config, file.read(), store=file.append)
     file.read_last(ledger)
     return ledger
 
@@ -339,33 +366,22 @@ def open_ledger(folder: Path, config: Config) -> ReleaseLedger:
 class ReleaseFile:
     """A ledger on disk: a line a release, flushed before the release leaves the party.
 
-    The values of the last round are kept beside it, before masks, so that a repeated trip gets the same release also after a restart.
+    The values of the last round are kept beside it, before masks, so that a repeated round gets the same release also after a restart.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.path = folder / LEDGER
+        self._file = LineFile(folder / LEDGER)
         # Not durable: after a power cut the values may be lost, and the coordinator then abandons the round.
         self._last = CheckpointSlots(folder / LAST_RELEASE, durable=False)
-        self._flusher = ThreadPoolExecutor(1, "flush")
-        """The thread that flushes the ledger while the checkpoint is written."""
-        self._flushing: Future[None] | None = None
 
     def read(self) -> list[ReleaseEntry]:
-        """Return all entries. A line that a crash cut off is removed: its release never left the party."""
-        if not self.path.is_file():
-            return []
-        data = self.path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            with writing(self.folder):
-                write_bytes(self.path, whole)
+        """Return all entries."""
         try:
-            lines = [json.loads(line) for line in whole.splitlines()]
+            lines = [json.loads(line) for line in self._file.lines]
             return [ReleaseEntry(**{k: v for k, v in line.items() if k != "time"}) for line in lines]
         except (ValueError, TypeError, AttributeError) as error:
             raise RunError(
-                f"{self.path} cannot be read ({error}), so this party does not know what it has released; "
+                f"{self._file.path} cannot be read ({error}), so this party does not know what it has released; "
                 "start a new training with another --out (an older copy of the file would not know all releases)"
             ) from None
 
@@ -381,59 +397,21 @@ class ReleaseFile:
             ledger.last_round = release.round
 
     def append(self, entry: ReleaseEntry, values: Values, before: int) -> None:
-        """Write a release after `before` others, and begin to flush it to disk; it may leave the party once `flush` returns."""
-        self.flush()
+        """Write a release after `before` others, and flush it to disk."""
         self._last.write(entry.round, CheckpointState(dict(values)), {_RELEASES: before})
-        line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(entry)}
-        with writing(self.folder):
-            is_new = not self.path.exists()
-            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                write_all(handle, json.dumps(line).encode() + b"\n")
-                if is_new:
-                    sync_folder(self.folder)
-            except BaseException:
-                os.close(handle)
-                raise
-        self._flushing = self._flusher.submit(_flush_and_close, handle)
-
-    def flush(self) -> None:
-        """Wait until the last release is on disk."""
-        if self._flushing is not None:
-            with writing(self.folder):
-                self._flushing.result()
-            self._flushing = None
-
-
-def _flush_and_close(handle: int) -> None:
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        self._file.append({"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(entry)})
 
 
 class SurvivorLog(ListCommitments):
-    """The survivor lists that a party committed to, in an append-only file that is flushed before any share leaves the party."""
+    """The survivor lists that a party committed to, in a file that is flushed before any share leaves the party."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.path = path
-        data = path.read_bytes() if path.is_file() else b""
-        self._size = data.rfind(b"\n") + 1
-        """Bytes of complete lines. A line that a kill cut short was never followed by a share, so it is overwritten."""
-        for line in data[: self._size].splitlines():
+        self._file = LineFile(path)
+        for line in self._file.lines:
             training, round, survivors = json.loads(line)
             self._lists[training, round] = survivors
 
     def write(self, training: str, round: int, survivors: Sequence[int]) -> None:
         """Append a commitment and flush it to disk."""
-        line = json.dumps([training, round, list(survivors)], separators=(",", ":")).encode() + b"\n"
-        with writing(self.path):
-            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                os.ftruncate(handle, self._size)
-                os.pwrite(handle, line, self._size)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        self._size += len(line)
+        self._file.append([training, round, list(survivors)])

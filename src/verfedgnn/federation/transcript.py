@@ -31,8 +31,7 @@ from verfedgnn.federation.agreement import Agreement, Member
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_warning
 from verfedgnn.federation.roster import MemberIdentity, is_signed
-from verfedgnn.protocol.framing import EncodedMessage
-from verfedgnn.protocol.messages import Message, RoundReply
+from verfedgnn.protocol.messages import EncodedMessage, Message, RoundReply
 
 TRANSCRIPT = "transcript.jsonl"
 """Name of the file in a run folder."""
@@ -218,7 +217,6 @@ _WORDS = {
     "best_round": "the best round",
     "survivors": "the list of parties whose masked replies are added up",
     "accumulator": "the optimiser's state",
-    "average": "the average of the public parameters",
     "digest": "the hash of the public parameters",
     "configuration": "the configuration",
     "items": "the numbers of items",
@@ -271,8 +269,8 @@ class CheckedTranscript:
 
     @property
     def rounds(self) -> int:
-        """Number of the last round that it mentions; shares that were sent ahead are of a round that may never start."""
-        return max((entry.round or 0 for entry in self.entries if entry.kind != "MaskShares"), default=0)
+        """Number of the last round that it mentions."""
+        return max((entry.round or 0 for entry in self.entries), default=0)
 
     def summary(self) -> dict[str, Any]:
         """Return what the check found as JSON values."""

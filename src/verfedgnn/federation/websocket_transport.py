@@ -48,7 +48,7 @@ from verfedgnn.federation.frames import (
     size_of,
 )
 from verfedgnn.federation.roster import MemberIdentity
-from verfedgnn.protocol.framing import EncodedMessage
+from verfedgnn.protocol.messages import EncodedMessage
 
 try:
     from websockets.asyncio.client import ClientConnection

@@ -102,10 +102,7 @@ def _number_users(every: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def match_users(
-    sets: Sequence[NDArray[np.uint8]],
-    fewest: int,
-    *,
-    probes: int = 0,
+    sets: Sequence[NDArray[np.uint8]], fewest: int, *, probes: int = 0
 ) -> tuple[list[NDArray[np.int64]], int]:
     """Assign a row, in random order, to every user who is at `fewest` parties or more.
 

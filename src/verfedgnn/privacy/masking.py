@@ -1,6 +1,6 @@
 r"""Masked sums that survive dropouts: the coordinator can add up messages that it cannot read (Bonawitz et al., 2017).
 
-For every trip, party i draws two seeds: b_i for its self-mask, and s_i, from which its mask key (X25519) derives. It adds
+For every round, party i draws two seeds: b_i for its self-mask, and s_i, from which its mask key (X25519) derives. It adds
 
 .. math::
     y_i = x_i + PRG(b_i) + \sum_{j > i} PRG(k_{ij}) - \sum_{j < i} PRG(k_{ij}) \pmod{2^w},
@@ -32,7 +32,7 @@ from verfedgnn.core.errors import ProtocolError
 
 GRADIENT = 1
 NEIGHBOURHOOD = 2
-"""Uses of a stream. Two uses in one trip never share a stream."""
+"""Uses of a stream. Two uses in one round never share a stream."""
 SEED = 16
 """Bytes of a seed, and of a share of it."""
 BLOCK = 64
@@ -49,7 +49,7 @@ def share_threshold(parties: int) -> int:
 
 
 class MaskSeeds:
-    """One party's secrets of one trip: the seed of its self-mask, and the seed of its mask key."""
+    """One party's secrets of one round: the seed of its self-mask, and the seed of its mask key."""
 
     def __init__(self) -> None:
         self.self_seed = os.urandom(SEED)
@@ -78,7 +78,7 @@ class MaskSeeds:
 
 @dataclass(frozen=True)
 class MaskStream:
-    """One mask of a party in a trip."""
+    """One mask of a party in a round."""
 
     key: bytes
     """Key of the ChaCha20 stream."""
@@ -128,7 +128,7 @@ def wrap_signed(values: NDArray[Any], bits: int) -> NDArray[Any]:
 
 
 class MaskKey:
-    """The mask key of one party and trip, derived from its seed."""
+    """The mask key of one party and round, derived from its seed."""
 
     def __init__(self, seed: bytes) -> None:
         derive = HKDF(SHA256(), length=32, salt=None, info=b"verfedgnn mask key 2")

@@ -131,21 +131,6 @@ SENT_BY_PARTIES: dict[str, dict[str, str]] = {
 }
 """Protection of each field, by message."""
 
-SENT_BY_COORDINATOR = frozenset(
-    [
-        "Welcome",
-        "Waiting",
-        "ShareRequest",
-        "TripShares",
-        "RoundStart",
-        "Survivors",
-        "Finish",
-        "AlignStart",
-        "UserRows",
-    ]
-)
-"""Messages that the coordinator computes from what the parties sent. (Both sides send `Refused`.)"""
-
 
 def list_disclosures(config: Config) -> list[dict[str, str]]:
     """Return what leaves a party and by which mechanism; nothing where single ratings are not protected."""

@@ -18,7 +18,7 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import wrap_signed
 from verfedgnn.privacy.projection import make_exchange
 from verfedgnn.privacy.protections import Unmasking, protection_of
-from verfedgnn.protocol.framing import BESIDES_ARRAYS
+from verfedgnn.protocol.messages import BESIDES_ARRAYS
 
 FULL_COPY = 8
 """Bytes per parameter of a full copy: the parameter and its accumulator."""

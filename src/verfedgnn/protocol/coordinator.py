@@ -24,9 +24,7 @@ from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import MaskStream
 from verfedgnn.protocol.aggregation import largest_array, largest_from_party
-from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.masks import MaskedRound, fewest_survivors
-from verfedgnn.protocol.message_checks import reply_problem
 from verfedgnn.protocol.messages import (
     Finish,
     Hello,
@@ -40,7 +38,7 @@ from verfedgnn.protocol.messages import (
     Welcome,
 )
 from verfedgnn.protocol.public_state import BestValidation, PublicState
-from verfedgnn.protocol.replica import Replica, parameters_digest
+from verfedgnn.protocol.replica import CheckpointState, Replica, parameters_digest, reply_problem
 from verfedgnn.protocol.states import COORDINATOR_STATES, CoordinatorAction, CoordinatorState
 
 
@@ -140,8 +138,6 @@ class Coordinator:
         """The masks of the open round; None without masks."""
         self.commitment: list[int] | None = None
         """The survivor list that parties committed to in the open round; no other sum can be completed."""
-        self._shares_ahead: MaskedRound | None = None
-        """Shares that the parties send ahead, for the next round among the same parties."""
         self._gone: set[str] = set()
         """Parties lost since the open round began. They do not know of it, even if they came back."""
 
@@ -159,7 +155,6 @@ class Coordinator:
             raise ProtocolError(f"{message.party}: {reason}")
         self.lose(message.party)
         self.best.holders.discard(message.party)
-        self._shares_ahead = None  # they are sealed for the keys of an earlier stay
         self.members.hellos[message.party] = message
         if self.members.complete and self.state is CoordinatorState.GATHERING:
             self._start_training()
@@ -306,9 +301,7 @@ class Coordinator:
                 )
             self.open_parties[name] = starts[situation]
         if self.masked:
-            ahead, self._shares_ahead = self._shares_ahead, None
-            fits = ahead is not None and (ahead.place, ahead.active) == (self.place, self.drawn)
-            self.masks = ahead if fits else MaskedRound(self.place, self.drawn)
+            self.masks = MaskedRound(self.place, self.drawn)
         return self.open_parties
 
     @property
@@ -338,12 +331,11 @@ class Coordinator:
         self.members.bring_back(name)
         index = self.names.index(name)
         masks, problem = self.masks, None
-        if isinstance(message, MaskShares):
-            for due in (self._shares_ahead, masks if self.state is CoordinatorState.SHARING else None):
-                if due is not None and (due.place, due.request) == (message.place, message.request):
-                    problem = due.take_shares(index, message)
-        elif masks is not None and masks.place == message.place:
-            if isinstance(message, Unmask):
+        if masks is not None and masks.place == message.place:
+            if isinstance(message, MaskShares):
+                if self.state is CoordinatorState.SHARING and masks.request == message.request:
+                    problem = masks.take_shares(index, message)
+            elif isinstance(message, Unmask):
                 problem = masks.take_reveal(index, message)
             elif index in masks.survivors:
                 masks.signatures[index] = message
@@ -398,7 +390,7 @@ class Coordinator:
         """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
         error = self._judge_validation()
         self._advance(CoordinatorAction.ABANDON)
-        self.open_parties, self.masks, self._shares_ahead = {}, None, None
+        self.open_parties, self.masks = {}, None
         self.public_state.skip(self.round)
         return ClosedRound(self.round, error, abandoned=True)
 
@@ -414,8 +406,8 @@ class Coordinator:
     # -- the masks of a round, and who is due ------------------------------------------------------------
 
     def share_requests(self) -> dict[str, Message]:
-        """Return the requests for shares to send after `open`; none without masks, or if shares are sent ahead."""
-        if self.masks is None or not self.masks.request:
+        """Return the requests for shares to send after `open`; none without masks."""
+        if self.masks is None:
             return {}
         request = self.masks.share_request([self.members.hellos[name] for name in self.names])
         return dict.fromkeys(self._names_of(self.masks.active), request)
@@ -431,14 +423,12 @@ class Coordinator:
         assert masks is not None
         if self.state is CoordinatorState.SHARING:
             self._advance(CoordinatorAction.OPEN)
-            shares = [(self.names[index], masks.trip_shares(index)) for index in masks.active]
+            shares = [(self.names[index], masks.round_shares(index)) for index in masks.active]
             return [*shares, *self.open_parties.items()]
-        if self.state is CoordinatorState.TRIP:
+        if self.state is CoordinatorState.ROUND:
             masks.survivors = [i for i in masks.active if self.names[i] in self.replies]
             self.commitment = masks.survivors
             self._advance(CoordinatorAction.UNMASK if masks.complete else CoordinatorAction.AGREE)
-            if masks.complete and self.config.training.participation == 1:
-                self._shares_ahead = MaskedRound((self.round + 1, 0), masks.active, ahead=True)
         else:
             self._advance(CoordinatorAction.UNMASK)
         message = masks.survivor_message()
@@ -456,7 +446,7 @@ class Coordinator:
     def due(self) -> list[str]:
         """Parties whose answer the present step of the open round needs."""
         masks = self.masks
-        if self.state is CoordinatorState.TRIP or masks is None:
+        if self.state is CoordinatorState.ROUND or masks is None:
             return [name for name in self.open_parties if name not in self.replies]
         if self.state is CoordinatorState.SHARING:
             # A party that was lost since has forgotten its seeds.
@@ -476,7 +466,7 @@ class Coordinator:
         if masks is None or self.state is CoordinatorState.SHARING:
             return False
         absent = {self.names.index(name) for name in self.absent}
-        if self.state is not CoordinatorState.TRIP:
+        if self.state is not CoordinatorState.ROUND:
             return len(set(masks.survivors) - absent) >= masks.threshold
         survivors = [index for index in masks.active if index not in absent]
         smallest = min(self.members.quorum, self.active_count)

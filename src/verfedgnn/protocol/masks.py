@@ -37,10 +37,10 @@ from verfedgnn.protocol.messages import (
     MaskShares,
     Message,
     Place,
+    RoundShares,
     RoundStart,
     ShareRequest,
     Survivors,
-    TripShares,
     Unmask,
 )
 from verfedgnn.protocol.party_setup import Policy
@@ -87,7 +87,7 @@ def named(place: Place) -> dict[str, int]:
 
 # -- A party's masks during one stay (docs/protocol.md, "Masks") --------------------------------------------
 #
-#     ShareRequest -> MaskShares; TripShares; RoundStart -> masked values; Survivors -> ListSignature or Unmask
+#     ShareRequest -> MaskShares; RoundShares; RoundStart -> masked values; Survivors -> ListSignature or Unmask
 #
 # Seeds and shares live in memory only, and only until they are revealed or the next round replaces them. What must survive a restart
 # is the list that the party committed to (`ListCommitments`).
@@ -132,7 +132,7 @@ class RoundSecrets:
     place: Place
     active: list[int]
     request: str
-    """Name of the coordinator's request; empty if the shares were sent ahead."""
+    """Name of the coordinator's request."""
     seeds: MaskSeeds = field(default_factory=MaskSeeds)
     own_share: bytes = b""
     keys: dict[int, str] = field(default_factory=dict)
@@ -158,10 +158,8 @@ class PartyMasks:
         self._parties = 0
         self._stay_keys: dict[int, str] = {}
         """Verified public keys of the other parties' stays."""
-        self._trip: RoundSecrets | None = None
+        self._secrets: RoundSecrets | None = None
         """The attempt whose values may still be unmasked, or whose shares are being exchanged."""
-        self._next: tuple[RoundSecrets, MaskShares] | None = None
-        """The next round, prepared ahead."""
         self._last: Place = (0, 0)
         """The last attempt that was masked."""
 
@@ -185,7 +183,7 @@ class PartyMasks:
         """Answer a message about masks."""
         if isinstance(message, ShareRequest):
             return self._share(message)
-        if isinstance(message, TripShares):
+        if isinstance(message, RoundShares):
             self._take_shares(message)
             return None
         assert isinstance(message, Survivors)
@@ -199,9 +197,8 @@ class PartyMasks:
             raise self._error(f"asks for new masks of round {message.round}, which was answered")
         self._check_active(message.active)
         self._take_keys(message)
-        self._next = None
-        self._trip = RoundSecrets(message.place, message.active, message.request)
-        return self._seal(self._trip, self.commitments.find(self._training, message.round))
+        self._secrets = RoundSecrets(message.place, message.active, message.request)
+        return self._seal(self._secrets, self.commitments.find(self._training, message.round))
 
     def _check_active(self, active: list[int]) -> None:
         known = range(self._parties)
@@ -222,66 +219,50 @@ class PartyMasks:
             check_public_key(key)
         self._stay_keys = keys
 
-    def _seal(self, trip: RoundSecrets, committed: list[int] | None = None) -> MaskShares:
+    def _seal(self, attempt: RoundSecrets, committed: list[int] | None) -> MaskShares:
         """Split the seeds of a round, and seal a share for every other party."""
         rows = []
-        shares = trip.seeds.split(len(trip.active))
-        for party, share in zip(trip.active, shares, strict=True):
+        shares = attempt.seeds.split(len(attempt.active))
+        for party, share in zip(attempt.active, shares, strict=True):
             if party == self._index:
-                trip.own_share = share
+                attempt.own_share = share
                 rows.append(bytes(SEALED))
             else:
-                about = self._about(trip, self._index, party, trip.seeds.key.public)
+                about = self._about(attempt, self._index, party, attempt.seeds.key.public)
                 rows.append(self._sealer.seal(self._stay_keys[party], about, share))
         sealed = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), SEALED)
-        key = trip.seeds.key.public
+        key = attempt.seeds.key.public
         return MaskShares(
-            **named(trip.place), request=trip.request, key=key, sealed=sealed, committed=committed
+            **named(attempt.place), request=attempt.request, key=key, sealed=sealed, committed=committed
         )
 
-    def _about(self, trip: RoundSecrets, sender: int, receiver: int, key: str) -> bytes:
+    def _about(self, attempt: RoundSecrets, sender: int, receiver: int, key: str) -> bytes:
         """Return what a sealed share is bound to."""
-        facts = [self._training, trip.place, trip.request, trip.active, sender, receiver, key]
+        facts = [self._training, attempt.place, attempt.request, attempt.active, sender, receiver, key]
         return b"verfedgnn shares 2" + json.dumps(facts).encode()
 
-    def prepare_next(self) -> None:
-        """Draw and split the seeds of the next round ahead, while the coordinator waits, if it probably has the same parties."""
-        trip = self._trip
-        same = self.config.training.participation == 1
-        if same and self._next is None and trip is not None and trip.answered:
-            ahead = RoundSecrets((trip.place[0] + 1, 0), trip.active, "")
-            self._next = (ahead, self._seal(ahead))
-
-    def shares_ahead(self) -> MaskShares | None:
-        """Return the shares of the next round to send after an Unmask; None if they are not sent ahead."""
-        if self._trip is not None or self._next is None:
-            return None
-        self._trip, message = self._next
-        self._next = None
-        return message
-
-    def _take_shares(self, message: TripShares) -> None:
+    def _take_shares(self, message: RoundShares) -> None:
         """Open the shares that the other parties sealed for this one."""
-        trip = self._trip
-        if trip is None or trip.place != message.place or trip.keys:
+        attempt = self._secrets
+        if attempt is None or attempt.place != message.place or attempt.keys:
             raise self._error(f"sent shares of round {message.round} that were not asked for")
-        shape = (len(trip.active), SEALED)
+        shape = (len(attempt.active), SEALED)
         if (
-            len(message.trip_keys) != shape[0]
+            len(message.round_keys) != shape[0]
             or message.sealed.shape != shape
             or message.sealed.dtype != np.uint8
         ):
             raise self._error("sent shares of another shape")
-        keys = dict(zip(trip.active, message.trip_keys, strict=True))
-        if keys[self._index] != trip.seeds.key.public or len(set(keys.values())) != len(keys):
+        keys = dict(zip(attempt.active, message.round_keys, strict=True))
+        if keys[self._index] != attempt.seeds.key.public or len(set(keys.values())) != len(keys):
             raise self._error("sent mask keys that are not those of the parties")
         for row, (party, key) in zip(message.sealed, keys.items(), strict=True):
             if party == self._index:
-                trip.shares[party] = trip.own_share
+                attempt.shares[party] = attempt.own_share
             else:
-                about = self._about(trip, party, self._index, key)
-                trip.shares[party] = self._open(party, about, row.tobytes())
-        trip.keys = keys
+                about = self._about(attempt, party, self._index, key)
+                attempt.shares[party] = self._open(party, about, row.tobytes())
+        attempt.keys = keys
 
     def _open(self, party: int, about: bytes, sealed: bytes) -> bytes:
         try:
@@ -297,14 +278,14 @@ class PartyMasks:
     def check_start(self, message: RoundStart) -> None:
         """Raise `ProtocolError` unless the shares of all parties of a round are here."""
         if self.policy.masks:
-            self._open_trip(message)
+            self._open_secrets(message)
 
-    def _open_trip(self, message: RoundStart) -> RoundSecrets:
-        trip = self._trip
+    def _open_secrets(self, message: RoundStart) -> RoundSecrets:
+        attempt = self._secrets
         active = message.active
-        if trip is None or trip.place != message.place or trip.active != active or not trip.keys:
+        if attempt is None or attempt.place != message.place or attempt.active != active or not attempt.keys:
             raise self._error(f"starts round {message.round} without the shares of its parties")
-        return trip
+        return attempt
 
     # -- masks -------------------------------------------------------------------------------------------
 
@@ -318,50 +299,46 @@ class PartyMasks:
 
     def streams(self, message: RoundStart, context: bytes) -> list[MaskStream]:
         """Return this party's masks of a round; `context` is that of its first use (`mask_context`)."""
-        trip = self._open_trip(message)
-        if not trip.answered:
-            trip.answered = True
-            trip.context = context
+        attempt = self._open_secrets(message)
+        if not attempt.answered:
+            attempt.answered = True
+            attempt.context = context
             self._last = message.place
-        return trip.seeds.streams(self._index, trip.keys, trip.context)
+        return attempt.seeds.streams(self._index, attempt.keys, attempt.context)
 
     # -- unmasking ---------------------------------------------------------------------------------------
 
     def _answer_survivors(self, message: Survivors) -> ListSignature | Unmask:
         """Commit to a survivor list; sign it if a party was lost, and reveal shares once enough parties committed to it."""
-        trip = self._trip
-        if trip is None or not trip.answered or trip.place != message.place:
+        attempt = self._secrets
+        if attempt is None or not attempt.answered or attempt.place != message.place:
             raise self._error(f"asks to unmask round {message.round}, which is not open here")
-        self._check_survivors(message, trip)
+        self._check_survivors(message, attempt)
         self.commitments.commit(self._training, message.round, message.survivors)
-        if message.survivors != trip.active:
-            statement = list_statement(self._training, trip.place, trip.active, message.survivors)
+        if message.survivors != attempt.active:
+            statement = list_statement(self._training, attempt.place, attempt.active, message.survivors)
             if message.signatures is None:
                 signature = self.policy.vouching.sign("survivors", statement)
-                return ListSignature(**named(trip.place), signature=signature)
-            self._check_signatures(message, statement, share_threshold(len(trip.active)))
-        if message.survivors == trip.active:
-            self.prepare_next()
-        else:
-            self._next = None
-        self._trip = None  # from here on, no second share can leave
-        lost = set(trip.active) - set(message.survivors)
-        rows = [trip.shares[v][SEED:] if v in lost else trip.shares[v][:SEED] for v in trip.active]
+                return ListSignature(**named(attempt.place), signature=signature)
+            self._check_signatures(message, statement, share_threshold(len(attempt.active)))
+        self._secrets = None  # from here on, no second share can leave
+        lost = set(attempt.active) - set(message.survivors)
+        rows = [attempt.shares[v][SEED:] if v in lost else attempt.shares[v][:SEED] for v in attempt.active]
         shares = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, SEED)
-        return Unmask(**named(trip.place), shares=shares)
+        return Unmask(**named(attempt.place), shares=shares)
 
-    def _check_survivors(self, message: Survivors, trip: RoundSecrets) -> None:
+    def _check_survivors(self, message: Survivors, attempt: RoundSecrets) -> None:
         survivors = message.survivors
-        if survivors != sorted(set(survivors)) or not set(survivors) <= set(trip.active):
+        if survivors != sorted(set(survivors)) or not set(survivors) <= set(attempt.active):
             raise self._error("names survivors that did not take part")
         if self._index not in survivors:
             raise self._error("asks a party to unmask a sum that it is not part of")
         fewest = fewest_survivors(
-            self.config, parties=self._parties, active=len(trip.active), smallest=self.policy.smallest
+            self.config, parties=self._parties, active=len(attempt.active), smallest=self.policy.smallest
         )
         if len(survivors) < fewest:
             raise self._error(
-                f"asks to unmask a sum over {len(survivors)} of {len(trip.active)} parties, fewer than {fewest}"
+                f"asks to unmask a sum over {len(survivors)} of {len(attempt.active)} parties, fewer than {fewest}"
             )
 
     def _check_signatures(self, message: Survivors, statement: str, needed: int) -> None:
@@ -413,15 +390,13 @@ class NoMasks(PartyMasks):
 
 
 class MaskedRound:
-    """The masks of one attempt of a round among the `active` parties, from their shares to the unmasked sum.
+    """The masks of one attempt of a round among the `active` parties, from their shares to the unmasked sum."""
 
-    `request` names the coordinator's request for shares; it is empty if the parties send them ahead.
-    """
-
-    def __init__(self, place: Place, active: Sequence[int], *, ahead: bool = False) -> None:
+    def __init__(self, place: Place, active: Sequence[int]) -> None:
         self.place = place
         self.active = list(active)
-        self.request = "" if ahead else secrets.token_hex(8)
+        self.request = secrets.token_hex(8)
+        """Name of the request for shares."""
         self.threshold = share_threshold(len(self.active))
         self.shares: dict[int, MaskShares] = {}
         self.survivors: list[int] = []
@@ -462,12 +437,12 @@ class MaskedRound:
         self.shares[index] = message
         return None
 
-    def trip_shares(self, index: int) -> TripShares:
+    def round_shares(self, index: int) -> RoundShares:
         """Return the keys and shares for one party."""
         column = self.active.index(index)
-        return TripShares(
+        return RoundShares(
             **named(self.place),
-            trip_keys=[self.shares[sender].key for sender in self.active],
+            round_keys=[self.shares[sender].key for sender in self.active],
             sealed=np.stack([self.shares[sender].sealed[column] for sender in self.active]),
         )
 

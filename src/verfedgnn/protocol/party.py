@@ -44,10 +44,8 @@ from verfedgnn.protocol.aggregation import (
     participation_scale,
     to_fixed,
 )
-from verfedgnn.protocol.checkpoint_state import to_tensor
 from verfedgnn.protocol.forward_backward import Batch, PassResult, compute
 from verfedgnn.protocol.masks import ListCommitments, NoMasks, PartyMasks, mask_context, sum_digest
-from verfedgnn.protocol.message_checks import check_full_copy, check_public, check_start
 from verfedgnn.protocol.messages import (
     Finish,
     Finished,
@@ -55,21 +53,25 @@ from verfedgnn.protocol.messages import (
     Message,
     Place,
     RoundReply,
+    RoundShares,
     RoundStart,
     ShareRequest,
     Survivors,
-    TripShares,
     Welcome,
     copied_state,
 )
-from verfedgnn.protocol.party_progress import (
-    PartyProgress,
-    ReceivedNeighbourhoods,
-    SentNeighbourhoods,
-)
+from verfedgnn.protocol.party_progress import PartyProgress, ReceivedNeighbourhoods, SentNeighbourhoods
 from verfedgnn.protocol.party_setup import LOCAL, Batches, PartySetup, Policy
 from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, NoLedger, ReleaseLedger
-from verfedgnn.protocol.replica import Replica, parameters_digest, rounds_per_epoch
+from verfedgnn.protocol.replica import (
+    Replica,
+    check_full_copy,
+    check_public,
+    check_start,
+    parameters_digest,
+    rounds_per_epoch,
+    to_tensor,
+)
 from verfedgnn.protocol.solved_round import SolvedStep, encode_release, solve_at_home
 from verfedgnn.protocol.states import PARTY_STATES, PartyState
 
@@ -149,7 +151,7 @@ class Party:
             return self.answer_round(message)
         if isinstance(message, Finish):
             return self.finish(message).reply
-        if isinstance(message, ShareRequest | TripShares | Survivors):
+        if isinstance(message, ShareRequest | RoundShares | Survivors):
             return self.masks.handle(message)
         raise PARTY_STATES.unexpected(PartyState.JOINED, type(message), self.name)
 
@@ -492,10 +494,7 @@ class Candidate:
         )
 
     def welcome(
-        self,
-        message: Welcome,
-        replica: Replica | None = None,
-        exchange: Exchange | None = None,
+        self, message: Welcome, replica: Replica | None = None, exchange: Exchange | None = None
     ) -> Party:
         """Return the joined party.
 

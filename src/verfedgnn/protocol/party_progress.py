@@ -16,9 +16,8 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.random_streams import PartyStream
 from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.core.vectors import clip_rows
-from verfedgnn.protocol.checkpoint_state import CheckpointState, EvaluatedModel, to_tensor
 from verfedgnn.protocol.party_setup import PartySetup
-from verfedgnn.protocol.replica import step
+from verfedgnn.protocol.replica import CheckpointState, EvaluatedModel, step, to_tensor
 
 
 @dataclass(frozen=True)
@@ -52,28 +51,29 @@ class PrivateParameters:
             if bound is not None and name == "items":
                 values.copy_(clip_rows(values, bound))
 
-    def put(self, state: CheckpointState, prefix: str) -> None:
-        """Store the parameters and their optimiser's state in a checkpoint."""
-        for name, value in self.parameters.items():
-            accumulator = self.accumulators[name].cpu().numpy()
-            state.put_arrays(
-                {f"{prefix}.{name}": value.cpu().numpy(), f"{prefix}.{name}.accumulator": accumulator}
-            )
+    def arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
+        """Return the parameters and their optimiser's state as a checkpoint holds them."""
+        kinds = {"": self.parameters, ".accumulator": self.accumulators}
+        return {
+            f"{prefix}.{name}{kind}": value.cpu().numpy()
+            for kind, values in kinds.items()
+            for name, value in values.items()
+        }
 
-    def get(self, state: CheckpointState, prefix: str) -> PrivateParameters:
-        """Return what `put` stored; raise `RunError` if its shapes differ from these."""
+    def read(self, stored: Mapping[str, NDArray[Any]], prefix: str) -> PrivateParameters:
+        """Return what `arrays` stored; raise `RunError` if its shapes differ from these."""
         for name, value in self.parameters.items():
-            shape = state.arrays[f"{prefix}.{name}"].shape
+            shape = stored[f"{prefix}.{name}"].shape
             if shape != value.shape:
                 raise RunError(
                     f"the checkpoint has {shape[0]:,} {name}, the ratings have {len(value):,}; give the same data"
                 )
         parameters, accumulators = (
             {
-                name: to_tensor(state.arrays[f"{prefix}.{name}{suffix}"], value.device)
-                for name, value in self.parameters.items()
+                name: to_tensor(stored[f"{prefix}.{name}{kind}"], v.device)
+                for name, v in self.parameters.items()
             }
-            for suffix in ("", ".accumulator")
+            for kind in ("", ".accumulator")
         )
         return PrivateParameters(parameters, accumulators)
 
@@ -86,16 +86,6 @@ class SentNeighbourhoods:
     """Round in which they were sent."""
     values: NDArray[np.integer[Any]]
 
-    def put(self, state: CheckpointState, name: str) -> None:
-        """Store this record in a checkpoint."""
-        state.values[name] = self.round
-        state.put_arrays({name: self.values})
-
-    @classmethod
-    def get(cls, state: CheckpointState, name: str) -> SentNeighbourhoods | None:
-        """Return the record that `put` stored, or None."""
-        return cls(state.values[name], state.arrays[name]) if name in state.values else None
-
 
 @dataclass(frozen=True)
 class ReceivedNeighbourhoods:
@@ -107,21 +97,6 @@ class ReceivedNeighbourhoods:
     """Round of the sum."""
     others: Tensor | None
     """Estimated sum of the other parties' neighbourhoods (K, q, C); None if the party's own share is no longer known."""
-
-    def put(self, state: CheckpointState, name: str) -> None:
-        """Store this record in a checkpoint."""
-        state.values[name] = [self.digest, self.round]
-        if self.others is not None:
-            state.put_arrays({name: self.others.cpu().numpy()})
-
-    @classmethod
-    def get(cls, state: CheckpointState, name: str, device: torch.device) -> ReceivedNeighbourhoods | None:
-        """Return the record that `put` stored, or None."""
-        if name not in state.values:
-            return None
-        digest, round = state.values[name]
-        others = to_tensor(state.arrays[name], device) if name in state.arrays else None
-        return cls(digest, round, others)
 
 
 @dataclass(frozen=True)
@@ -199,35 +174,39 @@ class PartyProgress:
 
     def checkpoint(self) -> CheckpointState:
         """Return everything else that training changed."""
-        state = CheckpointState()
-        state.values |= {
-            "training": self.training,
-            "verified": self.verified,
-            "snapshot": 0 if self.snapshot is None else self.snapshot.round,
-        }
-        self.private.put(state, "private")
-        records = {"sent": self.sent, "received": self.received}
+        values: dict[str, Any] = {"training": self.training, "verified": self.verified, "snapshot": 0}
+        arrays = self.private.arrays("private")
+        sent = {"sent": self.sent}
         if self.snapshot is not None:
-            self.snapshot.private.put(state, "snapshot")
-            records["snapshot.sent"] = self.snapshot.sent
-        for name, record in records.items():
+            values["snapshot"] = self.snapshot.round
+            arrays |= self.snapshot.private.arrays("snapshot")
+            sent["snapshot.sent"] = self.snapshot.sent
+        for name, record in sent.items():
             if record is not None:
-                record.put(state, name)
-        return state
+                values[name], arrays[name] = record.round, record.values
+        if self.received is not None:
+            values["received"] = [self.received.digest, self.received.round]
+            if self.received.others is not None:
+                arrays["received"] = self.received.others.cpu().numpy()
+        return CheckpointState(arrays, values)
 
     def restore(self, state: CheckpointState, models: CheckpointState) -> None:
         """Replace this progress with that of a checkpoint."""
-        values = state.values
-        self.private = self.private.get(state, "private")
-        self.sent = SentNeighbourhoods.get(state, "sent")
-        self.received = ReceivedNeighbourhoods.get(state, "received", self.device)
+        values, arrays = state.values, state.arrays
+        self.private = self.private.read(arrays, "private")
         self.evaluated = models.get_model("evaluated", self.device)
         self.best = models.get_model("best", self.device)
         self.training = values["training"]
-        verified = values["verified"]
-        self.verified = (verified[0], verified[1]) if verified else None
-        self.snapshot = None
+        self.verified = tuple(values["verified"]) if values["verified"] else None
+        sent, before = (
+            SentNeighbourhoods(values[name], arrays[name]) if name in values else None
+            for name in ("sent", "snapshot.sent")
+        )
+        self.sent = sent
+        self.received = self.snapshot = None
+        if "received" in values:
+            digest, round = values["received"]
+            others = to_tensor(arrays["received"], self.device) if "received" in arrays else None
+            self.received = ReceivedNeighbourhoods(digest, round, others)
         if values["snapshot"]:
-            private = self.private.get(state, "snapshot")
-            sent = SentNeighbourhoods.get(state, "snapshot.sent")
-            self.snapshot = RoundSnapshot(values["snapshot"], private, sent)
+            self.snapshot = RoundSnapshot(values["snapshot"], self.private.read(arrays, "snapshot"), before)

@@ -23,6 +23,7 @@ from verfedgnn.core.rating_scale import scale_unit, upper_quarter
 from verfedgnn.gnn.list_model import pair_weights
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.protocol.forward_backward import Batch
+from verfedgnn.protocol.solved_round import ITEM_DAMPING
 
 
 class Vouching(Protocol):
@@ -86,10 +87,6 @@ LOCAL = Policy(masks=False)
 
 
 # -- What a party brings to a training and never changes: its data and targets, the configuration, its secret, device and policy
-
-
-ITEM_DAMPING = 5.0
-"""Number of ratings at the party's mean that an item's mean counts in addition to its own."""
 
 
 @dataclass(frozen=True)

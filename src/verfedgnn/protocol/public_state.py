@@ -16,14 +16,10 @@ from verfedgnn.config import Config
 from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, MaskStream, remove_masks
 from verfedgnn.privacy.protections import Unmasking
-from verfedgnn.protocol.aggregation import (
-    FULL_COPY,
-    sum_neighbourhoods,
-)
-from verfedgnn.protocol.checkpoint_state import CheckpointState, to_tensor
+from verfedgnn.protocol.aggregation import FULL_COPY, sum_neighbourhoods
 from verfedgnn.protocol.masks import mask_context, sum_digest
 from verfedgnn.protocol.messages import RoundReply, RoundStart
-from verfedgnn.protocol.replica import Replica, Update
+from verfedgnn.protocol.replica import CheckpointState, Replica, Update, to_tensor
 from verfedgnn.protocol.solved_round import compute_update
 
 KEPT_UPDATES = 8
@@ -38,7 +34,11 @@ class NeighbourhoodSum:
     """Indices of the parties in the sum."""
     round: int
     """Round in which they sent their neighbourhoods."""
-    total: NDArray[np.integer[Any]]
+    total: NDArray[np.integer[Any]] | None
+
+
+NO_SUM = NeighbourhoodSum([], 0, None)
+"""What the coordinator hands out before the first sum."""
 
 
 class PublicState:
@@ -51,7 +51,7 @@ class PublicState:
         """Parameters of the best validation."""
         self.updates: deque[Update] = deque(maxlen=KEPT_UPDATES)
         """The updates of the last rounds, in order."""
-        self.neighbourhood_sum: NeighbourhoodSum | None = None
+        self.neighbourhood_sum = NO_SUM
         """The last sum of neighbourhoods."""
         self.parameters_round: dict[str, int] = {}
         """Round of the public parameters that each party has."""
@@ -71,30 +71,24 @@ class PublicState:
 
     def changes_for(self, name: str) -> dict[str, Any]:
         """Return the fields of a RoundStart with updates and sums that a party lacks, or with a full copy instead of updates."""
-        known = self.parameters_round[name]
-        missed = self._updates_since(known)
-        updates = missed or []
+        known, replica = self.parameters_round[name], self.replica
+        updates = [update for update in self.updates if update.round > known]
+        size = sum(update.total.nbytes for update in updates)
+        complete = len(updates) >= replica.round - known and size <= FULL_COPY * replica.model.size
+        updates = updates if complete else []
         shared = self.neighbourhood_sum
-        if shared is not None and self.sums_received.get(name) == shared.round:
-            shared = None
+        if self.sums_received.get(name) == shared.round:
+            shared = NO_SUM
         totals = [update.total for update in updates if update.parties]
         return {
             "updates_from": known + 1,
             "update_parties": [update.parties for update in updates],
-            "neighbourhood_parties": [] if shared is None else shared.parties,
-            "neighbourhood_round": 0 if shared is None else shared.round,
+            "neighbourhood_parties": shared.parties,
+            "neighbourhood_round": shared.round,
             "updates": np.concatenate(totals) if totals else None,
-            "neighbourhoods": None if shared is None else shared.total,
-            **(self.replica.full_copy() if missed is None else {}),
+            "neighbourhoods": shared.total,
+            **({} if complete else replica.full_copy()),
         }
-
-    def _updates_since(self, round: int) -> list[Update] | None:
-        """Return the updates after `round`; None if a full copy is needed, or smaller."""
-        missed = [update for update in self.updates if update.round > round]
-        if self.replica.round - round > len(missed):
-            return None
-        size = sum(update.total.nbytes for update in missed)
-        return None if size > FULL_COPY * self.replica.model.size else missed
 
     def note_reply(self, name: str, start: RoundStart) -> None:
         """Note that a party has taken what its RoundStart carried."""
@@ -107,7 +101,7 @@ class PublicState:
     def mask_context(self, start: RoundStart) -> bytes:
         """Hash what the active parties of a round must have received alike."""
         last = self.neighbourhood_sum
-        digest = "" if last is None else sum_digest(last.parties, last.round, last.total)
+        digest = "" if last is NO_SUM else sum_digest(last.parties, last.round, last.total)
         return mask_context(start, self.replica, digest)
 
     def add_up(
@@ -162,7 +156,7 @@ class PublicState:
             "sums_received": self.sums_received,
         }
         shared = self.neighbourhood_sum
-        if shared is not None:
+        if shared.total is not None:
             state.values["neighbourhoods"] = [shared.parties, shared.round]
             state.put_arrays({"neighbourhoods": shared.total})
 
@@ -205,11 +199,7 @@ class BestValidation:
         """Parties that took part in it and have not rejoined since, so they have its parameters."""
 
     def judge(
-        self,
-        round: int,
-        replies: Mapping[str, RoundReply],
-        names: Sequence[str],
-        digest: str,
+        self, round: int, replies: Mapping[str, RoundReply], names: Sequence[str], digest: str
     ) -> float:
         """Return the error over all parties, and note it if it is the best; an absent party counts with its last validation."""
         for name, reply in replies.items():

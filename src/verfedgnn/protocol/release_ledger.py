@@ -47,7 +47,7 @@ class ReleaseEntry:
 
 @dataclass
 class ReleaseLedger:
-    """The releases of one training, in memory. `store` and `flush` make each durable before it leaves the party."""
+    """The releases of one training, in memory. `store` makes each durable before it leaves the party."""
 
     config: Config
     entries: list[ReleaseEntry] = field(default_factory=list)
@@ -57,8 +57,6 @@ class ReleaseLedger:
     """The last round that was released, or whose release was about to be entered."""
     store: Callable[[ReleaseEntry, Values, int], None] = lambda entry, values, before: None
     """Callback that writes an entry and the values of the round, after the number of entries `before`."""
-    flush: Callable[[], None] = lambda: None
-    """Callback that waits until everything written is on disk; call it before a release leaves the party."""
     training: str = ""
     rounds: int = 0
 

@@ -24,11 +24,11 @@ from verfedgnn.protocol.messages import (
     Pseudonyms,
     Refused,
     RoundReply,
+    RoundShares,
     RoundStart,
     Sealed,
     ShareRequest,
     Survivors,
-    TripShares,
     Unmask,
     UserRows,
     Waiting,
@@ -73,7 +73,7 @@ class StateTable(Generic[S]):
 # The states of a party towards the coordinator, and what may follow what.
 #
 #     GREETING --Waiting--> QUEUED --Welcome--> JOINED --Finish--> FINISHED
-#         '---------------Welcome---------------^   '-- ShareRequest, TripShares, RoundStart, Survivors: stays JOINED
+#         '---------------Welcome---------------^   '-- ShareRequest, RoundShares, RoundStart, Survivors: stays JOINED
 #
 # After every lost connection a party says hello again and is GREETING. Until it has joined, the coordinator may ask it to align its
 # users again, or to skip the training.
@@ -97,7 +97,7 @@ class PartyEvent(Enum):
 
 
 OF_LAST_STAY: frozenset[type[Message]] = frozenset(
-    {ShareRequest, TripShares, RoundStart, Survivors, Finish, Sealed, UserRows}
+    {ShareRequest, RoundShares, RoundStart, Survivors, Finish, Sealed, UserRows}
 )
 """Messages that a party ignores until it has joined again."""
 
@@ -116,7 +116,7 @@ PARTY_STATES = StateTable(
         PartyState.REALIGNING: {},
         PartyState.JOINED: {
             PartyEvent.SAY_HELLO: PartyState.GREETING,
-            **dict.fromkeys((Waiting, ShareRequest, TripShares, RoundStart, Survivors), PartyState.JOINED),
+            **dict.fromkeys((Waiting, ShareRequest, RoundShares, RoundStart, Survivors), PartyState.JOINED),
             PartyEvent.SKIP: PartyState.FINISHED,
             Finish: PartyState.FINISHED,
         },
@@ -140,12 +140,12 @@ PARTY_STATES = StateTable(
 
 # The states of a coordinator, and what may follow what.
 #
-#     GATHERING --all joined--> IDLE --open--> TRIP --close--> IDLE --finish--> FINISHING
+#     GATHERING --all joined--> IDLE --open--> ROUND --close--> IDLE --finish--> FINISHING
 #
 # With masks, a round has more steps. It can be opened again, or abandoned, in each of them:
 #
-#     IDLE --ask for shares--> SHARING --open--> TRIP --unmask--> UNMASKING --close--> IDLE
-#                                                 '--agree--> AGREEING --unmask--^
+#     IDLE --ask for shares--> SHARING --open--> ROUND --unmask--> UNMASKING --close--> IDLE
+#                                                  '--agree--> AGREEING --unmask--^
 #
 #     GATHERING --cancel--> CANCELLED
 #
@@ -158,7 +158,7 @@ class CoordinatorState(Enum):
     GATHERING = "waiting for all parties to join"
     IDLE = "training, between two rounds"
     SHARING = "training, waiting for mask shares"
-    TRIP = "training, waiting for replies"
+    ROUND = "training, waiting for replies"
     AGREEING = "training, waiting for signatures of the survivor list"
     UNMASKING = "training, waiting for shares to unmask a sum"
     FINISHING = "training is over"
@@ -197,7 +197,7 @@ def _from(
 
 def _open(state: CoordinatorState, **actions: CoordinatorState) -> dict[Event, CoordinatorState]:
     """Return the transitions of a state of an open round; `actions` are those besides opening it again and abandoning it."""
-    again = {"ASK_FOR_SHARES": CoordinatorState.SHARING, "OPEN": CoordinatorState.TRIP}
+    again = {"ASK_FOR_SHARES": CoordinatorState.SHARING, "OPEN": CoordinatorState.ROUND}
     return _from(state, *_OF_ROUNDS, **again, ABANDON=CoordinatorState.IDLE, **actions)
 
 
@@ -211,14 +211,14 @@ COORDINATOR_STATES = StateTable(
         ),
         CoordinatorState.IDLE: _from(
             CoordinatorState.IDLE,
-            *_OF_ROUNDS,  # late, or shares that are sent ahead
+            *_OF_ROUNDS,  # late
             ASK_FOR_SHARES=CoordinatorState.SHARING,
-            OPEN=CoordinatorState.TRIP,
+            OPEN=CoordinatorState.ROUND,
             FINISH=CoordinatorState.FINISHING,
         ),
         CoordinatorState.SHARING: _open(CoordinatorState.SHARING),
-        CoordinatorState.TRIP: _open(
-            CoordinatorState.TRIP,
+        CoordinatorState.ROUND: _open(
+            CoordinatorState.ROUND,
             AGREE=CoordinatorState.AGREEING,
             UNMASK=CoordinatorState.UNMASKING,
             CLOSE=CoordinatorState.IDLE,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from verfedgnn.core.option_names import option
-from verfedgnn.privacy.audit_record import audit_records
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
@@ -69,6 +72,26 @@ def describe_cost(metrics: Mapping[str, Any]) -> str:
     rounds = sum(part["rounds"] for part in parts)
     seconds = format_duration(sum(part["seconds"] for part in parts))
     return f"{rounds:,} rounds, {each} for each party, {seconds} of training"
+
+
+@dataclass(frozen=True)
+class AuditRecord:
+    """The headline of the attacks on one preset, measured once and shipped with the product (`results/attacks.md`)."""
+
+    learnt: str
+    """What others learn, in one sentence."""
+    figures: Mapping[str, float]
+    """AUC by attacker and data: 0.5 is a coin toss, 1 is certainty."""
+    data: str
+    """Data sets and seeds."""
+    commit: str
+
+
+@cache
+def audit_records() -> Mapping[str, AuditRecord]:
+    """Return the record of each preset that was attacked, by name."""
+    text = files("verfedgnn.privacy").joinpath("audit_record.json").read_text("utf-8")
+    return {preset: AuditRecord(**values) for preset, values in json.loads(text).items()}
 
 
 def describe_learnt(config: Config) -> str:

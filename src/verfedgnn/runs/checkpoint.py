@@ -15,7 +15,7 @@ from typing import Any
 from verfedgnn.core import files
 from verfedgnn.core.array_files import ArrayFile, write_parts
 from verfedgnn.core.errors import RunError
-from verfedgnn.protocol.checkpoint_state import CheckpointState
+from verfedgnn.protocol.replica import CheckpointState
 
 _NAME = re.compile(r"round-(\d{8})~?")
 """Folder name of a checkpoint; a trailing ~ marks one that is being replaced by another of the same round."""

@@ -21,7 +21,7 @@ import numpy as np
 from verfedgnn.core.array_files import ArrayFile, Arrays, Buffer, as_bytes, cut, write_parts
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import make_folder, sync_folder, write_all, writing
-from verfedgnn.protocol.checkpoint_state import CheckpointState
+from verfedgnn.protocol.replica import CheckpointState
 
 _SLOTS = ("slot-0.safetensors", "slot-1.safetensors")
 _TEXT = "checkpoint"

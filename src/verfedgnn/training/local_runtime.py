@@ -22,8 +22,8 @@ from verfedgnn.protocol.messages import (
     Hello,
     Message,
     RoundReply,
+    RoundShares,
     RoundStart,
-    TripShares,
     Welcome,
     decode,
     encode,
@@ -70,7 +70,7 @@ class LocalRuntime:
         starts = self.coordinator.open()
         if self.coordinator.masks is not None:
             self._exchange(list(self.coordinator.share_requests().items()))
-            shares = [each for each in self.coordinator.proceed() if isinstance(each[1], TripShares)]
+            shares = [each for each in self.coordinator.proceed() if isinstance(each[1], RoundShares)]
             self._exchange(shares)
         for name, received in self._up(self._replies(self._down(starts))).items():
             assert isinstance(received, RoundReply)
@@ -83,11 +83,10 @@ class LocalRuntime:
         """Carry messages about masks to parties, and their answers to the coordinator."""
         for name, message in messages:
             (received,) = self._down({name: message}).values()
-            party = self.parties[name]
-            for answer in (party.handle(received), party.masks.shares_ahead()):
-                if answer is not None:
-                    (reply,) = self._up({name: answer}).values()
-                    self.coordinator.take(name, reply)
+            answer = self.parties[name].handle(received)
+            if answer is not None:
+                (reply,) = self._up({name: answer}).values()
+                self.coordinator.take(name, reply)
 
     def finish(self) -> list[FinishedTraining]:
         """End the training and return every party's result, in order."""

@@ -24,7 +24,7 @@ from verfedgnn.data import Ratings
 from verfedgnn.data.read_options import ReadOptions
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
-from verfedgnn.federation.party_session import load_finished, run_party
+from verfedgnn.federation.party_service import load_finished, run_party
 from verfedgnn.federation.roster import load_party
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import PartyStore
@@ -118,7 +118,6 @@ class PartyExecutor(Executor):  # type: ignore[misc]
                 read,
                 each=each,
                 pad_to=settings.pad_users,
-                checkpoint_every=settings.checkpoint_every,
                 device=settings.device,
                 after=settings.after,
             )

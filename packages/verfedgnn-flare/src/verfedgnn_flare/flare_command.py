@@ -9,7 +9,7 @@ import typer
 
 from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.service_commands import Every, FederationFile
+from verfedgnn.cli.service_commands import FederationFile
 from verfedgnn.cli.shared_options import RUN, CommandApp, Device, Threads
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ def site(
         Path | None, typer.Option(help="Run folder. Default: run, in the federation folder.")
     ] = None,
     reading: ReadOptions,
-    checkpoint_every: Every = 1,
     device: Device = "cpu",
     threads: Threads = 1,
     after: Annotated[
@@ -83,7 +82,6 @@ def site(
         "ratings": ratings if ratings is None or "://" in ratings else _absolute(Path(ratings)),
         "out": None if out is None else _absolute(out),
         "reading": {option: texts[-1] for option, texts in asdict(reading).items() if texts},
-        "checkpoint_every": checkpoint_every,
         "device": device,
         "threads": threads,
         "after": None if after is None else _absolute(after),

@@ -58,8 +58,6 @@ class SiteSettings(Section):
     """Processes for aligning users by ecdh; 0 means one per core."""
     pad_users: int = Field(0, ge=0)
     """Number of users to announce at least, random ones among them."""
-    checkpoint_every: int = Field(1, ge=1)
-    """Number of rounds between two checkpoints of a party."""
     after: Path | None = None
     """Run folder of a party's training before this one."""
 

@@ -31,7 +31,7 @@ from verfedgnn.federation.frames import (
     cut_message,
     size_of,
 )
-from verfedgnn.protocol.framing import EncodedMessage
+from verfedgnn.protocol.messages import EncodedMessage
 
 CHANNEL = "verfedgnn"
 MOST_WAITING = 16
