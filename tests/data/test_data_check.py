@@ -534,7 +534,7 @@ def test_a_column_named_after_its_things_is_guessed(tmp_path: Path, columns: str
 
 
 def test_missing_columns_are_named_with_a_flag_that_works(tmp_path: Path) -> None:
-    """Of all tables at once; a column that no usual name is like is guessed if it is the only one left."""
+    """Of all tables at once."""
     put(tmp_path / "films.csv", "customer_id,film,stars,when\n1,7,5,959756400\n")
     put(tmp_path / "books.csv", "k;v;score\n1;2;3\n")
     put(tmp_path / "games.csv", "user,item,rating_value,date_added\n1,2,3,2024-01-01\n")
@@ -559,3 +559,20 @@ def test_missing_columns_are_named_with_a_flag_that_works(tmp_path: Path) -> Non
     assert read.usable
     assert read.shape is not None
     assert read.shape.first == "2000-05-31"
+
+
+@pytest.mark.parametrize("line", ["1\t1630\t4", "1\t1630\t4\t978300760"])
+@pytest.mark.parametrize("name", ["ratings.dat", "shop.csv"])
+def test_a_table_without_a_header_is_read_by_its_order(tmp_path: Path, line: str, name: str) -> None:
+    """Also under a name that MovieLens uses; the note says how the columns were read."""
+    other = line.replace("1630", "7").replace("4", "2", 1)
+    put(tmp_path / name, f"{line}\n{other}\n\n{line.replace('1630', '9')}\n")
+    read = read_ratings(tmp_path / name)
+    assert (read.user_ids.tolist(), read.item_ids.tolist()) == (["1"], ["7", "9", "1630"])
+    assert read.notes[0].startswith("no header: the columns were read as user, item, rating")
+    assert (read.time is not None) == (line.count("\t") == 3)
+    checked = check_source("shop", tmp_path / name)
+    assert checked.usable
+    assert checked.notes == read.notes
+    put(tmp_path / name, f"{line}\n{line}\n")
+    assert check_source("shop", tmp_path / name).problems[0].places == (2,)

@@ -239,7 +239,9 @@ def _check_table(
         told.append(replace(problem, places=places, values=_show_values(problem, rows, checked)))
     shape = describe_ratings(*columns, now)
     counts = np.bincount(user, minlength=len(users))
-    return CheckedSource(name, source, table.unit, tuple(told), checked.notes, shape, users, counts, items)
+    return CheckedSource(
+        name, source, table.unit, tuple(told), (*table.notes, *checked.notes), shape, users, counts, items
+    )
 
 
 def _number_rows(table: Table, broken: list[int], rows: list[int]) -> dict[int, int]:
@@ -247,7 +249,7 @@ def _number_rows(table: Table, broken: list[int], rows: list[int]) -> dict[int, 
     if table.text is None:
         return {row: row + (table.unit == "row") for row in rows}
     gaps = np.array(broken, np.int64)
-    records = np.array(rows, np.int64) + 1
+    records = np.array(rows, np.int64) + (not table.text.columns)
     # Removing the j broken records before broken record j shifts it by j; compare the shifted positions.
     records += np.searchsorted(gaps - np.arange(len(gaps)), records, "right")
     lines = table.text.lines(records.tolist())

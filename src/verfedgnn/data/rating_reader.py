@@ -231,7 +231,12 @@ def rate_table(
         raise DataError(
             f"{redact(table.text.path)} has a header but no ratings; give a table with at least one row"
         )
-    return rate_rows(rows, scale=scale, name=name, duplicates=duplicates, missing=missing, where=table.at)
+    return rate_rows(
+        rows,
+        **{"scale": scale, "name": name, "duplicates": duplicates, "missing": missing},
+        where=table.at,
+        notes=table.notes,
+    )
 
 
 def locate(path: str | Path) -> Path:

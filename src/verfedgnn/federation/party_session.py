@@ -19,7 +19,7 @@ from verfedgnn.core.errors import DataError, ProtocolError
 from verfedgnn.core.files import lock_folder
 from verfedgnn.data import PartyData, Ratings, suits
 from verfedgnn.data.ids import find_positions, sort_ids
-from verfedgnn.data.parties import note_dropped, place_users
+from verfedgnn.data.parties import place_users
 from verfedgnn.data.ratings import format_count
 from verfedgnn.federation.agreement import describe_two_parties
 from verfedgnn.federation.coordinator_link import CoordinatorLink
@@ -107,9 +107,8 @@ def _align(
     log_event("users aligned", rows=party.users, own=taking_part, left_out=ratings.n_users - taking_part)
     ids = np.full(party.users, "", ratings.user_ids.dtype)
     ids[party.rows[party.rows >= 0]] = ratings.user_ids[party.rows >= 0]
-    placed = place_users(ratings, party.rows, ids)
-    notes = note_dropped(ratings, placed, party.rows, agreement.config.users)
-    return PartyData(identity.name, replace(placed.with_notes(*notes), name=identity.name)), party.alignment
+    placed = place_users(ratings, party.rows, ids, agreement.config.users)
+    return PartyData(identity.name, replace(placed, name=identity.name)), party.alignment
 
 
 def _exchange(party: PartyAlignment, link: CoordinatorLink) -> None:

@@ -10,9 +10,9 @@ from verfedgnn.config import load_config
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.files import LOCK, check_writable, writing
 from verfedgnn.core.option_names import option
-from verfedgnn.runs.run_layout import FORGOTTEN
+from verfedgnn.runs.run_layout import FORGOTTEN, SPLIT_SECRET
 
-_KEPT = (LOCK, FORGOTTEN)
+_KEPT = (LOCK, FORGOTTEN, SPLIT_SECRET)
 """Files that stay when a run is overwritten; without others, a folder counts as empty."""
 
 
