@@ -28,7 +28,7 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.framing import kind_of
 from verfedgnn.protocol.messages import Finished, RoundReply
 from verfedgnn.runs.forget_record import gather_forgotten, note_forgotten
-from verfedgnn.runs.run_layout import LAST_RELEASE
+from verfedgnn.runs.run_folder import LAST_RELEASE
 from verfedgnn.upkeep.forget import forget_users
 
 USERS = 60

@@ -18,8 +18,7 @@ from verfedgnn.data.synthetic import synthetic_tables, write_tables
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
 from verfedgnn.runs.forget_record import note_forgotten
 from verfedgnn.runs.run import write_json
-from verfedgnn.runs.run_folder import empty_run
-from verfedgnn.runs.run_layout import FORGET_JOURNAL, SPLIT_SECRET
+from verfedgnn.runs.run_folder import FORGET_JOURNAL, SPLIT_SECRET, empty_run
 from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep.new_items import NewItems
 

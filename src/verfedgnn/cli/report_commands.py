@@ -9,7 +9,6 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from verfedgnn.cli.completion import among
 from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder, Threads, use_threads
@@ -94,8 +93,7 @@ def report(
     from verfedgnn.reports.drift_section import add_drift
     from verfedgnn.reports.run_report import run_document
     from verfedgnn.runs.run import Run
-    from verfedgnn.runs.run_folder import check_outside
-    from verfedgnn.runs.run_layout import REPORT
+    from verfedgnn.runs.run_folder import REPORT, check_outside
 
     output = Output(quiet=quiet, as_json=as_json)
     loaded = Run.load(run, added=False)
@@ -116,17 +114,11 @@ def report(
 def export(
     run: RunFolder,
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    kind: Annotated[
-        str,
-        typer.Option(
-            "--format", help="File format: parquet or npy.", autocompletion=among(("parquet", "npy"))
-        ),
-    ] = "parquet",
     party: Annotated[str | None, typer.Option(help="Export only this party; all by default.")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the user and item vectors of the served models, with ids and titles.
+    """Write the user and item vectors of the served models as Parquet, with ids and titles.
 
     Each party gets a folder with the vectors whose dot products are the predicted ratings. Vectors that order
     lists are in its subfolder `lists`. embeddings.json says what a product means and lists the components.
@@ -141,7 +133,7 @@ def export(
         for model in models
         for each in (model.embeddings().values() if party is None else [model.embeddings(party)])
     ]
-    files = export_embeddings(chosen, out, kind)
+    files = export_embeddings(chosen, out)
     lines = []
     for each in chosen:
         parts = ", ".join(f"{name} {part.start}:{part.stop}" for name, part in each.parts.items())

@@ -179,7 +179,7 @@ def confirm(
 
 def read_split(run: Path, percent: int | None, key: Path | None) -> SplitTest | None:
     """Return the split test of these options; None without one."""
-    from verfedgnn.runs.run_layout import SPLIT_SECRET
+    from verfedgnn.runs.run_folder import SPLIT_SECRET
     from verfedgnn.serving.split_test import open_split_test
 
     if percent is None:

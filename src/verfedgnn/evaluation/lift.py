@@ -25,7 +25,7 @@ from verfedgnn.evaluation.chance import Floats, Metric, gain, holm, measure
 from verfedgnn.evaluation.verdict import choose_word, describe_lift, is_judged, judged_tables
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
-from verfedgnn.runs.run_layout import LIFT_FORMAT
+from verfedgnn.runs.run_folder import LIFT_FORMAT
 
 WAYS = ("simple", "means", "alone", "federated")
 WITHOUT_JOINING = ("alone", "simple")

@@ -36,7 +36,7 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import Run, read_history
 from verfedgnn.runs.run_before import find_before, read_before, recorded_before, suspect_files, write_before
-from verfedgnn.runs.run_layout import FORGOTTEN
+from verfedgnn.runs.run_folder import FORGOTTEN
 from verfedgnn.training.finished import Trained, make_run
 
 

@@ -26,7 +26,7 @@ from verfedgnn.federation.agreement import (
 )
 from verfedgnn.federation.certificates import COORDINATOR, CertificateError
 from verfedgnn.federation.event_log import log_warning
-from verfedgnn.runs.run_layout import TRAININGS
+from verfedgnn.runs.run_folder import TRAININGS
 
 # -- changes of the roster, at the coordinator -------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from verfedgnn.runs.metrics_file import summarise_cost
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import begin_folder, read_history, write_history, write_json, write_public
-from verfedgnn.runs.run_layout import FINAL, LAST_RELEASE, LISTS, RESULT
+from verfedgnn.runs.run_folder import FINAL, LAST_RELEASE, LISTS, RESULT
 
 LEDGER = "releases.jsonl"
 _RELEASES = "releases"
