@@ -349,7 +349,7 @@ def test_the_command_and_its_exit_codes(command: Command, tmp_path: Path) -> Non
     assert "diagnosis: This cannot be trained, because bad cannot be used" in err
     assert "next, once the data are corrected: " in err
     assert "(lines 9, 14)" in out
-    assert "1 row has a rating that is not a number (line 3 'great'): correct or remove them" in out
+    assert "1 row has a rating that is not a number (line 3): correct or remove them" in out
     assert "not usable" in out
     good = put(
         tmp_path / "good.csv",

@@ -17,10 +17,11 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DataError, ProtocolError
 from verfedgnn.core.files import lock_folder
-from verfedgnn.data import PartyData, Ratings, suits
+from verfedgnn.data import PartyData, Ratings
 from verfedgnn.data.ids import find_positions, sort_ids
 from verfedgnn.data.parties import place_users
 from verfedgnn.data.ratings import format_count
+from verfedgnn.data.splits import suits
 from verfedgnn.federation.agreement import describe_two_parties
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event, log_warning

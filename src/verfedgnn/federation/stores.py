@@ -34,8 +34,7 @@ from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.masks import ListCommitments
 from verfedgnn.protocol.party_progress import PartyProgress
 from verfedgnn.protocol.release_ledger import ReleaseEntry, ReleaseLedger, Values
-from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
-from verfedgnn.runs.checkpoint_slots import CheckpointSlots, SlotCheckpoint
+from verfedgnn.runs.checkpoint import CheckpointSlots, SlotCheckpoint, read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import summarise_cost
 from verfedgnn.runs.party_tables import read_party_tables

@@ -14,7 +14,6 @@ from verfedgnn.core.option_names import option
 from verfedgnn.data.data_check import Bars, CheckedSource, Conclusion, UserOverlap, foresee_training
 from verfedgnn.data.rating_checks import DataProblem
 from verfedgnn.data.ratings import format_count
-from verfedgnn.data.value_parsing import quote_value
 from verfedgnn.reports import document
 from verfedgnn.reports.document import Banner, Document, Points
 
@@ -38,9 +37,8 @@ def show_checked(console: Console, found: CheckedSource) -> None:
         ]
         counts = "{} by {} on {}".format(*amounts)
         span = f", {shape.first} to {shape.last}" if shape.first else ""
-        share = float(f"{100 * shape.density:.2g}")  # two digits, and 100 without an exponent
-        spread = f"{share:g} % of all pairs), {shape.lowest:g} to {shape.highest:g}, mean {shape.mean:.2f}"
-        console.print(f"  {counts} ({spread}{span}", soft_wrap=True)
+        spread = f"{shape.lowest:g} to {shape.highest:g}, mean {shape.mean:.2f}"
+        console.print(f"  {counts}, {spread}{span}", soft_wrap=True)
     for problem in found.problems:
         mark = "[bold red]error[/]  " if problem.fatal else "[yellow]warning[/]"
         console.print(f"  {mark} {escape(_sentence(problem, found.unit))}", soft_wrap=True)
@@ -50,7 +48,6 @@ def show_checked(console: Console, found: CheckedSource) -> None:
         pictures = [
             ("ratings", shape.values),
             ("users by their ratings", shape.per_user),
-            ("items by their ratings", shape.per_item),
         ]
         console.print(Columns([_bars(title, bars, console) for title, bars in pictures], padding=(1, 3)))
     verdict = "[bold green]usable[/]" if found.usable else "[bold red]not usable[/]"
@@ -205,9 +202,7 @@ def _overlap_json(overlap: UserOverlap) -> dict[str, Any]:
 
 def _sentence(problem: DataProblem, unit: str) -> str:
     more = ", ..." if problem.count > len(problem.places) else ""
-    values = problem.values or ("",) * len(problem.places)
-    shown = (f" {quote_value(value)}" if value else "" for value in values)
-    numbers = ", ".join(f"{place:,}{value}" for place, value in zip(problem.places, shown, strict=True))
+    numbers = ", ".join(f"{place:,}" for place in problem.places)
     places = f" ({unit}{'s' if len(problem.places) > 1 else ''} {numbers}{more})" if problem.places else ""
     return f"{problem.text}{places}" + (f": {problem.remedy}" if problem.remedy else "")
 

@@ -40,7 +40,7 @@ from verfedgnn.runs.metrics_file import evaluate
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
-from verfedgnn.runs.run_folder import FINAL, LIFT_FORMAT, LISTS, empty_run, holds_run
+from verfedgnn.runs.run_folder import FINAL, LISTS, empty_run, holds_run
 
 if TYPE_CHECKING:
     from verfedgnn.serving.run_answers import RunAnswers
@@ -454,7 +454,7 @@ class Run:
             own = folder / "model" / "alone"
             alone = _read_models(own, parties) if own.is_dir() else None
             public = read_public(folder)
-            metrics = _leave_out_old_lift(json.loads((folder / "metrics.json").read_text("utf-8")))
+            metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
             ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8")))
             history = read_history(folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -476,14 +476,6 @@ class Run:
         if (lists / "metrics.json").is_file():
             run.lists = cls._read(lists, load_config(lists / "config.toml"), parties, parts)
         return run
-
-
-def _leave_out_old_lift(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Remove a lift that an earlier version saved in another format, and say so in `old_lift`."""
-    if "lift" in metrics and metrics["lift"].get("format") != LIFT_FORMAT:
-        del metrics["lift"]
-        metrics["old_lift"] = True
-    return metrics
 
 
 def read_added_items(folder: Path, parties: Sequence[PartyData]) -> list[dict[str, AddedItem]]:

@@ -22,8 +22,6 @@ LAST_RELEASE = "last-release"
 """Folder in a party's training with the values that it released last, before masks, until the training has finished."""
 RESULT = "result"
 """Folder in a party's checkpoint with the result of a training, until the run is complete."""
-LIFT_FORMAT = 4
-"""Format of the `lift` part of metrics.json. A lift of another format is left out when a run is read."""
 FORGET_RECORD = "forget.json"
 """File in a run's folder that says which users were forgotten, by keyed hashes."""
 FORGOTTEN = "forgotten.json"
