@@ -6,7 +6,7 @@ A source is usable exactly when `read_ratings` with the same options reads it. E
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,6 @@ class Distribution:
     mean: float
     values: Bars
     """Count of each rating, or of ten equal bins if there are many different ratings."""
-    per_user: Bars
-    """Number of users by their number of ratings, in growing bins: 1, 2-4, 5-9, 10-19, ..."""
     first: str | None
     """Day of the first rating; None without times."""
     last: str | None
@@ -251,7 +249,6 @@ def describe_ratings(
     """
     if not len(rating):
         return None
-    by_user = np.unique_counts(user).counts
     first = last = None
     if time is not None:
         likely = (time >= EARLIEST) & (time <= latest_plausible_time(now))
@@ -259,26 +256,15 @@ def describe_ratings(
         first, last = str(days.min()), str(days.max())
     return Distribution(
         ratings=len(rating),
-        users=len(by_user),
+        users=len(np.unique(user)),
         items=len(np.unique(item)),
         lowest=float(rating.min()),
         highest=float(rating.max()),
         mean=float(rating.mean(dtype=np.float64)),
         values=_values(rating),
-        per_user=bin_counts(by_user),
         first=first,
         last=last,
     )
-
-
-def bin_counts(counts: NDArray[np.integer]) -> Bars:
-    """Return how many counts fall into the bins 1, 2-4, 5-9, 10-19, 20-49, ..., without empty bins at the start."""
-    edges = [step * 10**power for power in range(19) for step in (1, 2, 5)]
-    edges = edges[: int(np.searchsorted(edges, counts.max(), "right")) + 1]
-    sizes = np.histogram(counts, [*edges[:-1], np.inf])[0]
-    labels = [str(low) if high == low + 1 else f"{low:,}-{high - 1:,}" for low, high in pairwise(edges)]
-    smallest = int(np.argmax(sizes > 0))
-    return tuple(zip(labels, sizes.tolist(), strict=True))[smallest:]
 
 
 def _values(rating: NDArray[np.floating]) -> Bars:

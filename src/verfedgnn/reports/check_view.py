@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -45,11 +44,7 @@ def show_checked(console: Console, found: CheckedSource) -> None:
     for note in found.notes:
         console.print(f"  [dim]note    {escape(note)}[/]", soft_wrap=True)
     if shape is not None:
-        pictures = [
-            ("ratings", shape.values),
-            ("users by their ratings", shape.per_user),
-        ]
-        console.print(Columns([_bars(title, bars, console) for title, bars in pictures], padding=(1, 3)))
+        console.print(_bars("ratings", shape.values, console))
     verdict = "[bold green]usable[/]" if found.usable else "[bold red]not usable[/]"
     console.print(f"  {verdict}\n", soft_wrap=True)
 
