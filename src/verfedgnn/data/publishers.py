@@ -266,9 +266,7 @@ def find_layout(path: Path) -> tuple[Path, Path | None, Any] | None:
     for main, companion, read in _LAYOUTS:
         candidates = [folder / main, folder / f"{main}.gz"]
         files = [path] if path in candidates else [f for f in candidates if path.is_dir() and f.exists()]
-        if files and _OWN_TABLES.get(main, lambda file: False)(files[0]):
-            continue
-        if files:
+        if files and not (main in _OWN_TABLES and _OWN_TABLES[main](files[0])):
             beside = (folder / companion, folder / f"{companion}.gz")
             return files[0], next((file for file in beside if file.exists()), None), read
     return None
