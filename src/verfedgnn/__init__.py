@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from verfedgnn.estimator.setting_list import settings
     from verfedgnn.estimator.train_run import resume, train
     from verfedgnn.plugins import register
-    from verfedgnn.runs.recommendations import Recommendation, Recommendations
-    from verfedgnn.runs.run import Run
+    from verfedgnn.runs.run import Recommendation, Recommendations, Run
 
     __version__: str
 
@@ -69,8 +68,8 @@ _HOMES = {
     "ProtocolError": "core.errors",
     "RatingSplit": "estimator.rated_pairs",
     "Ratings": "data",
-    "Recommendation": "runs.recommendations",
-    "Recommendations": "runs.recommendations",
+    "Recommendation": "runs.run",
+    "Recommendations": "runs.run",
     "Run": "runs.run",
     "RunError": "core.errors",
     "VerFedGNNError": "core.errors",

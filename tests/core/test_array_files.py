@@ -16,7 +16,7 @@ import safetensors.numpy
 from verfedgnn.core import array_files
 from verfedgnn.core.array_files import ArrayFile, make_table, read_arrays, view_arrays, write_arrays
 from verfedgnn.protocol.replica import CheckpointState
-from verfedgnn.runs.checkpoint_slots import CheckpointSlots
+from verfedgnn.runs.checkpoint import CheckpointSlots
 
 SAMPLES: dict[str, np.ndarray[Any, Any]] = {
     "rows": np.arange(6, dtype=np.float32).reshape(3, 2),

@@ -48,14 +48,14 @@ HEAD = "user,item,rating\n"
     ("text", "words"),
     [
         (
-            "user,thing,rating\n1,2,3\n",
+            "user,film,rating\n1,2,3\n",
             [
                 "no column for item",
-                "user, thing, rating",
-                'did you mean columns={"item": "thing"}?',
+                "user, film, rating",
+                'did you mean columns={"item": "film"}?',
             ],
         ),
-        ("1,2,3\n4,5,1\n", ["no column for user, item, rating", "1, 2, 3", "add a header"]),
+        ("1,2,good\n4,5,bad\n", ["no column for user, item, rating", "1, 2, good", "add a header"]),
         (
             HEAD + "1,2,3\n\n1,4,great\n",
             ["'great'", "line 4 of", "is not a number", "correct or remove them"],

@@ -13,14 +13,13 @@ from verfedgnn.data import (
     PartyData,
     align_users,
     check_parties,
-    find_pooled_items,
     make_ratings,
     pool_parties,
     read_parties,
     split_items,
     synthetic_ratings,
 )
-from verfedgnn.data.parties import parties_from_tables
+from verfedgnn.data.parties import find_pooled_items, parties_from_tables
 
 
 def rows(ratings):

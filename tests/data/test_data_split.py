@@ -12,16 +12,14 @@ from verfedgnn.data import (
     TEST,
     TRAIN,
     VALID,
-    choose_dates,
     make_ratings,
     pool_parties,
     split_by_date,
     split_by_rating,
     split_items,
-    suits,
     synthetic_ratings,
 )
-from verfedgnn.data.splits import FEWEST_TEST_USERS, hash64
+from verfedgnn.data.splits import FEWEST_TEST_USERS, choose_dates, hash64, suits
 
 DAY = 24 * 60 * 60
 

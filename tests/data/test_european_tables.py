@@ -372,7 +372,7 @@ def test_a_run_remembers_what_was_left_out(command: Command, tmp_path: Path) -> 
     assert all("1 row has no user, item or rating: left out" in party["notes"] for party in about)
 
 
-def test_check_shows_ratings_and_times_and_never_ids(command: Command, tmp_path: Path) -> None:
+def test_check_names_lines_and_shows_no_values(command: Command, tmp_path: Path) -> None:
     lines = [
         "anna,Alien,4,2025-01-01",
         "anna,Brazil,\x1b[31mgreat\u202e[bold],2025-01-01",
@@ -387,15 +387,15 @@ def test_check_shows_ratings_and_times_and_never_ids(command: Command, tmp_path:
     assert "\x1b[31m" not in out
     assert "\u202e" not in out
     problems = out.split("ratings   ")[0]
-    assert rf"(lines 3 '\x1b[31mgreat\u202e[bold]', 4, 5 '{'x' * 37}...')" in problems
-    assert "(line 6 '7')" in problems
-    assert "(line 7 '2175-01-01 10:00:00" in problems
+    assert "(lines 3, 4, 5)" in problems
+    assert "(line 6)" in problems
+    assert "(line 7)" in problems
     for name in ("anna", "ben", "cleo", "Alien", "Dune"):
         assert name not in problems
     _, out, _ = command("data", "check", path, "--scale", "1,5", "--json")
-    values = {p["kind"]: p["values"] for p in json.loads(out)["sources"][0]["problems"]}
-    assert values["off-scale"] == ["7"]
-    assert values["not-a-number"][2] == "x" * 37 + "..."
+    places = {p["kind"]: p["places"] for p in json.loads(out)["sources"][0]["problems"]}
+    assert places["off-scale"] == [6]
+    assert places["not-a-number"] == [3, 4, 5]
     assert "anna" not in out
 
 
@@ -429,14 +429,6 @@ def test_ids_that_programs_write_for_nobody_are_warned_of(tmp_path: Path) -> Non
     found = check_source("t", put(tmp_path / "t.csv", "user,item,rating\nNA,a,3\nNULL,b,4\nbob,b,4\n"))
     (warning,) = [problem for problem in found.problems if problem.kind == "named-nothing-user"]
     assert (warning.count, warning.places, warning.fatal) == (2, (2, 3), False)
-
-
-def test_a_strayed_id_is_not_shown_whatever_blanks_are_around_it(tmp_path: Path) -> None:
-    found = check_source(
-        "t", put(tmp_path / "t.csv", "user,item,rating\n alice,a,3\nbob,b,4\ncarol,c,alice \ndora,c,great\n")
-    )
-    (problem,) = [problem for problem in found.problems if problem.kind == "not-a-number"]
-    assert problem.values == ("", "great")
 
 
 def test_numbers_of_python_are_numbers() -> None:

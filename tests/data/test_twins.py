@@ -11,14 +11,13 @@ from verfedgnn.data import (
     PartyData,
     Ratings,
     align_users,
-    find_twins,
     make_ratings,
     read_parties,
     read_ratings,
     split_items,
     synthetic_ratings,
-    twin_cases,
 )
+from verfedgnn.data.twins import find_twins, twin_cases
 
 
 def party(name, rated):

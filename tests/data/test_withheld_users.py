@@ -5,19 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verfedgnn.data import (
-    NEWCOMER,
-    TEST,
-    TRAIN,
-    UNUSED,
-    VALID,
-    draw_withheld,
-    make_ratings,
-    split_items,
-    synthetic_ratings,
-    withhold,
-)
-from verfedgnn.data.splits import WITHHELD
+from verfedgnn.data import NEWCOMER, TEST, TRAIN, UNUSED, VALID, make_ratings, split_items, synthetic_ratings
+from verfedgnn.data.splits import WITHHELD, draw_withheld, withhold
 
 SECRET = bytes(range(32))
 secrets = st.binary(min_size=16, max_size=32)

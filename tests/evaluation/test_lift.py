@@ -19,7 +19,7 @@ from verfedgnn.data import NEWCOMER, TEST, TRAIN, VALID
 from verfedgnn.evaluation.chance import ERROR, gain, holm, p_value
 from verfedgnn.evaluation.verdict import KNOWN, ORDER, judged_tables, narrow_lift, party_names
 from verfedgnn.gnn.model import Model
-from verfedgnn.runs.run_evaluation import evaluate
+from verfedgnn.runs.metrics_file import evaluate
 from verfedgnn_research.tuning import Range, parse_space, tune
 
 

@@ -73,7 +73,7 @@ def lift_of(parties: dict[str, list[tuple[float, float]]], *, ratings: bool = Tr
         overall = {k: v for k, v in rows[0].items() if k not in ("name", "by_own_ratings")}
         return {"metric": "hitrate@20" if lists else "rmse", "overall": overall, "parties": rows}
 
-    lift = {"format": 4, "lists": table(1) | {"newcomers": table(0)}}
+    lift = {"lists": table(1) | {"newcomers": table(0)}}
     if ratings:
         lift |= table(3) | {"newcomers": table(2)}
     decide(lift)

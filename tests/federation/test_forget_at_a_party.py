@@ -27,7 +27,7 @@ from verfedgnn.federation.stores import PartyStore
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.messages import Finished, RoundReply, kind_of
 from verfedgnn.runs.forget_record import gather_forgotten, note_forgotten
-from verfedgnn.runs.run_layout import LAST_RELEASE
+from verfedgnn.runs.run_folder import LAST_RELEASE
 from verfedgnn.upkeep.forget import forget_users
 
 USERS = 60

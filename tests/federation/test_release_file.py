@@ -17,7 +17,7 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.federation.stores import LEDGER, open_ledger
 from verfedgnn.protocol.messages import RoundReply, decode
 from verfedgnn.protocol.release_ledger import GRADIENT, VALIDATION, ReleaseLedger
-from verfedgnn.runs.run_layout import LAST_RELEASE
+from verfedgnn.runs.run_folder import LAST_RELEASE
 
 PRIVATE = vf.Config.preset("private", epochs=6, evaluate_every=3)
 

@@ -20,7 +20,8 @@ from test_federation import Fault, assert_same, assert_same_model, local, trial
 import verfedgnn as vf
 from helpers import same
 from hub import SERVER, Killed, Trial, agree
-from verfedgnn.data import TRAIN, draw_withheld
+from verfedgnn.data import TRAIN
+from verfedgnn.data.splits import draw_withheld
 from verfedgnn.evaluation.verdict import narrow_lift
 from verfedgnn.federation.agreement import Absence, describe_two_parties, list_stages, summarise_agreement
 from verfedgnn.federation.status import exposition, page

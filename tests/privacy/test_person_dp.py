@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import verfedgnn as vf
 from helpers import federation
 from verfedgnn.core.pairs import Pairs, PartyInput
-from verfedgnn.data import cap_ratings
+from verfedgnn.data.splits import cap_ratings
 from verfedgnn.privacy.accounting import person_epsilon
 from verfedgnn.privacy.rating_dp import (
     MOST_PARTIES,

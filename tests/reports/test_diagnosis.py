@@ -6,11 +6,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import verfedgnn as vf
 from verfedgnn.cli.next_step import command_text, fresh_path, training_words
-from verfedgnn.data.parties import count_kept
 from verfedgnn.data.read_options import ReadOptions
 from verfedgnn.reports.diagnosis import Customers, diagnose
 
@@ -111,11 +111,14 @@ def test_customers_are_counted() -> None:
         len(known[0] & known[1]),
         0,
     )
-    assert count_kept(["a note", "kept 1,025 of 3,000 users; 45 ratings of users were dropped"]) == (
-        1025,
-        3000,
-    )
-    assert count_kept(["a note"]) is None
+    wanted = known[0] & known[1]
+    tables = [
+        party.ratings.select_users(np.bincount(party.ratings.user, minlength=30) > 0) for party in parties
+    ]
+    named = [vf.PartyData(party.name, table) for party, table in zip(parties, tables, strict=True)]
+    counted = Customers.count(vf.data.align_users(named, "all"))
+    assert counted.left_out == sum(map(len, known)) - 2 * len(wanted)
+    assert counted.given == sum(map(len, known))
 
 
 def test_a_command_is_quoted_and_its_folder_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

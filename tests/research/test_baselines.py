@@ -16,8 +16,8 @@ from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import PartyData, pool_parties
 from verfedgnn.gnn.neighbourhood_generator import NeighbourhoodGenerator
 from verfedgnn.protocol.messages import RoundReply
+from verfedgnn.runs.metrics_file import evaluate
 from verfedgnn.runs.prepared_data import prepare, split_ratings
-from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.training.local_runtime import local_federation
 from verfedgnn_research.baselines import METHODS, Where, in_all, method
 from verfedgnn_research.baselines.central_gnn import cut, pooled

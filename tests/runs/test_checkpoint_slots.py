@@ -10,7 +10,7 @@ import pytest
 
 import verfedgnn as vf
 from verfedgnn.protocol.replica import CheckpointState
-from verfedgnn.runs.checkpoint_slots import CheckpointSlots
+from verfedgnn.runs.checkpoint import CheckpointSlots
 
 
 def state(number: int) -> CheckpointState:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import verfedgnn as vf
 from verfedgnn.core.random_streams import simulated_secret
-from verfedgnn.data import NEWCOMER, TEST, TRAIN, UNUSED, VALID, align_users, draw_withheld
-from verfedgnn.data.splits import FEWEST_TEST_USERS
+from verfedgnn.data import NEWCOMER, TEST, TRAIN, UNUSED, VALID, align_users
+from verfedgnn.data.splits import FEWEST_TEST_USERS, draw_withheld
 from verfedgnn.runs.prepared_data import (
     Prepared,
     choose_config,

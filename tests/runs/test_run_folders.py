@@ -65,9 +65,8 @@ def test_only_the_owner_reads_a_checkpoint(small_parties: list[vf.PartyData], tm
 def test_only_the_owner_reads_exports(
     trained: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
-    for kind in ("parquet", "npy"):
-        assert command("export", trained, "--out", tmp_path / kind, "--format", kind)[0] == 0
-        assert readable_by_others(tmp_path / kind) == []
+    assert command("export", trained, "--out", tmp_path / "vectors")[0] == 0
+    assert readable_by_others(tmp_path / "vectors") == []
     assert command("recommend", trained, "--all", "--out", tmp_path / "best.parquet")[0] == 0
     assert stat.S_IMODE((tmp_path / "best.parquet").stat().st_mode) == 0o600
     assert command("report", trained, "--out", tmp_path / "report")[0] == 0
@@ -100,7 +99,7 @@ def test_every_file_of_a_run_is_flushed_before_it_appears(
 
     monkeypatch.setattr(os, "fsync", note)
     run = vf.train(small_parties, config(checkpoint_every=2), out=tmp_path / "run")
-    export_embeddings(list(run.embeddings().values()), tmp_path / "vectors", "npy")
+    export_embeddings(list(run.embeddings().values()), tmp_path / "vectors")
     places = [place for name in ("run", "vectors") for place in (tmp_path / name).rglob("*")]
     missing = [str(place) for place in places if place.stat().st_ino not in flushed and place.name != ".lock"]
     assert missing == []

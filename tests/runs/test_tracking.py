@@ -14,8 +14,8 @@ from verfedgnn.core.errors import PluginWarning
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.protocol.coordinator import ClosedRound
-from verfedgnn.runs.tracking import tracker as tracking
-from verfedgnn.runs.tracking.tracker import TrackedRun, tracked
+from verfedgnn.runs import tracking
+from verfedgnn.runs.tracking import TrackedRun, tracked
 
 Command = Callable[..., tuple[int, str, str]]
 SETTINGS = vf.Config.preset("paper").to_toml()

@@ -7,14 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 import verfedgnn as vf
-from verfedgnn.runs.merged_order import PRIOR_LIKES, is_liked, score_catalogues, weigh_parties
+from verfedgnn.core.rating_scale import upper_quarter
+from verfedgnn.data import Ratings
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.fold_in import UserRatings
-from verfedgnn.serving.run_answers import recommend_to
-from verfedgnn.serving.user_lists import ServedUser, UserProfile
+from verfedgnn.serving.user_lists import PRIOR_LIKES, ServedUser, UserProfile, weigh_parties
+
+
+def is_liked(table: Ratings) -> NDArray[np.bool_]:
+    return np.asarray(table.rating >= upper_quarter(table.scale))
 
 
 def liked_by(run: vf.Run, user: int) -> list[int]:
@@ -62,9 +67,6 @@ def test_the_smallest_catalogue_does_not_win(run: vf.Run) -> None:
     assert likes[others, 0] == 0
     found = small.recommend(str(table.user_ids[others]), 10)
     assert table.name not in {item.party for item in found}
-    catalogue = Catalogue(small, "small")
-    served = recommend_to(catalogue, ServedUser(others), range(len(small.parties)), 10)
-    assert [item.party for item in served] == [item.party for item in found]
 
 
 def test_scores_are_probabilities_over_all_unrated_items(run: vf.Run) -> None:
@@ -99,8 +101,6 @@ def test_predicted_ratings_are_compared_within_their_scales(run: vf.Run) -> None
     user = str(table.user_ids[3])
     wanted = [(item.party, item.item) for item in plain.recommend(user, 12)]
     assert [(item.party, item.item) for item in scaled.recommend(user, 12)] == wanted
-    served = recommend_to(Catalogue(scaled, "scaled"), ServedUser(3), range(len(scaled.parties)), 12)
-    assert [(item.party, item.item) for item in served] == wanted
 
 
 def test_newer_ratings_and_those_of_newcomers_count(run: vf.Run, catalogue: Catalogue) -> None:
@@ -126,6 +126,8 @@ def test_someone_who_has_rated_everything_gets_nothing(run: vf.Run) -> None:
         time=None,
     )
     full = replace(run, parties=[vf.PartyData(run.parties[0].name, everything), *run.parties[1:]])
-    first, second = score_catalogues(full, np.array([0]), [0, 1])
-    assert bool((first == -torch.inf).all())
-    assert not second.isnan().any()
+    user = str(table.user_ids[0])
+    assert full.recommend(user, 10, party=run.parties[0].name) == []
+    others = full.recommend(user, 10)
+    assert others
+    assert np.isfinite([item.score for item in others]).all()

@@ -16,7 +16,7 @@ import verfedgnn as vf
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import switch_link
 from verfedgnn.runs.run import write_json
-from verfedgnn.runs.run_layout import FORGET_JOURNAL
+from verfedgnn.runs.run_folder import FORGET_JOURNAL
 from verfedgnn.serving import server as live_run
 from verfedgnn.serving.app import make_app
 from verfedgnn.serving.catalogue import Catalogue

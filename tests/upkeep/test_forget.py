@@ -18,8 +18,7 @@ from verfedgnn.data.synthetic import synthetic_tables, write_tables
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
 from verfedgnn.runs.forget_record import note_forgotten
 from verfedgnn.runs.run import write_json
-from verfedgnn.runs.run_folder import empty_run
-from verfedgnn.runs.run_layout import FORGET_JOURNAL
+from verfedgnn.runs.run_folder import FORGET_JOURNAL, SPLIT_SECRET, empty_run
 from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep.new_items import NewItems
 
@@ -169,6 +168,13 @@ def test_a_kill_while_a_run_is_overwritten_does_not_bring_a_forgotten_user_back(
             vf.train(small_parties, config, out=folder, overwrite=True)
     run = vf.train(small_parties, config, out=folder)
     assert USER not in run.parties[0].ratings.user_ids
+
+
+def test_the_secret_of_a_split_test_stays(folder: Path, small_parties: list[vf.PartyData]) -> None:
+    """Otherwise customers would change their buckets in every night."""
+    (folder / SPLIT_SECRET).write_text("secret")
+    vf.train(small_parties, vf.Config.preset("paper", epochs=1), out=folder, overwrite=True)
+    assert (folder / SPLIT_SECRET).read_text() == "secret"
 
 
 def test_a_run_in_memory_does_not_bring_a_forgotten_user_back(folder: Path) -> None:

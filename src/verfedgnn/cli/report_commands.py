@@ -9,7 +9,7 @@ import typer
 
 from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import RunFolder, Threads, among, use_threads
+from verfedgnn.cli.shared_options import RunFolder, Threads, use_threads
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.tables import gate_table, make_table, party_table, run_table, verdict_texts
 from verfedgnn.reports.round_progress import RoundProgress
@@ -77,8 +77,7 @@ def report(
     from verfedgnn.core.files import check_writable
     from verfedgnn.reports.run_report import run_document
     from verfedgnn.runs.run import Run
-    from verfedgnn.runs.run_folder import check_outside
-    from verfedgnn.runs.run_layout import REPORT
+    from verfedgnn.runs.run_folder import REPORT, check_outside
 
     loaded = Run.load(run, added=False)
     if out is not None:
@@ -97,16 +96,10 @@ def report(
 def export(
     run: RunFolder,
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    kind: Annotated[
-        str,
-        typer.Option(
-            "--format", help="File format: parquet or npy.", autocompletion=among(("parquet", "npy"))
-        ),
-    ] = "parquet",
     party: Annotated[str | None, typer.Option(help="Export only this party; all by default.")] = None,
     output: Output = STANDARD,
 ) -> None:
-    """Write the user and item vectors of the served models, with ids and titles.
+    """Write the user and item vectors of the served models as Parquet, with ids and titles.
 
     Each party gets a folder with the vectors whose dot products are the predicted ratings. Vectors that order
     lists are in its subfolder `lists`. embeddings.json says what a product means and lists the components.
@@ -121,7 +114,7 @@ def export(
         for model in models
         for each in (model.embeddings().values() if party is None else [model.embeddings(party)])
     ]
-    files = export_embeddings(chosen, out, kind)
+    files = export_embeddings(chosen, out)
     lines = []
     for each in chosen:
         parts = ", ".join(f"{name} {part.start}:{part.stop}" for name, part in each.parts.items())

@@ -170,7 +170,8 @@ def confirm(
 
 def read_split(run: Path, percent: int | None, key: Path | None) -> SplitTest | None:
     """Return the split test of these options; None without one."""
-    from verfedgnn.serving.split_test import SECRET_FILE, open_split_test
+    from verfedgnn.runs.run_folder import SPLIT_SECRET
+    from verfedgnn.serving.split_test import open_split_test
 
     if percent is None:
         if key is not None:
@@ -181,7 +182,7 @@ def read_split(run: Path, percent: int | None, key: Path | None) -> SplitTest | 
             f"{run} may lead to another run tomorrow, which would put customers into other buckets; name a file for the "
             "secret outside of the runs: --split-key FILE"
         )
-    return open_split_test(percent, key or run / SECRET_FILE)
+    return open_split_test(percent, key or run / SPLIT_SECRET)
 
 
 def find_run(given: Path) -> Path:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.federation.frames import Transport
     from verfedgnn.federation.roster import MemberIdentity
-    from verfedgnn.runs.tracking.tracker import TrackedRun
+    from verfedgnn.runs.tracking import TrackedRun
 
 
 def _run(*names: str, text: str, **options: Any) -> Any:
@@ -259,7 +259,7 @@ def _service(
     from verfedgnn.core.files import lock_folder
     from verfedgnn.federation.event_log import log_warning
     from verfedgnn.federation.websocket_transport import connected
-    from verfedgnn.runs.tracking.tracker import tracked
+    from verfedgnn.runs.tracking import tracked
 
     page = _parse_address(f"127.0.0.1:{status}" if (status or "").isdigit() else status, "--status")
     if page is not None and not is_loopback(page[0]):

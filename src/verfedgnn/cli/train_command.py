@@ -209,7 +209,7 @@ class TrainRequest:
         """Train, or go on with a training, and compute what else was asked for."""
         from verfedgnn.reports.run_report import report_to_track
         from verfedgnn.runs.prepared_data import choose_config
-        from verfedgnn.runs.tracking.tracker import tracked
+        from verfedgnn.runs.tracking import tracked
         from verfedgnn.training.cost_forecast import forecast
         from verfedgnn.training.train import resume, train
         from verfedgnn.upkeep.new_items import NewItems

@@ -29,12 +29,37 @@ ALIASES = {
     }.items()
 }
 
-# Names that say what a column may hold, but too little to read it unasked; the user confirms them with the option `columns`.
-SYNONYMS = {
-    "user": "client member person account buyer shopper reader viewer listener player patron guest subscriber profile",
-    "item": "film movie book song track album artist game show series video article volume product business restaurant"
-    " recipe course podcast app title name",
-    "rating": "grade mark vote points note value feedback",
+# Parts of names that say what a column may hold, but too little to read it unasked; the user confirms them.
+_HINTS = {
+    "user": (
+        "user",
+        "customer",
+        "client",
+        "member",
+        "person",
+        "account",
+        "buyer",
+        "viewer",
+        "listener",
+        "player",
+    ),
+    "item": (
+        "item",
+        "film",
+        "movie",
+        "book",
+        "song",
+        "track",
+        "album",
+        "game",
+        "show",
+        "product",
+        "title",
+        "name",
+    ),
+    "rating": ("rating", "stars", "score", "grade", "mark", "vote", "points", "note", "value", "feedback"),
+    "event": ("event", "action", "behavio", "interaction"),
+    "time": ("time", "date"),
 }
 
 
@@ -52,6 +77,8 @@ class Table:
     """Unit of places: "line" for text files, "position" for tables in memory, which are counted from 0, else "row"."""
     text: TextTable | None = None
     """The text file, if the table is one."""
+    notes: tuple[str, ...] = ()
+    """Sentences about how the columns were found."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in batches, with one column per role."""
@@ -97,10 +124,8 @@ def match_columns(
     missing = [role for role in required if role not in names and role not in wanted]
     _check_roles(wanted, (*ALIASES, *required, *keep), lacks=bool(absent or missing))
     if absent or missing:
-        left = [column for column in there if column not in names.values()]
-        guesses = _guess(
-            [role for role in (*wanted, *missing) if role not in names], left, names.get("title")
-        )
+        left = [column for column in there if column not in names.values() or column == names.get("title")]
+        guesses = _guess([role for role in (*wanted, *missing) if role not in names], left)
         named = {role: names[role] for role in wanted if role in names}
         named |= {
             role: guesses.get(role, UNKNOWN_COLUMN) for role in (*wanted, *missing) if role not in names
@@ -118,43 +143,24 @@ def match_columns(
             f"{advice}{events}",
             only_ratings=missing == ["rating"]
             and not absent
-            and not {"rating", "event"}
-            & (guesses.keys() | names.keys() | _guess(["event"], left, None).keys()),
+            and not {"rating", "event"} & (guesses.keys() | names.keys() | _guess(["event"], left).keys()),
         )
     return names
 
 
-def _guess(roles: Sequence[str], left: Sequence[str], title: str | None) -> dict[str, str]:
-    """Return the columns that a reader may have meant: names like the usual ones, or the only column that is left.
-
-    A `title` names an item, if nothing else does.
-    """
-    plain = {normalise_name(column): column for column in reversed(left)}
+def _guess(roles: Sequence[str], left: Sequence[str]) -> dict[str, str]:
+    """Return the columns that a reader may have meant: for each role, the shortest name with a hint in it."""
     guesses: dict[str, str] = {}
     for role in roles:
         similar = [
-            name
-            for name in plain
-            if any(alias in name for alias in ALIASES.get(role, ()) if len(alias) > 3)
-            or get_close_matches(name, ALIASES.get(role, ()), 1, 0.75)
+            column
+            for column in left
+            if column not in guesses.values()
+            and any(hint in normalise_name(column) for hint in _HINTS.get(role, ()))
         ]
-        similar = similar or [name for name in plain if _is_synonym(name, role)]
         if similar:
-            guesses[role] = plain.pop(similar[0])
-    if "item" in roles and "item" not in guesses and title is not None:
-        guesses["item"] = title
-    open_roles = [role for role in roles if role not in guesses]
-    if len(plain) == 1 and open_roles in (["user"], ["item"]):
-        guesses[open_roles[0]] = next(iter(plain.values()))
+            guesses[role] = min(similar, key=len)
     return guesses
-
-
-def _is_synonym(name: str, role: str) -> bool:
-    """Return whether a column's name is a synonym of a role, also in the plural or with a word for its ids."""
-    return any(
-        re.fullmatch(f"{word}s?(id|no|nr|number|code|key)?s?", name)
-        for word in SYNONYMS.get(role, "").split()
-    )
 
 
 def _check_roles(wanted: Mapping[str, str], known: Sequence[str], *, lacks: bool) -> None:

@@ -6,7 +6,7 @@ A source is usable exactly when `read_ratings` with the same options reads it. E
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ from verfedgnn.core.option_names import option, worded
 from verfedgnn.data.column_names import RATING_ROLES, Table
 from verfedgnn.data.ids import TEXT
 from verfedgnn.data.publishers import find_layout
-from verfedgnn.data.rating_checks import SHOWN, CheckedRows, DataProblem, check_rows, used_ids
+from verfedgnn.data.rating_checks import SHOWN, DataProblem, check_rows, used_ids
 from verfedgnn.data.rating_reader import as_ratings, is_synthetic, list_tables, locate
 from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
 from verfedgnn.data.read_options import is_address, redact
 from verfedgnn.data.table_sources import is_inter, open_memory, open_table, read_rows, read_text
-from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time, shorten
+from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time
 
 FEW = 5
 """Number of ratings below which little can be learnt about a user."""
@@ -39,16 +39,6 @@ FEWEST_USERS = 20
 """Users below which a result says nothing about others."""
 PARTIES = 10
 """Parties among which `train` divides the items of one source by default."""
-_SHOWN_OF = {
-    "not-a-number": "rating",
-    "infinite": "rating",
-    "off-scale": "rating",
-    "future": "time",
-    "early": "time",
-}
-"""Column whose values are shown with a kind of problem. Ids are never shown."""
-
-
 Bars = tuple[tuple[str, int], ...]
 """Labels and counts of bars, in the order in which they are drawn."""
 _VALUES = 11
@@ -67,19 +57,10 @@ class Distribution:
     mean: float
     values: Bars
     """Count of each rating, or of ten equal bins if there are many different ratings."""
-    per_user: Bars
-    """Number of users by their number of ratings, in growing bins: 1, 2-4, 5-9, 10-19, ..."""
-    per_item: Bars
-    """Number of items by their number of ratings, in the same bins."""
     first: str | None
     """Day of the first rating; None without times."""
     last: str | None
     """Day of the last rating; None without times."""
-
-    @property
-    def density(self) -> float:
-        """Share of all (user, item) pairs that are rated."""
-        return self.ratings / max(1, self.users * self.items)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,11 +216,12 @@ def _check_table(
         problems.append(DataProblem("catalogue", said, remedy, 1, fatal=True))
     number = _number_rows(table, broken, sorted({row for problem in problems for row in problem.places}))
     for problem in problems:
-        places = tuple(number[row] for row in problem.places)
-        told.append(replace(problem, places=places, values=_show_values(problem, rows, checked)))
+        told.append(replace(problem, places=tuple(number[row] for row in problem.places)))
     shape = describe_ratings(*columns, now)
     counts = np.bincount(user, minlength=len(users))
-    return CheckedSource(name, source, table.unit, tuple(told), checked.notes, shape, users, counts, items)
+    return CheckedSource(
+        name, source, table.unit, tuple(told), (*table.notes, *checked.notes), shape, users, counts, items
+    )
 
 
 def _number_rows(table: Table, broken: list[int], rows: list[int]) -> dict[int, int]:
@@ -247,7 +229,7 @@ def _number_rows(table: Table, broken: list[int], rows: list[int]) -> dict[int, 
     if table.text is None:
         return {row: row + (table.unit == "row") for row in rows}
     gaps = np.array(broken, np.int64)
-    records = np.array(rows, np.int64) + 1
+    records = np.array(rows, np.int64) + (not table.text.columns)
     # Removing the j broken records before broken record j shifts it by j; compare the shifted positions.
     records += np.searchsorted(gaps - np.arange(len(gaps)), records, "right")
     lines = table.text.lines(records.tolist())
@@ -267,7 +249,6 @@ def describe_ratings(
     """
     if not len(rating):
         return None
-    by_user, by_item = (counts[counts > 0] for counts in (np.bincount(user), np.bincount(item)))
     first = last = None
     if time is not None:
         likely = (time >= EARLIEST) & (time <= latest_plausible_time(now))
@@ -275,27 +256,15 @@ def describe_ratings(
         first, last = str(days.min()), str(days.max())
     return Distribution(
         ratings=len(rating),
-        users=len(by_user),
-        items=len(by_item),
+        users=len(np.unique(user)),
+        items=len(np.unique(item)),
         lowest=float(rating.min()),
         highest=float(rating.max()),
         mean=float(rating.mean(dtype=np.float64)),
         values=_values(rating),
-        per_user=bin_counts(by_user),
-        per_item=bin_counts(by_item),
         first=first,
         last=last,
     )
-
-
-def bin_counts(counts: NDArray[np.integer]) -> Bars:
-    """Return how many counts fall into the bins 1, 2-4, 5-9, 10-19, 20-49, ..., without empty bins at the start."""
-    edges = [step * 10**power for power in range(19) for step in (1, 2, 5)]
-    edges = edges[: int(np.searchsorted(edges, counts.max(), "right")) + 1]
-    sizes = np.histogram(counts, [*edges[:-1], np.inf])[0]
-    labels = [str(low) if high == low + 1 else f"{low:,}-{high - 1:,}" for low, high in pairwise(edges)]
-    smallest = int(np.argmax(sizes > 0))
-    return tuple(zip(labels, sizes.tolist(), strict=True))[smallest:]
 
 
 def _values(rating: NDArray[np.floating]) -> Bars:
@@ -355,24 +324,6 @@ def _check_ratings(name: str, source: str, ratings: Ratings, now: int | None) ->
     users = pa.array(ratings.user_ids, TEXT)
     items = pa.array(ratings.item_ids, TEXT)
     return CheckedSource(name, source, "row", tuple(problems), ratings.notes, shape, users, counts, items)
-
-
-def _show_values(problem: DataProblem, rows: pa.Table, checked: CheckedRows) -> tuple[str, ...]:
-    """Return the ratings or times in a problem's rows, without texts that are or may be ids of this table."""
-    column = _SHOWN_OF.get(problem.kind)
-    if column is None or not problem.places:
-        return ()
-    words = pc.cast(rows[column].take(pa.array(problem.places)), TEXT).to_pylist()
-    if problem.kind != "not-a-number":
-        return tuple(map(shorten, words))
-    if 2 * problem.count > rows.num_rows:
-        return ()
-    return tuple(
-        ""
-        if any(pc.any(pc.equal(ids, word.strip())).as_py() for ids in (checked.users, checked.items))
-        else shorten(word)
-        for word in words
-    )
 
 
 def _find_warnings(

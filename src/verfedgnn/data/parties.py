@@ -1,6 +1,5 @@
 """Organisations that share users and have their own items: cut from one table, or read from one source each."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,43 +133,30 @@ def align_users(parties: Sequence[PartyData], users: UserRule = "any") -> list[P
     aligned = []
     for party, table in zip(parties, tables, strict=True):
         rows = find_positions(table.user_ids, chosen)
-        placed = place_users(table, rows, chosen)
-        aligned.append(PartyData(party.name, placed.with_notes(*note_dropped(table, placed, rows, users))))
+        aligned.append(PartyData(party.name, place_users(table, rows, chosen, users)))
     return aligned
 
 
-def place_users(ratings: Ratings, rows: NDArray[np.int64], user_ids: StrArray) -> Ratings:
-    """Move each user i of a table to row `rows[i]` of `user_ids`, and drop users whose row is -1.
+def place_users(
+    ratings: Ratings, rows: NDArray[np.int64], user_ids: StrArray, users: UserRule = "any"
+) -> Ratings:
+    """Move each user i of a table to row `rows[i]` of `user_ids`, and drop users whose row is -1, with a note.
 
-    Columns that do not change are not copied.
+    Columns that do not change are not copied. `users` is the rule by which users are dropped.
     """
     if np.array_equal(rows, np.arange(ratings.n_users)):
         return replace(ratings, user_ids=user_ids)
     row = rows.astype(np.int32)
-    kept = ratings if (rows >= 0).all() else ratings.take(row[ratings.user] >= 0)
-    return replace(kept, user=row[kept.user], user_ids=user_ids)
-
-
-def note_dropped(
-    before: Ratings, after: Ratings, rows: NDArray[np.int64], users: UserRule
-) -> tuple[str, ...]:
-    """Return a sentence about the users that an alignment left out, or nothing if it left out none."""
-    kept = int((rows >= 0).sum())
-    if kept == before.n_users:
-        return ()
-    lost = format_count(len(before) - len(after), "rating")
-    who = f"users who are not {describe_rule(users)}"
-    return (f"kept {kept:,} of {format_count(before.n_users, 'user')}; {lost} of {who} were dropped",)
-
-
-def count_kept(notes: Sequence[str]) -> tuple[int, int] | None:
-    """Return how many users a note of `note_dropped` says were kept, and of how many; None if no user was left out."""
-    for note in notes:
-        counts = re.match(r"kept ([\d,]+) of ([\d,]+) users?; ", note)
-        if counts is not None:
-            kept, before = (int(number.replace(",", "")) for number in counts.groups())
-            return kept, before
-    return None
+    dropped = int((rows < 0).sum())
+    kept = ratings.take(row[ratings.user] >= 0) if dropped else ratings
+    placed = replace(kept, user=row[kept.user], user_ids=user_ids, dropped_users=dropped)
+    if not dropped:
+        return placed
+    lost = format_count(len(ratings) - len(kept), "rating")
+    return placed.with_notes(
+        f"kept {ratings.n_users - dropped:,} of {format_count(ratings.n_users, 'user')}; {lost} of users who are not "
+        f"{describe_rule(users)} were dropped"
+    )
 
 
 def declare_sizes(parties: Sequence[PartyData]) -> list[PartyData]:

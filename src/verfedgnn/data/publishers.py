@@ -1,6 +1,7 @@
 """Readers of publishers' layouts: MovieLens in its three forms, BookCrossing, and Yelp's open data set."""
 
 import html
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -250,20 +251,22 @@ _LAYOUTS = (
 )
 
 
+# Names that other tables have, too: whether a file is such a table.
+_OWN_TABLES: dict[str, Callable[[Path], bool]] = {
+    "ratings.dat": lambda file: b"::" not in read_first_bytes(file).split(b"\n", 1)[0],
+    "ratings.csv": lambda file: (
+        not {"userid", "movieid", "rating"} <= set(map(normalise_name, TextTable(file).header_names()))
+    ),
+}
+
+
 def find_layout(path: Path) -> tuple[Path, Path | None, Any] | None:
     """Return main file, companion file or None, and reader, if a path is in a publisher's layout; otherwise None."""
     folder = path if path.is_dir() else path.parent
     for main, companion, read in _LAYOUTS:
         candidates = [folder / main, folder / f"{main}.gz"]
         files = [path] if path in candidates else [f for f in candidates if path.is_dir() and f.exists()]
-        if files and not (main == "ratings.csv" and not _is_movielens(files[0])):
+        if files and not (main in _OWN_TABLES and _OWN_TABLES[main](files[0])):
             beside = (folder / companion, folder / f"{companion}.gz")
             return files[0], next((file for file in beside if file.exists()), None), read
     return None
-
-
-def _is_movielens(path: Path) -> bool:
-    """Return whether a ratings.csv is that of MovieLens and not another table of that name."""
-    return {"userid", "movieid", "rating"} <= {
-        normalise_name(name) for name in TextTable(path).header_names()
-    }

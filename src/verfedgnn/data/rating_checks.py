@@ -56,8 +56,6 @@ class DataProblem:
     """Number of rows."""
     places: tuple[int, ...] = ()
     """The first few rows, in order."""
-    values: tuple[str, ...] = ()
-    """Ratings or times in these rows; "" for values that must not be shown."""
     fatal: bool = False
     """Whether the problem makes the table unusable."""
 

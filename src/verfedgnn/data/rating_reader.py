@@ -112,20 +112,21 @@ def read_ratings(
             f"{', '.join(options)}: these options are for synthetic data; leave them out for {redact(path)}"
         )
 
-    def table(source: str | Path) -> Ratings:
-        return read_table(
-            source,
-            **rows,
-            columns=columns,
-            encoding=encoding,
-            delimiter=delimiter,
-            scale=scale,
-            keep=keep,
-            query=query,
-            events=events,
-        )
-
     rows = {"duplicates": duplicates, "missing": missing}
+    opening: dict[str, Any] = {
+        "columns": columns,
+        "encoding": encoding,
+        "delimiter": delimiter,
+        "keep": keep,
+        "query": query,
+    }
+    table: Callable[[str | Path], Ratings] = partial(
+        read_table,
+        events=events,
+        scale=scale,
+        **rows,
+        **opening,
+    )
     where = path if is_address(path) else locate(path)
     layout = None if columns or events is not None or isinstance(where, str) else find_layout(where)
     if isinstance(where, str):
@@ -231,7 +232,12 @@ def rate_table(
         raise DataError(
             f"{redact(table.text.path)} has a header but no ratings; give a table with at least one row"
         )
-    return rate_rows(rows, scale=scale, name=name, duplicates=duplicates, missing=missing, where=table.at)
+    return rate_rows(
+        rows,
+        **{"scale": scale, "name": name, "duplicates": duplicates, "missing": missing},
+        where=table.at,
+        notes=table.notes,
+    )
 
 
 def locate(path: str | Path) -> Path:

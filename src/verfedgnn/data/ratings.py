@@ -47,6 +47,8 @@ class Ratings:
     """Name of the table in messages."""
     notes: tuple[str, ...] = ()
     """Sentences about rows that were left out or changed while reading."""
+    dropped_users: int = 0
+    """Number of users whom the alignment of parties left out."""
 
     def __post_init__(self) -> None:
         lengths = {len(a) for a in (self.user, self.item, self.rating, self.time) if a is not None}

@@ -7,7 +7,7 @@ of items is long-tailed (Zipf), the activity of users log-normal.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -93,23 +93,11 @@ def synthetic_ratings(
     rng = np.random.default_rng(seed)
     user, item = _who_rates_what(rng, users, items, ratings)
     rating = Tastes.draw(rng, users, items, dim).stars(rng, user, item, noise, scale)
-    ids, titles, category = _catalogue(rng, items, categories)
-    return _sorted_by_id(
-        Ratings(
-            user=user,
-            item=item,
-            rating=rating,
-            user_ids=_numbered("u", np.arange(users)),
-            item_ids=ids,
-            time=draw_times(rng, len(user)),
-            titles=titles,
-            columns={"category": category},
-            scale=(float(scale[0]), float(scale[1])),
-            scale_declared=True,
-            catalogue=items,
-            name="synthetic",
-        )
-    )
+    kind = rng.permutation(np.arange(items) % categories)
+    ids = _numbered("u", np.arange(users))
+    names: StrArray = np.array(_categories(categories))[kind]
+    table = _make_table(rng, "synthetic", (user, item, rating), ids, names, scale)
+    return replace(table, columns={"category": np.char.partition(table.item_ids, "-")[:, 0]})
 
 
 def synthetic_tables(
@@ -150,27 +138,39 @@ def synthetic_tables(
         rows = np.concatenate([np.arange(shared), shared + party * own + np.arange(own)])
         user, item = _who_rates_what(rng, users, items, ratings)
         stars = tastes.stars(rng, rows[user], party * items + item, noise)
-        numbers = np.strings.zfill((1 + np.arange(items)).astype(np.str_), max(3, len(str(items))))
-        table = Ratings(
-            user=user,
-            item=item,
-            rating=stars,
-            user_ids=user_ids[rows],
-            item_ids=np.strings.add(f"{name}-", numbers),
-            time=draw_times(rng, len(user)),
-            titles=np.strings.add(f"{name.capitalize()} ", numbers),
-            scale=(1.0, 5.0),
-            scale_declared=True,
-            catalogue=items,
-            name=name,
-        )
-        tables.append(_sorted_by_id(table))
+        tables.append(_make_table(rng, name, (user, item, stars), user_ids[rows], np.full(items, name)))
     return tables
 
 
-def _sorted_by_id(table: Ratings) -> Ratings:
-    """Return the table with users and items in the order of their ids."""
-    return table.select_users(np.argsort(table.user_ids)).select_items(np.argsort(table.item_ids))
+def _make_table(
+    rng: np.random.Generator,
+    name: str,
+    rows: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]],
+    user_ids: StrArray,
+    names: StrArray,
+    scale: Scale = (1, 5),
+) -> Ratings:
+    """Return a table in the order of ids; an item is called after its category in `names`, as in film-017, Film 017."""
+    number = np.empty(len(names), np.int64)
+    for category in np.unique(names):
+        places = np.flatnonzero(names == category)
+        number[places] = 1 + np.arange(len(places))
+    digits = np.strings.zfill(number.astype(np.str_), max(3, len(str(number.max()))))
+    user, item, rating = rows
+    table = Ratings(
+        user=user,
+        item=item,
+        rating=rating,
+        user_ids=user_ids,
+        item_ids=np.strings.add(np.strings.add(names, "-"), digits),
+        time=_START + rng.integers(0, _SPAN, len(user)),
+        titles=np.strings.add(np.strings.add(np.strings.capitalize(names), " "), digits),
+        scale=(float(scale[0]), float(scale[1])),
+        scale_declared=True,
+        catalogue=len(names),
+        name=name,
+    )
+    return table.select_users(np.argsort(user_ids)).select_items(np.argsort(table.item_ids))
 
 
 def write_tables(tables: Sequence[Ratings], folder: Path) -> list[Path]:
@@ -220,26 +220,8 @@ def _who_rates_what(
     return (keys // items).astype(np.int32), (keys % items).astype(np.int32)
 
 
-def draw_times(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-    """Draw the times of ratings, in seconds since 1970, over three years."""
-    return _START + rng.integers(0, _SPAN, count)
-
-
 def _categories(count: int) -> list[str]:
     return [*CATEGORIES, *(f"category{n}" for n in range(len(CATEGORIES), count))][:count]
-
-
-def _catalogue(rng: np.random.Generator, items: int, categories: int) -> tuple[StrArray, StrArray, StrArray]:
-    """Return ids such as "film-017", titles such as "Film 017" and the category of each item."""
-    kind = rng.permutation(np.arange(items) % categories)
-    number = np.empty(items, np.int64)
-    for category in range(categories):
-        rows = kind == category
-        number[rows] = 1 + np.arange(rows.sum())
-    digits = np.strings.zfill(number.astype(np.str_), max(3, len(str(number.max()))))
-    names: StrArray = np.array(_categories(categories))[kind]
-    ids = np.strings.add(np.strings.add(names, "-"), digits)
-    return ids, np.strings.add(np.strings.add(np.strings.capitalize(names), " "), digits), names
 
 
 def _numbered(prefix: str, numbers: NDArray[np.int64]) -> StrArray:

@@ -4,9 +4,10 @@ A source yields Arrow record batches with one column per role (user, item, ratin
 ratings and other text as codes, so that 100 million rows take 4 bytes a column and row; times stay as they are written.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -120,8 +121,20 @@ def open_table(
     tabs = _plain_name(path).endswith((".tsv", ".inter"))
     likely = "\t" if tabs else max(",\t;|", key=lambda character: line.count(character.encode()))
     text = TextTable(path, delimiter=delimiter or likely, encoding=encoding, quoted=not is_inter(path))
+    fields = text.header_names()
+    if "rating" in required and not columns and len(fields) in (3, 4) and _is_number(fields[2]):
+        text = replace(text, columns=("user", "item", "rating", "time")[: len(fields)])
+        note = f"no header: the columns were read as {', '.join(text.columns)}"
+        return replace(text_source(text, {name: name for name in text.columns}), notes=(note,))
     advice = " (or add a header if it has none)"
-    return text_source(text, match(text.header_names(), source=str(path), advice=advice))
+    return text_source(text, match(fields, source=str(path), advice=advice))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def open_memory(

@@ -8,7 +8,6 @@ from functools import cached_property
 from io import StringIO
 from typing import Any
 
-from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -27,7 +26,6 @@ from verfedgnn.data.data_check import (
 from verfedgnn.data.parties import name_sources
 from verfedgnn.data.rating_checks import DataProblem
 from verfedgnn.data.ratings import format_count
-from verfedgnn.data.value_parsing import quote_value
 from verfedgnn.reports.console import SafeConsole
 
 _WIDTH = 24
@@ -170,21 +168,15 @@ def _show_source(console: Console, found: CheckedSource) -> None:
         ]
         counts = "{} by {} on {}".format(*amounts)
         span = f", {shape.first} to {shape.last}" if shape.first else ""
-        share = float(f"{100 * shape.density:.2g}")  # two digits, and 100 without an exponent
-        spread = f"{share:g} % of all pairs), {shape.lowest:g} to {shape.highest:g}, mean {shape.mean:.2f}"
-        console.print(f"  {counts} ({spread}{span}", soft_wrap=True)
+        spread = f"{shape.lowest:g} to {shape.highest:g}, mean {shape.mean:.2f}"
+        console.print(f"  {counts}, {spread}{span}", soft_wrap=True)
     for problem in found.problems:
         mark = "[bold red]error[/]  " if problem.fatal else "[yellow]warning[/]"
         console.print(f"  {mark} {escape(_sentence(problem, found.unit))}", soft_wrap=True)
     for note in found.notes:
         console.print(f"  [dim]note    {escape(note)}[/]", soft_wrap=True)
     if shape is not None:
-        pictures = [
-            ("ratings", shape.values),
-            ("users by their ratings", shape.per_user),
-            ("items by their ratings", shape.per_item),
-        ]
-        console.print(Columns([_bars(title, bars, console) for title, bars in pictures], padding=(1, 3)))
+        console.print(_bars("ratings", shape.values, console))
     verdict = "[bold green]usable[/]" if found.usable else "[bold red]not usable[/]"
     console.print(f"  {verdict}\n", soft_wrap=True)
 
@@ -251,9 +243,7 @@ def _rules_table(overlap: UserOverlap) -> Table:
 
 def _sentence(problem: DataProblem, unit: str) -> str:
     more = ", ..." if problem.count > len(problem.places) else ""
-    values = problem.values or ("",) * len(problem.places)
-    shown = (f" {quote_value(value)}" if value else "" for value in values)
-    numbers = ", ".join(f"{place:,}{value}" for place, value in zip(problem.places, shown, strict=True))
+    numbers = ", ".join(f"{place:,}" for place in problem.places)
     places = f" ({unit}{'s' if len(problem.places) > 1 else ''} {numbers}{more})" if problem.places else ""
     return f"{problem.text}{places}" + (f": {problem.remedy}" if problem.remedy else "")
 

@@ -20,8 +20,7 @@ from verfedgnn.estimator.lift_result import Lift, lift
 from verfedgnn.estimator.rated_pairs import RatedPairs, read_pairs
 from verfedgnn.reports.round_progress import watching
 from verfedgnn.runs.prepared_data import choose_config
-from verfedgnn.runs.recommendations import Recommendation
-from verfedgnn.runs.run import Run
+from verfedgnn.runs.run import Recommendation, Run
 from verfedgnn.training.progress import Watcher
 from verfedgnn.training.train import train
 

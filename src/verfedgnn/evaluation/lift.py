@@ -25,7 +25,6 @@ from verfedgnn.evaluation.chance import Floats, Metric, gain, holm, measure
 from verfedgnn.evaluation.verdict import choose_word, describe_lift, is_judged, judged_tables
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
-from verfedgnn.runs.run_layout import LIFT_FORMAT
 
 WAYS = ("simple", "means", "alone", "federated")
 WITHOUT_JOINING = ("alone", "simple")
@@ -68,7 +67,7 @@ def measure_lift(prepared: Sequence[Prepared], trainings: Sequence[tuple[bool, S
     `trainings` holds, for ratings and for lists, whether the models order lists, and the models of each party by way. Ratings come
     first in the result, and lists in its part `lists`; without ratings, it has only lists.
     """
-    lift: Row = {"format": LIFT_FORMAT}
+    lift: Row = {}
     for ranks, ways in trainings:
         known, new = (
             [judge(party, models, ranks=ranks, new=new) for party, models in zip(prepared, ways, strict=True)]

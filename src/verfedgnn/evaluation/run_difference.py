@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from verfedgnn.data import Ratings
 from verfedgnn.evaluation.matched_runs import MatchedParty, compare_runs, in_both_tests, match_parties
-from verfedgnn.runs.merged_order import score_catalogues
 from verfedgnn.runs.run import Run
 
 TOP = 10
@@ -21,8 +19,6 @@ SAMPLE = 1000
 """Users whose lists are compared, at most."""
 MOST_AFFECTED = 10
 """Users with the smallest overlap that are named."""
-_BATCH = 64
-"""Users whose lists are computed at a time."""
 
 
 def difference(before: Run, after: Run, *, sample: int = SAMPLE) -> dict[str, Any]:
@@ -142,12 +138,5 @@ def compare_recommendations(
 
 def _best_items(run: Run, users: NDArray[np.int64]) -> list[set[tuple[str, str]]]:
     """Return the party and id of the `TOP` items that each user would be recommended, over all catalogues."""
-    names = [(party.name, item) for party in run.parties for item in party.ratings.item_ids.tolist()]
-    found: list[set[tuple[str, str]]] = []
-    for start in range(0, len(users), _BATCH):
-        batch = users[start : start + _BATCH]
-        scores = torch.cat(score_catalogues(run, batch, range(len(run.parties))), 1)
-        top = scores.topk(min(TOP, scores.shape[1]), 1)
-        for values, items in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-            found.append({names[i] for value, i in zip(values, items, strict=True) if value > -float("inf")})
-    return found
+    lists = run.recommend(run.parties[0].ratings.user_ids[users].tolist(), TOP)
+    return [{(item.party, item.item) for item in found} for found in lists]

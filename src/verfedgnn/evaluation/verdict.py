@@ -74,7 +74,7 @@ def judged_tables(lift: Lift) -> list[tuple[str, Mapping[str, Any]]]:
 
 def narrow_lift(lift: Lift, party: str) -> dict[str, Any]:
     """Return the lift of one party, as that party's own run has it."""
-    narrow = {name: value for name, value in lift.items() if name in ("format", "twins")}
+    narrow = {name: value for name, value in lift.items() if name == "twins"}
 
     def only(table: Mapping[str, Any]) -> dict[str, Any]:
         (row,) = (row for row in table["parties"] if row["name"] == party)

@@ -27,7 +27,7 @@ from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
 from verfedgnn.core.hosts import is_address
 from verfedgnn.federation.certificates import COORDINATOR, Certificate, check_name, format_day
-from verfedgnn.runs.run_layout import FINAL, LISTS
+from verfedgnn.runs.run_folder import FINAL, LISTS
 
 FILE = "federation.toml"
 

@@ -20,10 +20,11 @@ from verfedgnn.config import Config
 from verfedgnn.config.rules import active_count
 from verfedgnn.core.errors import DataError, ProtocolError
 from verfedgnn.core.files import lock_folder, writing
-from verfedgnn.data import PartyData, Ratings, suits
+from verfedgnn.data import PartyData, Ratings
 from verfedgnn.data.ids import find_positions, sort_ids
-from verfedgnn.data.parties import note_dropped, place_users
+from verfedgnn.data.parties import place_users
 from verfedgnn.data.ratings import format_count
+from verfedgnn.data.splits import suits
 from verfedgnn.federation.agreement import Stage, describe_two_parties
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
@@ -62,7 +63,7 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import Run, read_history, write_history
 from verfedgnn.runs.run_before import find_before, read_before, recorded_before, suspect_files, write_before
-from verfedgnn.runs.run_layout import FORGOTTEN
+from verfedgnn.runs.run_folder import FORGOTTEN
 from verfedgnn.training.finished import Trained, make_run
 from verfedgnn.training.simple_models import liked
 
@@ -399,9 +400,8 @@ def _align(
     log_event("users aligned", rows=party.users, own=taking_part, left_out=ratings.n_users - taking_part)
     ids = np.full(party.users, "", ratings.user_ids.dtype)
     ids[party.rows[party.rows >= 0]] = ratings.user_ids[party.rows >= 0]
-    placed = place_users(ratings, party.rows, ids)
-    notes = note_dropped(ratings, placed, party.rows, agreement.config.users)
-    return PartyData(identity.name, replace(placed.with_notes(*notes), name=identity.name)), party.alignment
+    placed = place_users(ratings, party.rows, ids, agreement.config.users)
+    return PartyData(identity.name, replace(placed, name=identity.name)), party.alignment
 
 
 def _exchange(party: PartyAlignment, link: CoordinatorLink) -> None:

@@ -31,7 +31,7 @@ from verfedgnn.core.hosts import is_address, parse_host_header
 if TYPE_CHECKING:
     from verfedgnn.federation.roster import MemberIdentity
     from verfedgnn.protocol.coordinator import ClosedRound
-    from verfedgnn.runs.tracking.tracker import TrackedRun
+    from verfedgnn.runs.tracking import TrackedRun
 
 FRESH_SECONDS = 0.05
 """Maximum age of the status in memory; building it for every event would cost too much."""

@@ -33,14 +33,13 @@ from verfedgnn.protocol.masks import ListCommitments
 from verfedgnn.protocol.party_progress import PartyProgress
 from verfedgnn.protocol.release_ledger import ReleaseEntry, ReleaseLedger, Values
 from verfedgnn.protocol.replica import CheckpointState
-from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
-from verfedgnn.runs.checkpoint_slots import CheckpointSlots, SlotCheckpoint
+from verfedgnn.runs.checkpoint import CheckpointSlots, SlotCheckpoint, read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import summarise_cost
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import begin_folder, read_history, write_history, write_json, write_public
-from verfedgnn.runs.run_layout import FINAL, LAST_RELEASE, LISTS, RESULT
+from verfedgnn.runs.run_folder import FINAL, LAST_RELEASE, LISTS, RESULT
 
 LEDGER = "releases.jsonl"
 _RELEASES = "releases"

@@ -10,7 +10,6 @@ import numpy as np
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
-from verfedgnn.data.parties import count_kept
 from verfedgnn.reports.phrases import warn_of_lists
 
 MEANS_WIN = 0.995
@@ -43,9 +42,8 @@ class Customers:
         for party in parties:
             rated = np.unique(party.ratings.user)
             known[rated] += 1
-            kept, before = count_kept(party.ratings.notes) or (len(rated), len(rated))
-            left_out += before - kept
-            given += before
+            left_out += party.ratings.dropped_users
+            given += party.ratings.dropped_users + len(rated)
         return cls(int((known > 0).sum()), int((known > 1).sum()), left_out, given)
 
 

@@ -1,4 +1,4 @@
-"""A run's vectors as Arrow tables, and as Parquet or NumPy files for other programs.
+"""A run's vectors as Arrow tables, and as Parquet files for other programs.
 
 The vectors are those that a party serves: the inner product of a user's and an item's vector is the predicted
 rating, or for lists the score of an item. Biases and means are components of the vectors, which
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.core.errors import ConfigError, RunError
+from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import make_folder, replacing, write_bytes, writing
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData
@@ -30,7 +30,6 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.run_folder import check_outside
 
-FORMATS = ("parquet", "npy")
 RATINGS, LISTS = "ratings", "lists"
 PRODUCTS = {
     RATINGS: "The inner product of a user's and an item's vector is the predicted rating.",
@@ -124,14 +123,12 @@ def _matrix(table: pa.Table) -> NDArray[np.float32]:
     return lists.flatten().to_numpy().reshape(len(lists), -1)  # type: ignore[no-any-return]
 
 
-def export_embeddings(embeddings: Sequence[Embeddings], folder: Path, kind: str) -> list[Path]:
-    """Write embeddings as `parquet` or `npy`, with embeddings.json that explains them, and return the files.
+def export_embeddings(embeddings: Sequence[Embeddings], folder: Path) -> list[Path]:
+    """Write embeddings as Parquet, with embeddings.json that explains them, and return the files.
 
     Each party gets a folder. If a party has vectors for ratings and for lists, those for lists are in its
     subfolder `lists`.
     """
-    if kind not in FORMATS:
-        raise ConfigError(f"unknown format '{kind}'; use one of {', '.join(FORMATS)}")
     check_outside(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} exists already; choose another {option('out')}")
@@ -143,52 +140,25 @@ def export_embeddings(embeddings: Sequence[Embeddings], folder: Path, kind: str)
         for each in embeddings:
             place = folder / names[each.party] / (each.purpose if each.party in rows else "")
             make_folder(place)
-            written = _write_parquet(each, place) if kind == "parquet" else _write_npy(each, place)
-            row = rows.setdefault(each.party, _describe_party(each))
-            row["vectors"].append(_describe_vectors(each, [file.relative_to(folder) for file in written]))
+            written = [place / "users.parquet", place / "items.parquet"]
+            for path, table in zip(written, (each.users, each.items), strict=True):
+                with replacing(path) as file:
+                    pq.write_table(table, file)
+            counts = {"users": len(each.users), "items": len(each.items)}
+            row = rows.setdefault(
+                each.party, {"name": each.party, **counts, "scale": each.scale, "vectors": []}
+            )
+            about = _describe(each) | {"files": [str(path.relative_to(folder)) for path in written]}
+            row["vectors"].append(about)
             files += written
-        about = json.dumps({"parties": list(rows.values())}, indent=1)
-        write_bytes(folder / "embeddings.json", (about + "\n").encode())
+        text = json.dumps({"parties": list(rows.values())}, indent=1)
+        write_bytes(folder / "embeddings.json", (text + "\n").encode())
     return [*files, folder / "embeddings.json"]
 
 
-def _describe_party(embeddings: Embeddings) -> dict[str, Any]:
-    return {
-        "name": embeddings.party,
-        "users": len(embeddings.users),
-        "items": len(embeddings.items),
-        "scale": list(embeddings.scale),
-        "vectors": [],
-    }
-
-
-def _describe_vectors(embeddings: Embeddings, files: Sequence[Path]) -> dict[str, Any]:
+def _describe(embeddings: Embeddings) -> dict[str, Any]:
     return {
         "purpose": embeddings.purpose,
         "meaning": embeddings.meaning,
         "parts": {name: [part.start, part.stop] for name, part in embeddings.parts.items()},
-        "files": [str(file) for file in files],
     }
-
-
-def _write_parquet(embeddings: Embeddings, place: Path) -> list[Path]:
-    tables = {"users": embeddings.users, "items": embeddings.items}
-    for name, table in tables.items():
-        with replacing(place / f"{name}.parquet") as file:
-            pq.write_table(table, file)
-    return [place / f"{name}.parquet" for name in tables]
-
-
-def _write_npy(embeddings: Embeddings, place: Path) -> list[Path]:
-    users, items = embeddings.arrays()
-    named = {
-        "user_ids": embeddings.users["user"],
-        "item_ids": embeddings.items["item"],
-        "titles": embeddings.items["title"],
-    }
-    arrays: dict[str, NDArray[Any]] = {"users": users, "items": items}
-    arrays |= {name: np.array(column.to_pylist()) for name, column in named.items()}
-    for name, array in arrays.items():
-        with replacing(place / f"{name}.npy") as file:
-            np.save(file, array, allow_pickle=False)
-    return [place / f"{name}.npy" for name in arrays]

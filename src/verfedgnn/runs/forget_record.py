@@ -27,7 +27,7 @@ from verfedgnn.data.ids import StrArray
 from verfedgnn.data.ratings import Mask
 from verfedgnn.privacy.id_matching import normalise_ids
 from verfedgnn.runs.run import write_json
-from verfedgnn.runs.run_layout import FORGET_RECORD, FORGOTTEN
+from verfedgnn.runs.run_folder import FORGET_RECORD, FORGOTTEN
 
 _FEDERATED = "federation.txt"
 """File in the run folder of one party of a federation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +39,14 @@ class PartyModel:
         """Return the scores (n, M_p) of all items for n users, given their rows."""
         scores = self.users[users.long()] @ self.items.T
         return scores if self.item_scores is None else scores + self.item_scores.score(users)
+
+    def cpu(self) -> PartyModel:
+        """Return the model in the main memory."""
+        own = self.item_scores
+        if own is not None:
+            tensors = {name: getattr(own, name).cpu() for name in ("weights", "kept", "pointers", "history")}
+            own = replace(own, **tensors)
+        return PartyModel(self.users.cpu(), self.items.cpu(), self.embeddings.cpu(), own)
 
     def arrays(self) -> dict[str, Tensor]:
         """Return all tensors by name, as they are stored."""

@@ -69,6 +69,7 @@ def _table(party: PartyData, part: NDArray[np.int8]) -> Any:
         "scale_declared": table.scale_declared,
         "catalogue": table.catalogue,
         "notes": list(table.notes),
+        "dropped_users": table.dropped_users,
         "item_ids": table.item_ids.tolist(),
         "titles": None if table.titles is None else table.titles.tolist(),
         "columns": {key: value.tolist() for key, value in table.columns.items()},
@@ -92,6 +93,7 @@ def _party(arrow: Any, users: Any) -> tuple[PartyData, NDArray[np.int8]]:
         catalogue=about["catalogue"],
         name=about["name"],
         notes=tuple(about["notes"]),
+        dropped_users=about["dropped_users"],
     )
     return PartyData(about["party"], ratings), part
 

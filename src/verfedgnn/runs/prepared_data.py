@@ -25,17 +25,12 @@ from verfedgnn.data import (
     VALID,
     PartyData,
     Ratings,
-    cap_ratings,
-    choose_dates,
-    draw_withheld,
-    find_twins,
     split_by_date,
     split_by_rating,
-    suits,
-    twin_cases,
-    withhold,
 )
 from verfedgnn.data.ratings import format_count
+from verfedgnn.data.splits import cap_ratings, choose_dates, draw_withheld, suits, withhold
+from verfedgnn.data.twins import find_twins, twin_cases
 from verfedgnn.privacy.rating_dp import ratings_cap
 
 

@@ -8,13 +8,13 @@ The folder holds everything that later commands need, including the training dat
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -28,6 +28,7 @@ from verfedgnn.config import Config, load_config
 from verfedgnn.core.array_files import ArrayFile, read_arrays, write_arrays
 from verfedgnn.core.errors import PluginWarning, RunError, RunWarning
 from verfedgnn.core.files import check_links, lock_folder, make_folder, write_bytes, writing
+from verfedgnn.core.frames import make_frame
 from verfedgnn.core.option_names import resume_words, worded
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.data.ids import StrArray, as_text, find_positions, id_text, to_numpy
@@ -35,17 +36,77 @@ from verfedgnn.data.ratings import format_count
 from verfedgnn.runs.added_items import AddedItem, added_file, extend_model, extend_party, read_added
 from verfedgnn.runs.embeddings import Embeddings, party_embeddings
 from verfedgnn.runs.ledger import Ledger
-from verfedgnn.runs.merged_order import score_catalogues
+from verfedgnn.runs.metrics_file import evaluate
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
-from verfedgnn.runs.recommendations import Recommendation, Recommendations
-from verfedgnn.runs.run_evaluation import evaluate
-from verfedgnn.runs.run_folder import empty_run, holds_run
-from verfedgnn.runs.run_layout import FINAL, LIFT_FORMAT, LISTS
+from verfedgnn.runs.run_folder import FINAL, LISTS, empty_run, holds_run
 
 if TYPE_CHECKING:
     from verfedgnn.serving.run_answers import RunAnswers
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One recommended item."""
+
+    item: str
+    title: str
+    party: str
+    score: float
+    """The number that orders the list, which adds up to 1 over all unrated items; the predicted rating without lists."""
+    rating: float | None = None
+    """The predicted rating, within the party's scale; None if the run predicts no ratings."""
+
+
+class Recommendations(list[Recommendation]):
+    """The best items of one user, best first."""
+
+    def __init__(self, items: Iterable[Recommendation], explain: Callable[[], list[str]]) -> None:
+        """Hold `items`; `explain` returns a reason for each of them, and is called when reasons are asked for."""
+        super().__init__(items)
+        self._explain = explain
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)  # reasons need the run
+
+    @cached_property
+    def reasons(self) -> list[str]:
+        """Why each item is in the list: what the user liked that it follows from, or that others like it."""
+        return self._explain() if self else []
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one dictionary per item, with its reason."""
+        return [asdict(item) | {"reason": why} for item, why in zip(self, self.reasons, strict=True)]
+
+    def to_frame(self) -> Any:
+        """Return the list as a data frame of pandas: item, title, party, score, rating and reason.
+
+        Titles and ratings are left out if no item has one.
+        """
+        rows = self.to_rows()
+        names = self._filled(rows)
+        return make_frame([{name: row[name] for name in names} for row in rows])
+
+    @staticmethod
+    def _filled(rows: list[dict[str, Any]]) -> list[str]:
+        """Return the names of the columns that are not empty."""
+        return [name for name in rows[0] if any(row[name] not in ("", None) for row in rows)] if rows else []
+
+    def _repr_html_(self) -> str:
+        """Show the list as a table in a notebook."""
+        rows = self.to_rows()
+        names = [name for name in self._filled(rows) if name != "score"]
+        head = "".join(f"<th>{name}</th>" for name in ["", *names])
+        body = "".join(
+            f"<tr><td>{place}</td>{''.join(f'<td>{_cell(row[name])}</td>' for name in names)}</tr>"
+            for place, row in enumerate(rows, 1)
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.2f}" if isinstance(value, float) else escape(str(value))
 
 
 @dataclass
@@ -190,29 +251,21 @@ class Run:
         """
         if k < 1:
             raise RunError(f"k = {k} is too small; use 1 or more")
-        self._chosen(party)
+        chosen = self._chosen(party)
         one = user is None or isinstance(user, str) or np.ndim(user) == 0
         if ratings is not None:
             if not one:
                 raise RunError("ratings belong to one user; call recommend once for each newcomer")
-            return self._answers().recommend(
-                None if user is None else id_text(user, "user"), ratings, k, party
-            )
+            who = None if user is None else id_text(user, "user")
+            return self._answers().recommend_after(who, ratings, chosen, k)
         if user is None or isinstance(user, Mapping):
             raise RunError(
                 "whom to recommend to? Pass the id of a user, or ratings={item: stars} of a newcomer"
             )
         ids = np.array([id_text(each, "user") or "" for each in ([user] if one else user)], str)
-        remedy = "for a newcomer, pass ratings={item: stars}"
-        lists = []
-        for each in ids:
-            (row,) = self._user_rows(np.array([each]), remedy).tolist()
-            found = self._recommend(row, k, party)
-            lists.append(Recommendations(found, partial(self._explain, row, found)))
+        rows = self._user_rows(ids, "for a newcomer, pass ratings={item: stars}")
+        lists = [self._answers().recommend(row, chosen, k) for row in rows.tolist()]
         return lists[0] if one else lists
-
-    def _explain(self, row: int, items: Sequence[Recommendation]) -> list[str]:
-        return self._answers().explain(row, items)
 
     def similar(self, item: Any, k: int = 10, party: str | None = None) -> list[Recommendation]:
         """Return the k items of all parties that are most similar to `item`: users who like one like the other.
@@ -233,34 +286,6 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_opened": None}  # it is made again when it is needed
-
-    def _recommend(self, row: int, k: int, party: str | None) -> list[Recommendation]:
-        """Return the k best items of a user by row."""
-        chosen = self._chosen(party)
-        ranks = self.ranker.config.ranks
-        candidates: list[tuple[float, Recommendation]] = []
-        for p, scores in zip(chosen, score_catalogues(self, np.array([row]), chosen), strict=True):
-            table = self.parties[p].ratings
-            top = scores[0].topk(min(k, scores.shape[1]))
-            for score, item in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-                if score > -math.inf:
-                    title = "" if table.titles is None else str(table.titles[item])
-                    rating = self._rating(p, row, item)
-                    shown = math.exp(score) if ranks else rating
-                    assert shown is not None
-                    recommendation = Recommendation(
-                        str(table.item_ids[item]), title, self.parties[p].name, shown, rating
-                    )
-                    candidates.append((score, recommendation))
-        return [item for _, item in sorted(candidates, key=lambda pair: -pair[0])[:k]]
-
-    def _rating(self, party: int, user: int, item: int) -> float | None:
-        """Return the predicted rating of one pair of rows; None if the run predicts none."""
-        if self.config.ranks:
-            return None
-        model = self.models[party]
-        low, high = self.parties[party].ratings.scale
-        return min(max(float(model.users[user] @ model.items[item]), low), high)
 
     def predict(self, users: Any, items: Any, *, party: str | None = None) -> NDArray[np.float64]:
         """Predict the rating of each pair of user and item ids: two sequences of one length, or one id each.
@@ -429,7 +454,7 @@ class Run:
             own = folder / "model" / "alone"
             alone = _read_models(own, parties) if own.is_dir() else None
             public = read_public(folder)
-            metrics = _leave_out_old_lift(json.loads((folder / "metrics.json").read_text("utf-8")))
+            metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
             ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8")))
             history = read_history(folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -451,14 +476,6 @@ class Run:
         if (lists / "metrics.json").is_file():
             run.lists = cls._read(lists, load_config(lists / "config.toml"), parties, parts)
         return run
-
-
-def _leave_out_old_lift(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Remove a lift that an earlier version saved in another format, and say so in `old_lift`."""
-    if "lift" in metrics and metrics["lift"].get("format") != LIFT_FORMAT:
-        del metrics["lift"]
-        metrics["old_lift"] = True
-    return metrics
 
 
 def read_added_items(folder: Path, parties: Sequence[PartyData]) -> list[dict[str, AddedItem]]:

@@ -14,7 +14,7 @@ from verfedgnn.data import PartyData
 from verfedgnn.data.ratings import measure_drift
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.run import read_run_config, write_json
-from verfedgnn.runs.run_layout import AFTER
+from verfedgnn.runs.run_folder import AFTER
 
 MOSTLY_NEW = 0.5
 """Share of a party's items that are new since the run before, from which on its file may be a wrong one."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from verfedgnn.core.errors import RunError
-from verfedgnn.runs.run_layout import AFTER
+from verfedgnn.runs.run_folder import AFTER
 
 DEPTH = 3
 """Levels of folders below the given one in which runs are looked for."""

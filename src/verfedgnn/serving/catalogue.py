@@ -18,7 +18,6 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.data.ids import StrArray
-from verfedgnn.runs.merged_order import is_liked
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run import Run
 from verfedgnn.serving.fold_in import PartyPrior, UserRatings, fit_user_prior
@@ -84,7 +83,9 @@ class PartyCatalogue:
         self.ids = IdIndex(party.ratings.item_ids)
         self.liked_from = upper_quarter(party.ratings.scale)
         """Lowest rating that counts as liked."""
-        self.likes = np.bincount(self.table.user[is_liked(self.table)], minlength=self.table.n_users)
+        self.likes = np.bincount(
+            self.table.user[self.table.rating >= self.liked_from], minlength=self.table.n_users
+        )
         """Number of liked items of each user (N,)."""
         self.total_likes = int(self.likes.sum())
         self._part = part
@@ -167,7 +168,7 @@ class Catalogue:
 
     def _choose_models(self, run: Run) -> dict[ModelName, list[PartyModel]]:
         found = {FEDERATED: run.models} | ({} if run.alone is None else {ALONE: run.alone})
-        return {name: [models[p] for p in self.chosen] for name, models in found.items()}
+        return {name: [models[p].cpu() for p in self.chosen] for name, models in found.items()}
 
     def _index_users(self, parties: tuple[int, ...]) -> IdIndex:
         """Return an index of the users that these parties know; all users of the run for all parties."""

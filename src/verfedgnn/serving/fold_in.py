@@ -46,11 +46,10 @@ from numpy.typing import NDArray
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import Ratings
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.upkeep.item_prior import measure_variance
+from verfedgnn.upkeep.item_prior import climb, measure_variance
 
 Matrix = NDArray[np.float32]
 Vector = NDArray[np.float64]
-NEWTON_STEPS = 20
 SAMPLE = 100_000
 """Maximum number of users from which mean and covariance are estimated."""
 
@@ -204,11 +203,11 @@ def _fold_in_ratings(priors: Sequence[PartyPrior], rated: Sequence[UserRatings])
 
 def _fold_in_likes(priors: Sequence[PartyPrior], rated: Sequence[UserRatings]) -> FoldedUser:
     size = priors[0].items.shape[1]
-    z = np.zeros(size)
     likes = [own.ratings >= priors[own.party].liked_from for own in rated]
     liked = [priors[own.party].project_items(own.items[like]) for own, like in zip(rated, likes, strict=True)]
     centres = [np.zeros(size) for _ in rated]
-    for _ in range(NEWTON_STEPS):
+
+    def derivatives(z: Vector) -> tuple[Vector, Vector]:
         slope = -z
         curve = np.eye(size)
         for number, own in enumerate(rated):
@@ -221,11 +220,9 @@ def _fold_in_likes(priors: Sequence[PartyPrior], rated: Sequence[UserRatings]) -
             centres[number] = centre.astype(np.float64) + prior.common
             slope = slope + (liked[number] - centres[number]).sum(0)
             curve = curve + len(liked[number]) * spread
-        step = np.linalg.solve(curve, slope)
-        # The objective is concave. Long steps are shortened so that no typical item's score jumps by more than a few units.
-        z = z + step * min(1.0, 3.0 / max(float(np.linalg.norm(step)), 1e-9))
-        if float(np.abs(step).max(initial=0.0)) < 1e-4:
-            break
+        return slope, curve
+
+    z = climb(derivatives, size)
     pulls = []
     for like, directions, centre in zip(likes, liked, centres, strict=True):
         pull = np.zeros((len(like), size))

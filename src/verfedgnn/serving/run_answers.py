@@ -18,13 +18,11 @@ from verfedgnn.core.option_names import worded
 from verfedgnn.data import Ratings
 from verfedgnn.data.ids import id_text
 from verfedgnn.reports.run_report import run_document, run_html
-from verfedgnn.runs.recommendations import Recommendation, Recommendations
-from verfedgnn.runs.run import Run
+from verfedgnn.runs.run import Recommendation, Recommendations, Run
 from verfedgnn.runs.run_folder import check_outside
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.fold_in import UserRatings, group_ratings
 from verfedgnn.serving.user_lists import (
-    ScoredItem,
     ServedUser,
     UserProfile,
     find_similar,
@@ -71,20 +69,16 @@ class RunAnswers:
         document = run_document(self.run, name)
         return document.write_page(path) if path.suffix == ".html" else document.write(path, "report")[0]
 
-    def recommend(
-        self, user: str | None, ratings: Mapping[Any, Any], k: int, party: str | None
+    def recommend(self, row: int, parties: Sequence[int], k: int) -> Recommendations:
+        """Return the k best items of these parties for a user of the run."""
+        return recommend_to(self.catalogue, ServedUser(row), parties, k)
+
+    def recommend_after(
+        self, user: str | None, ratings: Mapping[Any, Any], parties: Sequence[int], k: int
     ) -> Recommendations:
         """Return the k best items for a newcomer with these ratings, or for a user of the run who has rated more since."""
-        parties = [p for p, name in enumerate(self.names) if party in (None, name)]
         newer = self._read_ratings(ratings)
         return recommend_to(self.catalogue, find_user(self.catalogue, user, newer), parties, k)
-
-    def explain(self, row: int, items: Sequence[Recommendation]) -> list[str]:
-        """Return why each of these recommended items is in the list of the user at `row`."""
-        numbers = [self.names.index(item.party) for item in items]
-        profile = UserProfile(self.catalogue, ServedUser(row), sorted(set(numbers)))
-        places = [self.catalogue.find_item(item.item, [p])[0] for item, p in zip(items, numbers, strict=True)]
-        return _explain(profile, [(*place, item.score) for place, item in zip(places, items, strict=True)])
 
     def similar(self, item: Any, k: int, party: str | None) -> list[Recommendation]:
         """Return the k items of all parties that are most similar to `item`, which may be at several parties."""
@@ -145,19 +139,15 @@ def find_popular_item(table: Ratings) -> str:
 
 
 def recommend_to(catalogue: Catalogue, user: ServedUser, parties: Sequence[int], k: int) -> Recommendations:
-    """Return the k best items of these parties for a newcomer, or for a user of the run with newer ratings."""
+    """Return the k best items of these parties for a user of the run or a newcomer."""
     profile = UserProfile(catalogue, user, parties)
     (best,) = make_lists([profile], k)
     found = [
         Recommendation(item.item, item.title, item.party, item.score, item.rating)
         for item in profile.describe(best)
     ]
-    return Recommendations(found, lambda: _explain(profile, best))
-
-
-def _explain(profile: UserProfile, best: Sequence[ScoredItem]) -> list[str]:
-    everywhere = range(len(profile.catalogue.parties))
-    return [reason.in_words() for reason in profile.explain(best, everywhere)]
+    everywhere = range(len(catalogue.parties))
+    return Recommendations(found, lambda: [reason.in_words() for reason in profile.explain(best, everywhere)])
 
 
 def write_table(catalogue: Catalogue, path: Path, k: int) -> int:

@@ -39,7 +39,7 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.printable import make_printable
 from verfedgnn.runs.added_items import ADDED
 from verfedgnn.runs.run import Run
-from verfedgnn.runs.run_layout import FORGET_JOURNAL, FORGET_RECORD
+from verfedgnn.runs.run_folder import FORGET_JOURNAL, FORGET_RECORD
 from verfedgnn.serving.app import make_app
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.request_guard import LARGEST_BODY, ApiKey, JsonLog, ServerMetrics

@@ -38,8 +38,6 @@ ModelName = Literal["federated", "alone"]
 FEDERATED: ModelName = "federated"
 ALONE: ModelName = "alone"
 BUCKETS = (FEDERATED, ALONE)
-SECRET_FILE = "split-test.key"
-"""File in a run folder with the secret of its split test, unless another file is given."""
 FEWEST_CUSTOMERS = 20
 """Fewest customers of a bucket from which an interval follows."""
 NORMAL_95 = 1.959964

@@ -1,4 +1,16 @@
-"""The list of one user: what the models know about the user at each party, one merged list, and why each item is in it."""
+r"""The list of one user: what the models know about the user at each party, one merged list, and why each item is in it.
+
+A model of lists orders the catalogue of one party. Its softmax gives shares of this catalogue alone and says
+nothing about the party, so shares of a small catalogue are large. Items of several parties are therefore
+ordered by
+
+.. math:: P(p, v \mid u) = P(p \mid u) \, P(v \mid p, u), \qquad P(p \mid u) = \frac{n_{up} + a \pi_p}{\sum_q (n_{uq} + a \pi_q)}
+
+- n_up is the number of items that u likes at party p, and pi_p the share of p in the likes of all users;
+- P(v | p, u) is the softmax over the items of p that u has not rated.
+
+For one party P(p | u) is 1. Predicted ratings of parties are compared by their position in the party's scale.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +21,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict
 from torch import Tensor
 
-from verfedgnn.runs.merged_order import place_in_scale, weigh_parties
 from verfedgnn.serving.catalogue import Catalogue, DescribedItem
 from verfedgnn.serving.fold_in import FoldedUser, UserRatings, fold_in_at, merge_ratings
 from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankedItems, RankingQuery, Rows, rank_together
@@ -23,6 +34,8 @@ ScoredItem = tuple[int, int, float]
 """Party, row of the item, and unclipped score."""
 Filters = Mapping[str, str]
 NO_FILTERS: Filters = MappingProxyType({})
+PRIOR_LIKES = 1.0
+"""a: as many likes as all users' habit counts for."""
 MOST_REASONS = 2
 """Liked items that a reason in words names."""
 CLEAR_LIKE = 0.02
@@ -212,7 +225,7 @@ class UserProfile:
         ]
 
     def merge(self, ranked: Sequence[RankedItems], k: int) -> list[ScoredItem]:
-        """Return the k best items of the rankings of the parties (`runs/merged_order.py`)."""
+        """Return the k best items of the rankings of the parties."""
         parties = [self.catalogue.parties[p] for p in self.parties]
         weights = [1.0] * len(parties)
         if self.catalogue.ranks and len(parties) > 1:
@@ -352,6 +365,20 @@ class UserProfile:
                 )
                 found.append(Reason(*fields))
         return sorted(found, key=lambda reason: reason.adds, reverse=True)[:max_reasons]
+
+
+def weigh_parties(likes: ArrayLike, totals: ArrayLike) -> NDArray[np.float64]:
+    """Return P(p | u) (..., P) from a user's likes at each party (..., P) and all users' likes there (P,)."""
+    everybody = np.asarray(totals, np.float64) + 1  # a party without likes is possible, too
+    counts = np.asarray(likes, np.float64) + PRIOR_LIKES * everybody / everybody.sum()
+    weights: NDArray[np.float64] = counts / counts.sum(-1, keepdims=True)
+    return weights
+
+
+def place_in_scale(rating: float, scale: tuple[float, float]) -> float:
+    """Return the position of a rating in its scale, from 0 to 1 for ratings within it."""
+    low, high = scale
+    return (rating - low) / ((high - low) or 1.0)
 
 
 def find_user(

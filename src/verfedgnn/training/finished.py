@@ -17,7 +17,7 @@ from verfedgnn.config import Config
 from verfedgnn.core.choices import Choices
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.option_names import option, resume_words
-from verfedgnn.data import suits
+from verfedgnn.data.splits import suits
 from verfedgnn.evaluation.lift import measure_lift
 from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.runs.ledger import Ledger

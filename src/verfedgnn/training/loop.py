@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from verfedgnn.runs.metrics_file import history_entry
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.prepared_data import Prepared
-from verfedgnn.runs.release_counts import ReleaseCounts
 from verfedgnn.runs.run import read_history, write_history
 from verfedgnn.training.finished import Trained, resume_hint
 from verfedgnn.training.local_runtime import local_federation
@@ -49,7 +49,9 @@ class TrainingLoop:
         self.runtime = local_federation(inputs, config, device_of(prepared), party=party, start=start)
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
-        self.releases = {name: ReleaseCounts() for name in self.coordinator.names}
+        self.releases = {
+            name: Counter({"gradients": 0, "neighbourhoods": 0}) for name in self.coordinator.names
+        }
 
     @property
     def coordinator(self) -> Coordinator:
@@ -67,7 +69,8 @@ class TrainingLoop:
             closed = self.runtime.round()
             self.seconds += time.perf_counter() - began
             for name, reply in coordinator.replies.items():
-                self.releases[name].count(reply)
+                self.releases[name]["gradients"] += reply.gradient is not None
+                self.releases[name]["neighbourhoods"] += reply.neighbourhoods is not None
             # without validation ratings, an error says nothing
             error = None if self.config.split.kind == "all" else closed.valid_error
             if error is not None:
@@ -108,12 +111,11 @@ class TrainingLoop:
 
     def _trained(self, finished: Sequence[FinishedTraining]) -> Trained:
         best = self.coordinator.best
-        releases = ReleaseCounts.most(self.releases.values())
         exchange = next(iter(self.runtime.parties.values())).exchange
         privacy = privacy_report(
             self.config,
-            releases=releases.gradients,
-            exchanges=releases.neighbourhoods,
+            releases=max(counts["gradients"] for counts in self.releases.values()),
+            exchanges=max(counts["neighbourhoods"] for counts in self.releases.values()),
             users=self.prepared[0].party.ratings.n_users,
             rows=exchange.rows,
             protected=exchange.protected,
@@ -145,7 +147,7 @@ class TrainingLoop:
         values = {
             "ledger": self.runtime.ledger.to_dict(),
             "seconds": self.seconds,
-            "releases": {name: counts.to_dict() for name, counts in self.releases.items()},
+            "releases": {name: dict(counts) for name, counts in self.releases.items()},
         }
         write_checkpoint(self.folder / "checkpoint", self.coordinator.round, states, values)
 
@@ -164,7 +166,7 @@ class TrainingLoop:
             party.replica.best = (self.coordinator.best.round, self.coordinator.public)
         self.runtime.ledger = Ledger.from_dict(values["ledger"])
         self.seconds = values["seconds"]
-        self.releases = {name: ReleaseCounts(**counts) for name, counts in values["releases"].items()}
+        self.releases = {name: Counter(counts) for name, counts in values["releases"].items()}
         self.history = [entry for entry in read_history(self.folder) if entry["round"] <= replica.round]
         return True
 

@@ -30,8 +30,7 @@ from verfedgnn.runs.prepared_data import (
 )
 from verfedgnn.runs.run import Run, begin_folder, describe_code_change, write_history
 from verfedgnn.runs.run_before import read_before, recorded_before, write_before
-from verfedgnn.runs.run_folder import empty_run, holds_run
-from verfedgnn.runs.run_layout import FINAL, FORGOTTEN, LISTS
+from verfedgnn.runs.run_folder import FINAL, FORGOTTEN, LISTS, empty_run, holds_run
 from verfedgnn.training.finished import Trained, make_run
 from verfedgnn.training.loop import TrainingLoop, usable_device
 from verfedgnn.training.progress import Stop, Watcher, never

@@ -42,12 +42,12 @@ from verfedgnn.data.ids import find_positions
 from verfedgnn.data.ratings import format_count
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
-from verfedgnn.runs.feature_table import features_file, read_features, write_features
 from verfedgnn.runs.forget_record import append_record, hash_ids, is_federated, note_forgotten
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
-from verfedgnn.runs.run_layout import FINAL, FORGET_JOURNAL, LAST_RELEASE, REPORT, TRAININGS
+from verfedgnn.runs.run_folder import FINAL, FORGET_JOURNAL, LAST_RELEASE, REPORT, TRAININGS
+from verfedgnn.upkeep.item_features import features_file, read_features, write_features
 from verfedgnn.upkeep.item_prior import absorb_item_scores, fit_item_prior
 from verfedgnn.upkeep.new_items import NewItems
 

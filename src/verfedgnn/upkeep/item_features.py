@@ -17,13 +17,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from verfedgnn.core.errors import ConfigError, DataError
+from verfedgnn.core.errors import ConfigError, DataError, RunError
+from verfedgnn.core.files import make_folder, replacing, writing
+from verfedgnn.data.ids import to_numpy
+from verfedgnn.data.table_sources import ItemTable
 from verfedgnn.upkeep.item_prior import ItemDistribution
 
 Floats = NDArray[np.float64]
@@ -41,6 +46,10 @@ STRENGTHS = tuple(float(10.0 ** (step / 2)) for step in range(-4, 9))
 """Values of lambda that are tried."""
 HALF_WEIGHT = 10.0
 """kappa: the number of ratings at which an item has half of the largest weight."""
+
+FEATURES = "features"
+"""Folder in a run's folder with the features of items, which stay at the party: RUN/features/PARTY.parquet."""
+_ID = "item"
 
 Encode = Callable[[Sequence[Any]], Floats]
 
@@ -250,3 +259,34 @@ def fit_feature_prior(
     spread, directions = np.linalg.eigh(weighted.T @ weighted / total)
     factor = items.factor @ (directions * np.sqrt(np.maximum(spread, 0.0)))
     return FeaturePrior(items, level, centre, weights, factor, strength, explained)
+
+
+def features_file(run: Path, party_file: str) -> Path:
+    """Return the file of a party's features; `party_file` is the party's name among files."""
+    return run / FEATURES / f"{party_file}.parquet"
+
+
+def write_features(file: Path, table: ItemTable) -> None:
+    """Write the features of all items, in place of earlier ones."""
+    names = [_ID, *(f"f.{name}" for name in table.columns.column_names)]
+    columns = [pa.array(table.ids.tolist(), pa.string()), *table.columns.columns]
+    with writing(file):
+        make_folder(file.parent)
+        with replacing(file) as stream:
+            pq.write_table(pa.table(columns, names=names), stream)
+
+
+def read_features(file: Path) -> ItemTable | None:
+    """Return the features that `write_features` wrote; None if there are none."""
+    if not file.is_file():
+        return None
+    try:
+        with pq.ParquetFile(file) as opened:
+            rows = opened.read()
+        columns = rows.drop_columns([_ID])
+        return ItemTable(
+            to_numpy(rows[_ID]),
+            columns.rename_columns([name.removeprefix("f.") for name in columns.column_names]),
+        )
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise RunError(f"the features in {file} cannot be read ({error}); give them again") from None

@@ -35,7 +35,7 @@ by least squares over the users, so that the prior covers it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,14 +118,14 @@ class ItemPrior:
         self, prior: ItemDistribution, activity: UserActivity, likes: Rows, exposure: float | None
     ) -> Floats:
         size = prior.factor.shape[1]
-        z = np.zeros(size)
         if not len(likes) or not size:
-            return z
+            return np.zeros(size)
         every = self.users[activity.rows].astype(np.float64)
         slopes = every @ prior.factor
         level = every @ prior.mean + activity.log_weight
         wanted = (self.users[likes].astype(np.float64) @ prior.factor).sum(0)
-        for _ in range(NEWTON_STEPS):
+
+        def derivatives(z: Floats) -> tuple[Floats, Floats]:
             scores = level + slopes @ z
             highest = scores.max()
             share = np.exp(scores - highest)
@@ -136,13 +136,24 @@ class ItemPrior:
             count = float(len(likes)) if exposure is None else 1.0
             expected = 0.0 if exposure is None else exposure * float(np.exp(min(highest, 50.0)) * total)
             slope = wanted - (count + expected) * centre - z
-            curve = np.eye(size) + (count + expected) * second - count * np.outer(centre, centre)
-            step = np.linalg.solve(curve, slope)
-            # The objective is concave. Long steps are shortened, as in serving/fold_in.py.
-            z = z + step * min(1.0, 3.0 / max(float(np.linalg.norm(step)), 1e-9))
-            if float(np.abs(step).max(initial=0.0)) < 1e-4:
-                break
-        return z
+            return slope, np.eye(size) + (count + expected) * second - count * np.outer(centre, centre)
+
+        return climb(derivatives, size)
+
+
+def climb(derivatives: Callable[[Floats], tuple[Floats, Floats]], size: int) -> Floats:
+    """Return the maximum of a concave function of z (R,) by Newton's method, from its slope (R,) and negative curvature (R, R).
+
+    Long steps are shortened so that no typical score jumps by more than a few units.
+    """
+    z = np.zeros(size)
+    for _ in range(NEWTON_STEPS):
+        slope, curve = derivatives(z)
+        step = np.linalg.solve(curve, slope)
+        z = z + step * min(1.0, 3.0 / max(float(np.linalg.norm(step)), 1e-9))
+        if float(np.abs(step).max(initial=0.0)) < 1e-4:
+            break
+    return z
 
 
 def fit_item_prior(model: PartyModel, table: Ratings, part: NDArray[np.int8], *, ranks: bool) -> ItemPrior:

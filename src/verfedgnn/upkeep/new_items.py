@@ -23,13 +23,20 @@ from verfedgnn.runs.added_items import (
     read_added,
     rewrite_added,
 )
-from verfedgnn.runs.feature_table import features_file, read_features, write_features
 from verfedgnn.runs.forget_record import ForgottenUsers, is_federated
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.run import Run
-from verfedgnn.runs.run_layout import FORGOTTEN, LISTS
-from verfedgnn.upkeep.item_features import FeatureEncoder, FeaturePrior, fit_encoder, fit_feature_prior
+from verfedgnn.runs.run_folder import FORGOTTEN, LISTS
+from verfedgnn.upkeep.item_features import (
+    FeatureEncoder,
+    FeaturePrior,
+    features_file,
+    fit_encoder,
+    fit_feature_prior,
+    read_features,
+    write_features,
+)
 from verfedgnn.upkeep.item_prior import (
     SAMPLE,
     ItemDistribution,

@@ -30,7 +30,7 @@ from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.roster import load_coordinator
 from verfedgnn.federation.status import StatusPublisher
-from verfedgnn.runs.tracking.tracker import TrackedRun
+from verfedgnn.runs.tracking import TrackedRun
 from verfedgnn_flare.job_site import (
     SERVER_CELL,
     TASK,

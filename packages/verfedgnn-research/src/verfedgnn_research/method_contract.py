@@ -12,8 +12,8 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.data import TEST, PartyData
 from verfedgnn.plugins import register
+from verfedgnn.runs.metrics_file import evaluate
 from verfedgnn.runs.prepared_data import prepare, split_ratings
-from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.testing.small_federation import CPU, parties
 from verfedgnn.training.progress import Progress
 from verfedgnn_research.baselines import METHODS

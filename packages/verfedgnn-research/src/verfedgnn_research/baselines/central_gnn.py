@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from verfedgnn.config import Config
-from verfedgnn.data import PartyData, Ratings, find_pooled_items, pool_parties
+from verfedgnn.data import PartyData, Ratings, pool_parties
+from verfedgnn.data.parties import find_pooled_items
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import split_ratings

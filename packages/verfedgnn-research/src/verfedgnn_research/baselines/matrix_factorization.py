@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
+from verfedgnn.runs.metrics_file import evaluate
 from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn_research.baselines.central_gnn import CENTRAL, pooled
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn_research.baselines.solo_training import solo_config

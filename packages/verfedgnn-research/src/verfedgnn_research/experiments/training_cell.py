@@ -19,9 +19,8 @@ from verfedgnn.config import Config, build_config
 from verfedgnn.data import PartyData, check_parties, pool_parties, read_parties
 from verfedgnn.data.parties import declare_sizes
 from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions, redact
-from verfedgnn.runs.metrics_file import describe_environment, summarise_cost
+from verfedgnn.runs.metrics_file import describe_environment, evaluate, summarise_cost
 from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn_research.baselines import METHODS, Where, method
 
 RECORDS = 1

@@ -1,27 +1,25 @@
-"""The interface of trackers, the choice of one by name, and what a run logs."""
+"""Experiment tracking: parameters, curves and artefacts of a training in a tool that an organisation already has."""
 
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from verfedgnn.core.errors import ConfigError, PluginWarning
 from verfedgnn.core.files import make_folder, write_bytes, writing
 
-TRACKERS = {"mlflow": "MlflowTracker", "tensorboard": "TensorBoardTracker", "wandb": "WandbTracker"}
-"""Class of each tracker, in the module `NAME_tracker`."""
 _RECORD = "-tracking.json"
 """File beside a run folder with the tool's own id of the run, so that a resumed training continues it."""
 
 
 class Tracker(Protocol):
-    """One run in a tracking tool."""
+    """One run in a tracking tool. The constructor raises `ImportError` if the tool is not installed."""
 
     def start(self, name: str, folder: Path, run_id: str | None) -> str | None:
         """Begin a run, or continue the one with `run_id`; return its id, None if the tool has none."""
@@ -37,6 +35,112 @@ class Tracker(Protocol):
 
     def end(self, finished: bool) -> None:
         """Close the tracked run; `finished` is False after an interruption or an error."""
+
+
+class _MlflowTracker:
+    """MLflow, by its client. `MLFLOW_TRACKING_URI` and `MLFLOW_EXPERIMENT_NAME` say where a run goes, as for every client."""
+
+    def __init__(self) -> None:
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient()
+
+    def start(self, name: str, folder: Path, run_id: str | None) -> str | None:
+        if run_id is not None:
+            self._run = run_id
+            self._client.update_run(run_id, "RUNNING")
+            return run_id
+        title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "verfedgnn")
+        found = self._client.get_experiment_by_name(title)
+        experiment = self._client.create_experiment(title) if found is None else found.experiment_id
+        self._run = self._client.create_run(experiment, run_name=name).info.run_id
+        return self._run
+
+    def parameters(self, values: Mapping[str, str]) -> None:
+        for name, value in values.items():
+            # every version of MLflow stores 500 characters
+            self._client.log_param(self._run, name, value[:500])
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+    def artefacts(self, files: Sequence[Path]) -> None:
+        for file in files:
+            self._client.log_artifact(self._run, str(file))
+
+    def end(self, finished: bool) -> None:
+        self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
+
+
+class _TensorBoardTracker:
+    """Event files in the folder RUN-tensorboard beside the run; those of a resumed training are joined to the first."""
+
+    def __init__(self) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._open = SummaryWriter
+
+    def start(self, name: str, folder: Path, run_id: str | None) -> str | None:
+        place = folder.parent / f"{folder.name}-tensorboard"
+        make_folder(place)
+        self._writer = self._open(str(place))
+        return None
+
+    def parameters(self, values: Mapping[str, str]) -> None:
+        rows = "\n".join(f"| {name} | {value} |" for name, value in values.items())
+        self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def artefacts(self, files: Sequence[Path]) -> None:
+        for file in files:
+            if file.suffix == ".md":  # the report; TensorBoard stores no other files
+                self._writer.add_text("report", file.read_text("utf-8"))
+
+    def end(self, finished: bool) -> None:
+        self._writer.close()
+
+
+class _WandbTracker:
+    """Weights & Biases. `WANDB_MODE=offline`, `WANDB_PROJECT` and its other variables work as usual; no source code is stored."""
+
+    def __init__(self) -> None:
+        import wandb
+
+        self._wandb = wandb
+
+    def start(self, name: str, folder: Path, run_id: str | None) -> str | None:
+        project = os.environ.get("WANDB_PROJECT", "verfedgnn")
+        quiet = self._wandb.Settings(silent=True, disable_code=True, disable_git=True)
+        self._run = self._wandb.init(
+            project=project, name=name, id=run_id, resume="allow", dir=folder.parent, settings=quiet
+        )
+        return str(self._run.id)
+
+    def parameters(self, values: Mapping[str, str]) -> None:
+        self._run.config.update(dict(values), allow_val_change=True)
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        # a training of lists begins with round 1 again, so the round is a figure of its own
+        self._run.log({**values, "round": step})
+
+    def artefacts(self, files: Sequence[Path]) -> None:
+        for file in files:
+            self._run.save(str(file), base_path=str(file.parent), policy="now")
+
+    def end(self, finished: bool) -> None:
+        self._run.finish(exit_code=0 if finished else 1)
+
+
+TRACKERS: dict[str, Callable[[], Tracker]] = {
+    "mlflow": _MlflowTracker,
+    "tensorboard": _TensorBoardTracker,
+    "wandb": _WandbTracker,
+}
 
 
 class TrackedRun:
@@ -104,13 +208,11 @@ def _open(name: str) -> Tracker:
     if name not in TRACKERS:
         raise ConfigError(f"there is no tracker '{name}'; use one of: none, {', '.join(TRACKERS)}")
     try:
-        module = import_module(f"verfedgnn.runs.tracking.{name}_tracker")
-        tracker: Tracker = getattr(module, TRACKERS[name])()
+        return TRACKERS[name]()
     except ImportError:
         raise ConfigError(
             f"--track {name} needs more software. Run: pip install 'verfedgnn[{name}]'"
         ) from None
-    return tracker
 
 
 def _read_id(folder: Path, name: str) -> str | None:

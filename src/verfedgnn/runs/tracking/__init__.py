@@ -1,1 +1,0 @@
-"""Experiment tracking: parameters, curves and artefacts of a training in a tool that an organisation already has."""
