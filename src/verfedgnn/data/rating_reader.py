@@ -112,7 +112,7 @@ def read_ratings(
             f"{', '.join(options)}: these options are for synthetic data; leave them out for {redact(path)}"
         )
 
-    rows = {"duplicates": duplicates, "missing": missing}
+    rows: dict[str, Any] = {"duplicates": duplicates, "missing": missing}
     opening: dict[str, Any] = {
         "columns": columns,
         "encoding": encoding,
