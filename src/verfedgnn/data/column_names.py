@@ -58,7 +58,7 @@ _HINTS = {
         "name",
     ),
     "rating": ("rating", "stars", "score", "grade", "mark", "vote", "points", "note", "value", "feedback"),
-    "event": ("event", "action", "behavio", "interaction"),
+    "event": ("event", "action", "behavior", "behaviour", "interaction"),
     "time": ("time", "date"),
 }
 
