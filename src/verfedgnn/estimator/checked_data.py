@@ -140,7 +140,9 @@ class DataCheck:
 
     def _repr_html_(self) -> str:
         """Show the same in a notebook, in colour."""
-        return self._console().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return self._console().export_html(
+            inline_styles=True, code_format='<div class="verfedgnn"><pre>{code}</pre></div>'
+        )
 
 
 def _overlap_json(overlap: UserOverlap) -> dict[str, Any]:
