@@ -113,20 +113,12 @@ def read_ratings(
         )
 
     rows: dict[str, Any] = {"duplicates": duplicates, "missing": missing}
-    opening: dict[str, Any] = {
-        "columns": columns,
-        "encoding": encoding,
-        "delimiter": delimiter,
-        "keep": keep,
-        "query": query,
-    }
-    table: Callable[[str | Path], Ratings] = partial(
-        read_table,
-        events=events,
-        scale=scale,
-        **rows,
-        **opening,
-    )
+    opening: dict[str, Any] = {"columns": columns, "encoding": encoding, "delimiter": delimiter}
+    opening |= {"keep": keep, "query": query, "scale": scale, "events": events}
+
+    def table(source: str | Path) -> Ratings:
+        return read_table(source, **rows, **opening)
+
     where = path if is_address(path) else locate(path)
     layout = None if columns or events is not None or isinstance(where, str) else find_layout(where)
     if isinstance(where, str):
