@@ -204,23 +204,19 @@ def _train(command: Sequence[str], place: Path, current: Path, *, quiet: bool) -
 
 def _call(words: Sequence[str], *, quiet: bool) -> tuple[int, str]:
     """Run a command of this program; return its exit code and the last line of its errors."""
-    called = subprocess.Popen(
-        [sys.executable, "-m", "verfedgnn", *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert called.stderr is not None
+    words = [sys.executable, "-m", "verfedgnn", *words]
     last = ""
-    try:
-        for line in called.stderr:
-            last = line.strip() or last
-            if not quiet:
-                sys.stderr.write(line)
-        return called.wait(), last
-    except KeyboardInterrupt:
-        called.wait()  # the signal reached it, too: it writes a checkpoint
-        return Interrupted.exit_code, "stopped"
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as called:
+        assert called.stderr is not None
+        try:
+            for line in called.stderr:
+                last = line.strip() or last
+                if not quiet:
+                    sys.stderr.write(line)
+            return called.wait(), last
+        except KeyboardInterrupt:
+            called.wait()  # the signal reached it, too: it writes a checkpoint
+            return Interrupted.exit_code, "stopped"
 
 
 def _hash_files(command: Sequence[str]) -> str:
