@@ -289,7 +289,7 @@ def write(path: Path, text: str) -> str:
 
 
 BAD = {
-    "missing columns": (bad_table("user,thing,rating\na,b,3\n"), "--columns"),
+    "missing columns": (bad_table("user,the_products,rating\na,b,3\n"), "--columns"),
     "nan": (bad_table("user,item,rating\na,b,nan\n"), "--missing drop"),
     "infinite": (bad_table("user,item,rating\na,b,inf\n"), "infinite (more than"),
     "duplicates": (bad_table("user,item,rating\na,b,3\na,b,4\n"), "--duplicates"),
@@ -333,7 +333,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(command: Command, tmp_path: Path,
     assert error.startswith("error: ")
     assert remedy in error
     assert len(rest) == (case == "missing columns")  # the command that mends it
-    assert all(line.startswith("next: ") and line.endswith("--columns item=thing") for line in rest)
+    assert all(line.startswith("next: ") and line.endswith("--columns item=the_products") for line in rest)
     assert not out_folder.exists(), "nothing half-written"
 
 

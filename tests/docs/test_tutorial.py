@@ -53,7 +53,7 @@ def test_two_data_frames_reach_a_verdict(tmp_path: Path) -> None:
     shown = [out["data"] for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
     pages = [data["text/html"] for data in shown if 'class="verfedgnn"' in data.get("text/html", "")]
     assert len(pages) == 3, "the check, the lift, and the run that was loaded again"
-    assert "can be used" in pages[0]
+    assert "trained together" in pages[0]
     for page in pages[1:]:
         assert re.search(r"[Jj]oining", page)
         assert "<svg" in page

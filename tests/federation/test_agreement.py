@@ -429,7 +429,6 @@ def test_rotation_and_revocation(founded: Command) -> None:
         (["init", "film/key.pem", "--address", "localhost:1", "--name", "x"], "cannot create"),
         (["init", "x", "--address", "localhost"], "is not host:port"),
         (["init", "x", "--address", "localhost:1", "--name", "a b"], "--name"),
-        (["init", "x", "--address", "localhost:1", "--alignment", "guess"], "'keyed', 'ecdh' or 'none'"),
         (["init", "x", "--address", "localhost:1", "--set", "dimm=3"], "did you mean"),
         (["init", "x", "--address", "localhost:1", "--model", "mlp"], "gcn, gat, ggnn"),
         (["init", "x", "--address", "localhost:1", "--preset", "worst"], "best, means, paper, private"),

@@ -166,7 +166,7 @@ def _report_usage_error(error: typer.TyperException) -> int:
         typer.echo(context.get_help(), nl=False)
     else:
         path = context.command_path if context is not None else "verfedgnn"
-        text = error.format_message().rstrip(".")
+        text = error.format_message().rstrip(".").replace("Value error, ", "")
         _print_line(f"{text}{'' if text.endswith('?') else ';'} see `{path} --help`")
     return error.exit_code
 
