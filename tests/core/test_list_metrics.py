@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verfedgnn.core import list_metrics
-from verfedgnn.core.list_metrics import list_quality, rank_each
+from verfedgnn.core.list_metrics import list_quality, rank_each, sample_users
 from verfedgnn.core.pairs import Pairs
 
 
@@ -53,10 +53,16 @@ def test_every_user_is_judged_as_by_brute_force(seed: int, k: int, chunk: int) -
 
 
 def test_a_list_that_is_longer_than_the_catalogue_has_the_whole_catalogue() -> None:
-    found = list_quality(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[True, False, False]]), 20)
+    found = list_quality(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([0]), torch.tensor([0]), 20)
     assert found[:, 0].tolist() == pytest.approx([1.0, 0.5, 1.0])
 
 
 def test_nobody_with_something_to_find_gives_no_users() -> None:
     found = rank_each(lambda rows: torch.zeros(len(rows), 3), 4, 3, [pairs([(0, 1)])], pairs([]))
     assert len(found.users) == len(found.recall) == len(found.ndcg) == len(found.hit) == 0
+
+
+def test_a_choice_looks_at_every_nth_user() -> None:
+    users = torch.arange(0, 20, 2)
+    assert sample_users(users, 5, 100).tolist() == users.tolist()
+    assert sample_users(users, 25, 100).tolist() == [0, 6, 12, 18]

@@ -14,7 +14,8 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.graph import Graph, build_graph, move_graph
-from verfedgnn.core.metrics import measure_errors, measure_ranking
+from verfedgnn.core.list_metrics import rank_each
+from verfedgnn.core.metrics import measure_errors
 from verfedgnn.core.option_names import option
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import PartyRandomness, PartyStream
@@ -146,10 +147,10 @@ class Targets:
             errors = measure_errors(users, items, valid)
             return errors.squared, errors.count
         wanted = valid.take(valid.rating >= upper_quarter(self.data.scale))
-        ranking = measure_ranking(
-            lambda rows: users[rows] @ items.T, len(users), len(items), [self.data.train], wanted
+        ranks = rank_each(
+            lambda rows: users[rows] @ items.T, len(users), len(items), [self.data.train], wanted, sample=True
         )
-        return max(0.0, ranking.users - ranking.ndcg), ranking.users
+        return max(0.0, len(ranks.users) - float(ranks.ndcg.sum())), len(ranks.users)
 
 
 def deviations(train: Pairs, data: PartyInput) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from verfedgnn.core.list_metrics import list_quality
+from verfedgnn.core.list_metrics import list_quality, sample_users
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.training.rating_stack import Stacked, Weights
@@ -51,8 +51,8 @@ class JudgedUsers:
 
     scores: list[Tensor]
     """One matrix (n, M_p) per model."""
-    relevant: Tensor
-    """Whether a user wants an item (n, M_p)."""
+    wanted: tuple[Tensor, Tensor]
+    """Rows of users, and the items that they want."""
     hidden: Tensor
     """Whether an item is in the user's training part and therefore not ranked (n, M_p)."""
 
@@ -63,7 +63,7 @@ class JudgedUsers:
 
     def ndcg(self, weights: Sequence[float]) -> Tensor:
         """Return NDCG@20 of each user for the weighted sum."""
-        return list_quality(self.total(weights), self.relevant, K)[1]
+        return list_quality(self.total(weights), *self.wanted, K)[1]
 
     def total(self, weights: Sequence[float]) -> Tensor:
         """Return the weighted sum of the scores."""
@@ -116,7 +116,7 @@ def _newcomer_weights(
     usable = [name for name in models if name != "EASE"]  # EASE needs a user's own items
     names = list(dict.fromkeys([usable[0], usable[-1]]))
     judged = judge_users([models[name] for name in names], data, wanted)
-    if not len(judged.relevant):
+    if not len(judged.hidden):
         anybody = torch.arange(data.users, device=data.train.user.device)[:FEWEST_NEWCOMERS]
         judged = replace(judged, scores=[models[name].score(anybody) for name in names])
     options = [
@@ -124,7 +124,7 @@ def _newcomer_weights(
         for before in ({"federated": NEWCOMER_START, usable[0]: 1.0}, {usable[0]: 1.0})
     ]
     start = options[0 if helps else 1]
-    if len(judged.relevant) >= FEWEST_NEWCOMERS:
+    if len(judged.hidden) >= FEWEST_NEWCOMERS:
         start = max(options, key=lambda weights: float(judged.ndcg(weights).mean()))
         start = search_weights(judged, start, NEWCOMER_MARGIN)
     return dict(zip(names, _normalise(start, judged.spread), strict=True))
@@ -132,25 +132,23 @@ def _newcomer_weights(
 
 def judge_users(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> JudgedUsers:
     """Score the catalogue with each model for the users of `wanted`, or for a sample of them."""
-    users = torch.unique(wanted.user).long()
-    most = max(1, MOST_SCORES // data.items)
-    if len(users) > most:  # every n-th, so that the choice depends on nothing but the data
-        users = users[torch.linspace(0, len(users) - 1, most, device=users.device).long()]
+    users = sample_users(torch.unique(wanted.user).long(), data.items, MOST_SCORES)
     row_of = torch.full((data.users,), -1, dtype=torch.long, device=users.device)
     row_of[users] = torch.arange(len(users), device=users.device)
-    shape = (len(users), data.items)
-    marks = []
-    for pairs in (wanted, data.train):
-        mark = torch.zeros(shape, dtype=torch.bool, device=users.device)
-        row = row_of[pairs.user.long()]
-        mark[row[row >= 0], pairs.item.long()[row >= 0]] = True
-        marks.append(mark)
-    return JudgedUsers([model.score(users) for model in models], *marks)
+    (wanting, item), (trained, known) = (
+        (row_of[pairs.user.long()], pairs.item.long()) for pairs in (wanted, data.train)
+    )
+    hidden = torch.zeros((len(users), data.items), dtype=torch.bool, device=users.device)
+    hidden[trained[trained >= 0], known[trained >= 0]] = True
+    pairs = torch.unique(wanting[wanting >= 0] * data.items + item[wanting >= 0])
+    return JudgedUsers(
+        [model.score(users) for model in models], (pairs // data.items, pairs % data.items), hidden
+    )
 
 
 def search_weights(judged: JudgedUsers, start: Sequence[float] | None, margin: float) -> list[float]:
     """Search along one weight at a time and return the weights with the best NDCG."""
-    if not len(judged.relevant):
+    if not len(judged.hidden):
         return list(start or [1.0] + [0.0] * (len(judged.scores) - 1))
     spread = judged.spread
     single = [
@@ -188,10 +186,10 @@ def _better(
 
 def _temperature(judged: JudgedUsers, weights: Sequence[float]) -> float:
     """Return the factor on all scores that maximises the likelihood of the wanted items under a softmax."""
-    if not len(judged.relevant):
+    if not len(judged.hidden):
         return 1.0
     total = judged.total(weights)
-    row, item = judged.relevant.nonzero(as_tuple=True)
+    row, item = judged.wanted
 
     def loss(factor: float) -> float:
         return float((torch.logsumexp(total * factor, 1)[row] - total[row, item] * factor).sum())

@@ -19,7 +19,8 @@ from verfedgnn.config.model_forms import Sizes, choose_sizes
 from verfedgnn.core.choices import Choices
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.graph import Graph, build_graph, move_graph
-from verfedgnn.core.metrics import measure_errors, measure_ranking
+from verfedgnn.core.list_metrics import rank_each
+from verfedgnn.core.metrics import measure_errors
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.rating_scale import scale_unit, upper_quarter
 from verfedgnn.gnn import list_model, rater_solver
@@ -224,10 +225,10 @@ def _judge_lists(
     data: PartyInput, wanted: Pairs
 ) -> Callable[[Tensor, Tensor], tuple[float, dict[str, float]]]:
     def judge(users: Tensor, items: Tensor) -> tuple[float, dict[str, float]]:
-        found = measure_ranking(
-            lambda rows: users[rows] @ items.T, data.users, data.items, [data.train], wanted
+        ranks = rank_each(
+            lambda rows: users[rows] @ items.T, data.users, data.items, [data.train], wanted, sample=True
         )
-        ndcg = found.ndcg / max(1, found.users)
+        ndcg = float(ranks.ndcg.sum()) / max(1, len(ranks.users))
         return 1 - ndcg, {"ndcg@20": ndcg}
 
     return judge

@@ -51,7 +51,7 @@ def ease_model(data: PartyInput, choices: Choices) -> PartyModel:
 
     def error(scores: ItemScores) -> float:
         model = replace(without, item_scores=scores)
-        found = rank_each(model.score, data.users, data.items, [data.train], wanted)
+        found = rank_each(model.score, data.users, data.items, [data.train], wanted, sample=True)
         return -float(found.ndcg.mean()) if len(found.ndcg) else 0.0
 
     scores = fit_item_scores(data.train, data.users, data.items, EASE_DAMPINGS, error, choices)
