@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from verfedgnn.core import list_metrics
 from verfedgnn.core.choices import Choices
 from verfedgnn.core.list_metrics import rank_each
 from verfedgnn.core.pairs import Pairs, PartyInput
@@ -149,9 +150,16 @@ def test_scores_become_likely_shares() -> None:
     torch.testing.assert_close(shares[0], shares[1], rtol=0.3, atol=0.02)
 
 
-def test_large_catalogues_are_judged_on_a_sample_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(list_stack, "MOST_SCORES", 50 * ITEMS)
+def test_a_large_catalogue_is_searched_among_candidates_of_a_sample_of_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     market = make_market(5, taste=1.0)
     popular = popularity_model(market.data)
-    stacked = stack_lists({"popularity": popular, "federated": market.truth}, market.data)
-    assert market.ndcg(stacked.model) > 1.3 * market.ndcg(popular)
+    models = {"popularity": popular, "federated": market.truth}
+    everything = stack_lists(models, market.data)
+    monkeypatch.setattr(list_stack, "CANDIDATES", 25)
+    monkeypatch.setattr(list_stack, "CHUNK_SCORES", 7 * ITEMS)
+    among_candidates = stack_lists(models, market.data)
+    assert market.ndcg(among_candidates.model) == pytest.approx(market.ndcg(everything.model), rel=0.02)
+    monkeypatch.setattr(list_metrics, "MOST_SCORES", 50 * ITEMS)
+    assert market.ndcg(stack_lists(models, market.data).model) > 1.3 * market.ndcg(popular)

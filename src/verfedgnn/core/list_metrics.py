@@ -33,9 +33,9 @@ class UserRanks:
     """1 if the list has any wanted item, else 0."""
 
 
-def sample_users(users: Tensor, items: int, most: int = MOST_SCORES) -> Tensor:
-    """Return the users whose scores of all items are at most `most`: every n-th, so that nothing but the data decides."""
-    count = max(1, most // max(1, items))
+def sample_users(users: Tensor, items: int) -> Tensor:
+    """Return the users whose scores of all items are at most `MOST_SCORES`: every n-th, so that nothing but the data decides."""
+    count = max(1, MOST_SCORES // max(1, items))
     if len(users) <= count:
         return users
     return users[torch.linspace(0, len(users) - 1, count, device=users.device).long()]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from verfedgnn.core.list_metrics import list_quality, sample_users
+from verfedgnn.core.list_metrics import CHUNK_SCORES, list_quality, sample_users
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.training.rating_stack import Stacked, Weights
@@ -39,8 +39,8 @@ NEWCOMER_START = 2.0
 """Weight of the federated model in lists for newcomers before any evidence, if popularity has 1, both relative to their spread."""
 NEWCOMER_MARGIN = 2.0
 """Least rise of newcomers' NDCG that changes their weights, in standard errors."""
-MOST_SCORES = 1 << 24
-"""Most scores of one model in memory while weights are chosen; beyond that, users are sampled."""
+CANDIDATES = 256
+"""Items of each model's list that can get into a user's list of the mixture. Beyond them, a large catalogue is not searched."""
 K = 20
 """Length of the lists that NDCG judges."""
 
@@ -50,16 +50,13 @@ class JudgedUsers:
     """Scores of the judged validation users by each model, and the items that these users want."""
 
     scores: list[Tensor]
-    """One matrix (n, M_p) per model."""
+    """One matrix per model, over each user's candidates (n, C)."""
     wanted: tuple[Tensor, Tensor]
-    """Rows of users, and the items that they want."""
+    """Rows of users, and the columns of the items that they want."""
     hidden: Tensor
-    """Whether an item is in the user's training part and therefore not ranked (n, M_p)."""
-
-    @property
-    def spread(self) -> list[float]:
-        """Standard deviation of each model's scores."""
-        return [max(float(scores.std()), 1e-9) for scores in self.scores]
+    """Whether a candidate is not ranked, because it is in the user's training part or fills a row (n, C)."""
+    spread: list[float]
+    """Standard deviation of each model's scores of all items."""
 
     def ndcg(self, weights: Sequence[float]) -> Tensor:
         """Return NDCG@20 of each user for the weighted sum."""
@@ -118,7 +115,7 @@ def _newcomer_weights(
     judged = judge_users([models[name] for name in names], data, wanted)
     if not len(judged.hidden):
         anybody = torch.arange(data.users, device=data.train.user.device)[:FEWEST_NEWCOMERS]
-        judged = replace(judged, scores=[models[name].score(anybody) for name in names])
+        judged = replace(judged, spread=[_spread(models[name].score(anybody)) for name in names])
     options = [
         [before.get(name, 0.0) / each for name, each in zip(names, judged.spread, strict=True)]
         for before in ({"federated": NEWCOMER_START, usable[0]: 1.0}, {usable[0]: 1.0})
@@ -131,18 +128,68 @@ def _newcomer_weights(
 
 
 def judge_users(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> JudgedUsers:
-    """Score the catalogue with each model for the users of `wanted`, or for a sample of them."""
-    users = sample_users(torch.unique(wanted.user).long(), data.items, MOST_SCORES)
+    """Score each user's candidates with each model, for the users of `wanted` or for a sample of them."""
+    users = sample_users(torch.unique(wanted.user).long(), data.items)
+    parts = [
+        _judge_chunk(models, data, wanted, chunk)
+        for chunk in users.split(max(1, CHUNK_SCORES // max(1, data.items)))
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    widest = max(part.hidden.shape[1] for part in parts)
+    first = torch.tensor([0, *(len(part.hidden) for part in parts)]).cumsum(0).tolist()
+    padded = [[_pad(scores, widest, 0.0) for scores in part.scores] for part in parts]
+    rows = torch.cat([part.wanted[0] + start for part, start in zip(parts, first, strict=False)])
+    return JudgedUsers(
+        [torch.cat(scores) for scores in zip(*padded, strict=True)],
+        (rows, torch.cat([part.wanted[1] for part in parts])),
+        torch.cat([_pad(part.hidden, widest, True) for part in parts]),
+        parts[0].spread,
+    )
+
+
+def _spread(scores: Tensor) -> float:
+    """Return the standard deviation of a model's scores, at least a tiny number."""
+    return max(float(scores.std()), 1e-9) if scores.numel() > 1 else 1e-9
+
+
+def _pad(table: Tensor, columns: int, value: float) -> Tensor:
+    return torch.nn.functional.pad(table, (0, columns - table.shape[1]), value=value)
+
+
+def _judge_chunk(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs, users: Tensor) -> JudgedUsers:
     row_of = torch.full((data.users,), -1, dtype=torch.long, device=users.device)
     row_of[users] = torch.arange(len(users), device=users.device)
-    (wanting, item), (trained, known) = (
-        (row_of[pairs.user.long()], pairs.item.long()) for pairs in (wanted, data.train)
-    )
+
+    def cells(pairs: Pairs) -> tuple[Tensor, Tensor]:
+        row = row_of[pairs.user.long()]
+        return row[row >= 0], pairs.item.long()[row >= 0]
+
     hidden = torch.zeros((len(users), data.items), dtype=torch.bool, device=users.device)
-    hidden[trained[trained >= 0], known[trained >= 0]] = True
-    pairs = torch.unique(wanting[wanting >= 0] * data.items + item[wanting >= 0])
+    hidden[cells(data.train)] = True
+    scores = [model.score(users) for model in models]
+    candidate = torch.full_like(hidden, data.items <= CANDIDATES * len(models))
+    candidate[cells(wanted)] = True
+    if data.items > CANDIDATES * len(models):
+        for one in scores:
+            candidate.scatter_(1, one.masked_fill(hidden, -torch.inf).topk(CANDIDATES, 1).indices, True)
+    row, item = candidate.nonzero(as_tuple=True)
+    count = candidate.sum(1)
+    first = count.cumsum(0) - count
+    column = torch.arange(len(row), device=users.device) - first[row]
+    items = torch.zeros(
+        (len(users), int(count.max()) if len(count) else 0), dtype=torch.long, device=users.device
+    )
+    items[row, column] = item
+    filled = torch.ones_like(items, dtype=torch.bool)
+    filled[row, column] = hidden[row, item]
+    pairs = torch.unique(torch.stack(cells(wanted)), dim=1)
+    place = torch.searchsorted(row * data.items + item, pairs[0] * data.items + pairs[1])
     return JudgedUsers(
-        [model.score(users) for model in models], (pairs // data.items, pairs % data.items), hidden
+        [one.gather(1, items) for one in scores],
+        (pairs[0], column[place]),
+        filled,
+        [_spread(one) for one in scores],
     )
 
 
