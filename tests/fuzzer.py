@@ -39,11 +39,11 @@ from verfedgnn.core.errors import VerFedGNNError
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
-from verfedgnn.federation.frames import TransportEvent
 from verfedgnn.federation.party_service import PartyService, Realign, align_party
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.federation.transcript import Transcript
+from verfedgnn.federation.transport import TransportEvent
 from verfedgnn.protocol.messages import HEADER, decode, encode
 from verfedgnn.protocol.user_alignment import CoordinatorAlignment, PartyAlignment
 

@@ -24,12 +24,12 @@ from verfedgnn.federation.certificates import (
 )
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
-from verfedgnn.federation.frames import FrameJoiner, TransportEvent, cut_message
 from verfedgnn.federation.party_service import run_party
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.federation.transcript import Transcript
+from verfedgnn.federation.transport import TransportEvent, too_large
 from verfedgnn.protocol.messages import EncodedMessage
 
 SERVER = "server"
@@ -40,11 +40,11 @@ class Killed(Exception):
     """The process was killed at this point."""
 
 
-class Wire(FrameJoiner):
+class Wire:
     """One end of a connection. `fault` receives every outgoing message and may change it, drop it (None) or raise `Killed`."""
 
     def __init__(self, hub: Hub, name: str, fault: Callable[[bytes], bytes | None] | None = None) -> None:
-        super().__init__()
+        self.largest = 1 << 24
         self.hub = hub
         self.name = name
         self.fault = fault
@@ -60,9 +60,10 @@ class Wire(FrameJoiner):
 
     def next(self, timeout: float) -> TransportEvent | None:
         try:
-            return self.join(self.events.get(timeout=min(timeout, 0.02)))
+            event = self.events.get(timeout=min(timeout, 0.02))
         except queue.Empty:
             return None
+        return too_large(event.peer, self.largest) if len(event.data) > self.largest else event
 
     def close(self) -> None:
         if self.alive:
@@ -77,8 +78,6 @@ class Hub:
         self.wires: dict[str, Wire] = {}
         self.lock = threading.RLock()
         self.seen: list[tuple[str, str, bytes]] = []
-        self.before_frame: Callable[[str], None] = lambda sender: None
-        """Called before a frame is delivered; it may raise `Killed`."""
 
     def attach(self, wire: Wire) -> None:
         with self.lock:
@@ -98,9 +97,7 @@ class Hub:
         with self.lock:
             if self.wires.get(sender.name) is sender and to in self.wires:
                 self.seen.append((event.peer, to, bytes(event.data)))
-                for frame in cut_message((event.data,)):
-                    self.before_frame(sender.name)
-                    self.wires[to].events.put(TransportEvent("message", event.peer, frame))
+                self.wires[to].events.put(event)
 
     def _peers(self, name: str) -> list[Wire]:
         others = [wire for other, wire in self.wires.items() if other != name]

@@ -21,8 +21,8 @@ import verfedgnn as vf
 from hub import QUICK, SERVER, Trial, agree
 from verfedgnn.federation import COORDINATOR_KEY
 from verfedgnn.federation.agreement import FILE, Absence, save_agreement
-from verfedgnn.federation.frames import TransportEvent
 from verfedgnn.federation.roster import MemberIdentity, RevocationWatch, remove_party
+from verfedgnn.federation.transport import TransportEvent
 from verfedgnn.protocol.messages import RoundReply, Welcome, encode, kind_of
 
 

@@ -21,8 +21,8 @@ from hub import SERVER, Wire
 from message_samples import ALL
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.federation.coordinator_service import CoordinatorService
-from verfedgnn.federation.frames import TransportEvent
 from verfedgnn.federation.status import StatusPublisher
+from verfedgnn.federation.transport import TransportEvent
 from verfedgnn.protocol.aggregation import neighbourhood_shape, neighbourhood_type
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.messages import (

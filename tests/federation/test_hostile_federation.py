@@ -100,7 +100,7 @@ def test_replayed_and_overtaken_replies_change_nothing(
     def wire() -> Any:
         return federated.hub.wires[small_parties[0].name]
 
-    from verfedgnn.federation.frames import TransportEvent
+    from verfedgnn.federation.transport import TransportEvent
 
     event = TransportEvent("message", "")
     federated.run({small_parties[0].name: replay})
@@ -227,7 +227,7 @@ def test_a_party_that_goes_on_and_on_is_no_longer_heard(
     federated = trial(tmp_path, small_parties, min_parties=2, timeouts=HASTY)
 
     def flood(reply: RoundReply) -> bytes:
-        from verfedgnn.federation.frames import TransportEvent
+        from verfedgnn.federation.transport import TransportEvent
 
         bad = federated.hub.wires[small_parties[0].name]
         for _ in range(200):

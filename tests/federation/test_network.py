@@ -20,16 +20,15 @@ from verfedgnn.core.version import installed_version
 from verfedgnn.federation import doctor
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.certificates import issue, key_pem, make_request, new_key
-from verfedgnn.federation.frames import Transport, TransportEvent
 from verfedgnn.federation.roster import MemberIdentity
+from verfedgnn.federation.transport import PART_BYTES, Transport, TransportEvent
 
 pytest.importorskip("websockets", reason="the extra 'federation' is not installed")
 
 from verfedgnn.core.connection_table import MAX_CONNECTIONS
 from verfedgnn.federation import websocket_transport
 from verfedgnn.federation.doctor import examine, summarise_findings
-from verfedgnn.federation.frames import FRAME_BYTES, LARGEST_FRAME
-from verfedgnn.federation.websocket_transport import FRAMES_IN_FLIGHT, connect, tls_context
+from verfedgnn.federation.websocket_transport import MESSAGES_IN_FLIGHT, MOST_PARTS, connect, tls_context
 
 
 @pytest.fixture
@@ -342,12 +341,12 @@ READY = b"\x82\x80\0\0\0\0"
 @pytest.mark.parametrize(
     "sent",
     [
-        READY + b"\x82\xff" + struct.pack(">Q", LARGEST_FRAME + 1),
+        READY + b"\x82\xff" + struct.pack(">Q", PART_BYTES + 1),
         READY + b"\x82\xff" + struct.pack(">Q", 2**63 - 1),
         READY + b"\x82\x05plain",
         READY + b"\xc2\x80\0\0\0\0",
         READY + b"\x89\xfe\0\x7e\0\0\0\0" + bytes(126),
-        READY + b"\x02\x80\0\0\0\0" + 5000 * b"\x00\x80\0\0\0\0",
+        READY + b"\x02\x80\0\0\0\0" + (MOST_PARTS + 1) * b"\x00\x80\0\0\0\0",
         b"\x82\x85\0\0\0\0first",
         b"\xff" * 64,
     ],
@@ -389,20 +388,38 @@ def test_a_large_message_arrives_in_parts(net: Net) -> None:
     """Progress is reported, and what is larger than expected is refused before it is there."""
     film = net.join("film")
     until(net.server, "joined", "film")
-    net.server.largest = 3 * FRAME_BYTES
-    large = bytes(2 * FRAME_BYTES) + b"end"
+    net.server.largest = 3 * PART_BYTES
+    large = bytes(2 * PART_BYTES) + b"end"
     film.send(SERVER, (large[:7], large[7:]))
     kinds = []
     while (event := net.server.next(180)) is not None and event.kind != "message":
         kinds.append(event.kind)
-    assert kinds == ["part", "part"]
+    assert kinds == ["part"]
     assert event is not None
     assert event.data == large
-    net.server.largest = FRAME_BYTES
+    net.server.largest = PART_BYTES
     film.send(SERVER, (large,))
+    assert "at most 16,777,216 bytes" in until(net.server, "broken", "film").reason
+    until(net.server, "joined", "film")
+    until(film, "joined", SERVER)
     film.send(SERVER, (b"small",))
-    assert "where at most" in until(net.server, "broken", "film").reason
     assert until(net.server, "message", "film").data == b"small"
+
+
+def test_who_sends_part_of_a_large_message_occupies_little(net: Net) -> None:
+    """The attack: the first bytes of a message that could be larger than the memory, in one fragment."""
+    net.server.largest = 1 << 40
+    connection = upgraded(net, "film")
+    before = resident_bytes()
+    connection.sendall(READY + b"\x02\xff" + struct.pack(">Q", PART_BYTES) + bytes(4 + 1000))
+    until(net.server, "joined", "film")
+    time.sleep(0.3)
+    assert resident_bytes() - before < PART_BYTES // 2
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
 
 
 def test_what_was_sent_before_closing_arrives(net: Net) -> None:
@@ -462,19 +479,18 @@ def test_a_new_connection_brings_no_room_for_more_messages(net: Net) -> None:
     """While nobody reads, film connects again and again, each time with as many messages as may wait."""
     for number in range(6):
         connection = upgraded(net, "film")
-        message = struct.pack("<QQ", 1, 0) + bytes([number])
-        connection.sendall(READY + (b"\x82\x91\0\0\0\0" + message) * FRAMES_IN_FLIGHT)
+        connection.sendall(READY + (b"\x82\x81\0\0\0\0" + bytes([number])) * MESSAGES_IN_FLIGHT)
         time.sleep(0.1)
     taken = [until(net.server, "message", "film").data]
-    while taken.count(bytes([number])) < FRAMES_IN_FLIGHT:
+    while taken.count(bytes([number])) < MESSAGES_IN_FLIGHT:
         taken.append(until(net.server, "message", "film").data)
-    assert len(taken) <= 2 * FRAMES_IN_FLIGHT, "the first that waited, and those of the present connection"
+    assert len(taken) <= 2 * MESSAGES_IN_FLIGHT, "the first that waited, and those of the present connection"
 
 
 def test_who_sends_pings_and_takes_no_answer_is_disconnected(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(websocket_transport, "LARGEST_FRAME", 1 << 16)
+    monkeypatch.setattr(websocket_transport, "PART_BYTES", 1 << 16)
     connection = upgraded(net, "film")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.sendall(READY)

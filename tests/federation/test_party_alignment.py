@@ -17,7 +17,7 @@ from test_federation import trial
 import verfedgnn as vf
 from hub import SERVER, Hub, Wire, agree
 from verfedgnn.federation.coordinator_service import CoordinatorService
-from verfedgnn.federation.frames import TransportEvent
+from verfedgnn.federation.transport import TransportEvent
 from verfedgnn.privacy.id_matching import normalise_ids, select_unambiguous
 from verfedgnn.protocol.messages import (
     Aligned,

@@ -19,7 +19,6 @@ from hub import SERVER, Hub, Trial, Wire
 from message_samples import ALL
 from verfedgnn.federation.agreement import Agreement, save_agreement
 from verfedgnn.federation.coordinator_link import common_statements
-from verfedgnn.federation.frames import TransportEvent
 from verfedgnn.federation.transcript import (
     TRANSCRIPT,
     Transcript,
@@ -29,6 +28,7 @@ from verfedgnn.federation.transcript import (
     read_lines,
     summarise_comparison,
 )
+from verfedgnn.federation.transport import TransportEvent
 from verfedgnn.protocol.messages import (
     AlignStart,
     Finish,

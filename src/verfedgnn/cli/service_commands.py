@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from verfedgnn.config import Config
     from verfedgnn.data import Ratings
     from verfedgnn.data.read_options import ReadOptions
-    from verfedgnn.federation.frames import Transport
     from verfedgnn.federation.roster import MemberIdentity
+    from verfedgnn.federation.transport import Transport
     from verfedgnn.runs.tracking import TrackedRun
 
 

@@ -14,10 +14,10 @@ from verfedgnn.core.array_files import as_bytes
 from verfedgnn.core.errors import Interrupted, ProtocolError, VerFedGNNError
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_event, log_warning
-from verfedgnn.federation.frames import Transport
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
+from verfedgnn.federation.transport import Transport
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.aggregation import largest_alignment
 from verfedgnn.protocol.messages import (

@@ -20,11 +20,11 @@ from verfedgnn.federation import coordinator_stage
 from verfedgnn.federation.agreement import list_stages
 from verfedgnn.federation.coordinator_stage import CoordinatorStage
 from verfedgnn.federation.event_log import log_event, log_warning
-from verfedgnn.federation.frames import Transport, TransportEvent
 from verfedgnn.federation.roster import MemberIdentity, RevocationWatch
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import TrainingRecord
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
+from verfedgnn.federation.transport import Transport, TransportEvent
 from verfedgnn.privacy.masking import check_public_key
 from verfedgnn.protocol.aggregation import largest_alignment
 from verfedgnn.protocol.coordinator import Coordinator

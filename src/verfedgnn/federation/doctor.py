@@ -25,8 +25,8 @@ from verfedgnn.core.version import installed_version
 from verfedgnn.data import Ratings
 from verfedgnn.data.ratings import format_count
 from verfedgnn.federation.certificates import Certificate, format_day, tls_context
-from verfedgnn.federation.frames import ABOUT
 from verfedgnn.federation.roster import MemberIdentity
+from verfedgnn.federation.transport import ABOUT
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.forget_record import gather_forgotten
 

@@ -5,10 +5,10 @@
     GET / with the random name of its process           ->
                                                         <-     101, or 409 and the reason
     reports "joined", sends an empty message            ->     reports "joined"
-    frames                                              <->    frames
+    messages                                            <->    messages
 
-A party that the coordinator reports can therefore already send. A websocket message is one frame of `frames.py`. Each
-member has a thread with an event loop, which reads, writes and dials; the services call `send` and `next` from their own.
+A party that the coordinator reports can therefore already send. A websocket message is one message, in fragments of a
+bounded size; one that is larger than `largest` ends its connection before it is read. Each member has a thread with an event loop, which reads, writes and dials; the services call `send` and `next` from their own.
 The kernel detects cut links: it answers for a process that is stopped or busy, and nobody answers for a cut cable.
 """
 
@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from itertools import chain
 from typing import Any
 
 from verfedgnn.core.connection_table import ConnectionTable, shut_down
@@ -36,18 +35,18 @@ from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.version import installed_version
 from verfedgnn.federation.certificates import error_reason, peer_fingerprint, pinned_tls, tls_context
 from verfedgnn.federation.event_log import FailureLog
-from verfedgnn.federation.frames import (
+from verfedgnn.federation.roster import MemberIdentity
+from verfedgnn.federation.transport import (
     ABOUT,
-    LARGEST_FRAME,
     OUTBOX_BYTES,
     OUTBOX_MESSAGES,
-    FrameJoiner,
+    PART_BYTES,
     Transport,
     TransportEvent,
     cut_message,
     size_of,
+    too_large,
 )
-from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.protocol.messages import EncodedMessage
 
 try:
@@ -56,6 +55,7 @@ try:
     from websockets.asyncio.connection import Connection
     from websockets.asyncio.server import ServerConnection, serve
     from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+    from websockets.frames import CloseCode
     from websockets.http11 import Request, Response
     from websockets.protocol import State
 except ModuleNotFoundError:
@@ -63,8 +63,10 @@ except ModuleNotFoundError:
 
 HANDSHAKE_SECONDS = 10.0
 """Number of seconds that a TLS handshake, or the request after it, may take."""
-FRAMES_IN_FLIGHT = 4
-"""Number of frames of one connection that may be read but not yet handled."""
+MESSAGES_IN_FLIGHT = 2
+"""Number of messages of one peer that may be read but not yet handled."""
+MOST_PARTS = 4096
+"""Number of fragments that a message may have."""
 CLOSE_SECONDS = 2.0
 """Number of seconds for which queued messages are still delivered when a transport closes."""
 PAUSES = (0.5, 1.0, 2.0, 4.0)
@@ -106,9 +108,9 @@ class _Bounded(Connection):
     """A websocket that ends when its peer takes no answers: every ping is answered, and answers wait without a bound."""
 
     def data_received(self, data: bytes) -> None:
-        """Read and answer; frames to write wait for each other, so more than two are the answers to pings."""
+        """Read and answer; parts to write wait for each other, so more than two are the answers to pings."""
         super().data_received(data)
-        if self.transport.get_write_buffer_size() > 2 * LARGEST_FRAME:
+        if self.transport.get_write_buffer_size() > 2 * PART_BYTES:
             self.transport.abort()
 
 
@@ -151,13 +153,26 @@ class _Link:
             if ready:
                 await self.websocket.send(b"")
             while (messages := await self.outbox.get()) is not None:
-                for frame in chain.from_iterable(map(cut_message, messages)):
-                    await self.websocket.send(frame)
+                for message in messages:
+                    await self.websocket.send(cut_message(message))
                 self.waiting -= sum(map(size_of, messages))
                 del messages  # they may hold a copy of all public parameters
         except Exception:
             # The peer is gone, or memory is short. On joining again it gets what it missed.
             self.websocket.transport.abort()
+
+    async def read(self, progress: Callable[[], None]) -> memoryview:
+        """Return the next message; call `progress` for each full part of a large one."""
+        data = bytearray()
+        parts = 0
+        async for part in self.websocket.recv_streaming(decode=False):
+            data += part
+            parts += 1
+            if len(part) == PART_BYTES:
+                progress()
+            if parts > MOST_PARTS:
+                self.websocket.transport.abort()
+        return memoryview(data)
 
     async def finish(self) -> None:
         """Write what is queued, then close the connection; the peer's answer says that it has read everything."""
@@ -167,13 +182,12 @@ class _Link:
         await self.websocket.close()
 
 
-class WebsocketTransport(FrameJoiner):
+class WebsocketTransport:
     """One member's end: the coordinator's listens, a party's connects and reconnects."""
 
     def __init__(
         self, identity: MemberIdentity, address: tuple[str, int], refused: Callable[[str], None]
     ) -> None:
-        super().__init__()
         agreement = identity.agreement
         server = identity.is_coordinator
         peers = agreement.parties if server else (agreement.coordinator,)
@@ -189,15 +203,16 @@ class WebsocketTransport(FrameJoiner):
         self._listener = _Listener(address) if server else None
         self._process = secrets.token_hex(16)
         self._links: dict[str, _Link] = {}
-        self._rooms = {peer: asyncio.Semaphore(FRAMES_IN_FLIGHT) for peer in self._roster.values()}
-        """Room for frames of each peer that were read and not yet handled; a new connection brings no more of it."""
+        self._rooms = {peer: asyncio.Semaphore(MESSAGES_IN_FLIGHT) for peer in self._roster.values()}
+        """Room for messages of each peer that were read and not yet handled; a new connection brings no more of it."""
+        self._largest = PART_BYTES
         self._lost = 0
         """Number of connections that have ended."""
         self._closed = False
         self._events: queue.Queue[tuple[TransportEvent, asyncio.Semaphore | None]] = queue.Queue()
-        """Events, and the room that a frame takes."""
+        """Events, and the room that a message takes."""
         self._taken: asyncio.Semaphore | None = None
-        """Room of the frame that is being handled."""
+        """Room of the message that is being handled."""
         self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)
         self._loop = self._runner.get_loop()
         self._closing = asyncio.Event()
@@ -206,12 +221,22 @@ class WebsocketTransport(FrameJoiner):
 
     # -- Transport, from the thread of a service ---------------------------------------------------------
 
+    @property
+    def largest(self) -> int:
+        """Number of bytes of the largest message to accept from a peer."""
+        return self._largest
+
+    @largest.setter
+    def largest(self, size: int) -> None:
+        self._largest = size
+        self._call(lambda: [self._limit(link.websocket) for link in self._links.values()])
+
     def send(self, to: str, *messages: EncodedMessage) -> None:
         """Queue messages and return at once."""
         self._call(self._put, to, messages)
 
     def next(self, timeout: float) -> TransportEvent | None:
-        """Return the next event. Taking one marks the frame of the previous one as handled."""
+        """Return the next event. Taking one marks the message of the previous one as handled."""
         if self._taken is not None:
             self._call(self._taken.release)
             self._taken = None
@@ -219,7 +244,7 @@ class WebsocketTransport(FrameJoiner):
             event, self._taken = self._events.get(timeout=max(0.0, timeout))
         except queue.Empty:
             return None
-        return self.join(event)
+        return event
 
     def close(self) -> None:
         """Deliver queued messages for two seconds at most, then end all connections."""
@@ -271,8 +296,11 @@ class WebsocketTransport(FrameJoiner):
     def _report(self, kind: Any, peer: str) -> None:
         self._events.put((TransportEvent(kind, peer), None))
 
+    def _limit(self, websocket: Connection) -> None:
+        websocket.protocol.max_message_size = self._largest
+
     async def _hold(self, link: _Link) -> None:
-        """Carry frames both ways until the connection ends."""
+        """Carry messages both ways until the connection ends."""
         room = self._rooms[link.peer]
         link.joined = True
         self._report("joined", link.peer)
@@ -282,13 +310,14 @@ class WebsocketTransport(FrameJoiner):
             while True:
                 await room.acquire()
                 try:
-                    frame = await link.websocket.recv(decode=False)
+                    data = await link.read(lambda: self._report("part", link.peer))
                 except BaseException:
                     room.release()
                     raise
-                self._events.put((TransportEvent("message", link.peer, frame), room))
-        except ConnectionClosed:
-            pass
+                self._events.put((TransportEvent("message", link.peer, data), room))
+        except ConnectionClosed as error:
+            if error.sent is not None and error.sent.code == CloseCode.MESSAGE_TOO_BIG:
+                self._events.put((too_large(link.peer, self._largest), None))
         finally:
             link.writer.cancel()
             self._lose(link)
@@ -334,6 +363,7 @@ class WebsocketTransport(FrameJoiner):
             if older.reader is not None:  # it may be waiting for room
                 older.reader.cancel()
         _notice_cuts(sock, self._link_seconds)
+        self._limit(websocket)
         self._links[peer] = _Link(peer, process, websocket)
         return None
 
@@ -375,6 +405,7 @@ class WebsocketTransport(FrameJoiner):
                 create_connection=_BoundedClient, **_limits(),
             )  # fmt: skip
             _notice_cuts(websocket.transport.get_extra_info("socket"), self._link_seconds)
+            self._limit(websocket)
             return _Link(self._peer(websocket), self._process, websocket)
         except ssl.SSLError:
             pass  # reported during the handshake
@@ -391,7 +422,7 @@ class WebsocketTransport(FrameJoiner):
 def _limits() -> dict[str, Any]:
     return {
         "compression": None,
-        "max_size": LARGEST_FRAME,
+        "max_size": (PART_BYTES, PART_BYTES),
         "max_queue": 1,
         "open_timeout": HANDSHAKE_SECONDS,
         "close_timeout": CLOSE_SECONDS,

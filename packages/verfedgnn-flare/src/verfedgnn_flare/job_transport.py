@@ -15,29 +15,27 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import MessagePropKey
 from nvflare.fuel.f3.message import Message
 
-from verfedgnn.federation.frames import (
-    LARGEST_FRAME,
+from verfedgnn.federation.transport import (
     OUTBOX_BYTES,
     OUTBOX_MESSAGES,
-    FrameJoiner,
+    PART_BYTES,
     TransportEvent,
-    cut_message,
     size_of,
+    too_large,
 )
 from verfedgnn.protocol.messages import EncodedMessage
 
 CHANNEL = "verfedgnn"
 MOST_WAITING = 16
-"""Number of frames of one peer that may wait to be handled, and number that may wait for an earlier one."""
-LARGE_FRAME = 1 << 20
-"""Number of bytes from which a frame is sent through FLARE's streams."""
+"""Number of messages of one peer that may wait to be handled, and number that may wait for an earlier one."""
+LARGE_MESSAGE = 1 << 20
+"""Number of bytes from which a message is sent through FLARE's streams."""
 PULSE_SECONDS = 2.0
 """Longest time between two pulses."""
 
@@ -54,9 +52,9 @@ Identify = Callable[[Message], str | None]
 
 
 class _Outbox:
-    """Messages for one peer, written in order by one thread as frames, so that a slow peer delays nobody else.
+    """Messages for one peer, written in order by one thread, so that a slow peer delays nobody else.
 
-    `write` sends one frame; `lose` is called when that fails or too much is waiting."""
+    `write` sends one message; `lose` is called when that fails or too much is waiting."""
 
     def __init__(self, peer: str, write: Callable[[bytes], None], lose: Callable[[], None]) -> None:
         self._write = write
@@ -89,8 +87,8 @@ class _Outbox:
             messages = self._waiting.get()
             size = sum(map(size_of, messages))
             try:
-                for frame in chain.from_iterable(map(cut_message, messages)):
-                    self._write(frame)
+                for message in messages:
+                    self._write(b"".join(message))
             except Exception:
                 # The peer is gone, or FLARE has lost track of its connection. On joining again it gets what it missed.
                 with contextlib.suppress(Exception):
@@ -136,7 +134,7 @@ class _PeerLink:
         self.confirmed = 0
 
 
-class JobTransport(FrameJoiner):
+class JobTransport:
     """The end of one member: of the coordinator to the `peers` (name to cell) of all parties, or of a party to the coordinator.
 
     A peer that was silent for `link_seconds` has left.
@@ -145,7 +143,8 @@ class JobTransport(FrameJoiner):
     def __init__(
         self, cell: Cell, peers: Mapping[str, str], identify: Identify, *, link_seconds: float
     ) -> None:
-        super().__init__()
+        self.largest = PART_BYTES
+        """Number of bytes of the largest message to accept from a peer."""
         self._cell = cell
         self._identify = identify
         self._link_seconds = link_seconds
@@ -172,15 +171,17 @@ class JobTransport(FrameJoiner):
     def next(self, timeout: float) -> TransportEvent | None:
         """Return the next event, or None after `timeout` seconds without one."""
         try:
-            frame = self._events.get(timeout=max(0.0, timeout))
+            event = self._events.get(timeout=max(0.0, timeout))
         except queue.Empty:
             return None
-        if frame.kind == "message":
+        if event.kind == "message":
             with self._lock:
-                link = self._links[frame.peer]
+                link = self._links[event.peer]
                 link.waiting -= 1
-                self._release(frame.peer, link)
-        return self.join(frame)
+                self._release(event.peer, link)
+            if len(event.data) > self.largest:
+                return too_large(event.peer, self.largest)
+        return event
 
     def close(self) -> None:
         """Deliver queued messages for two seconds at most, and tell the peers that this member leaves."""
@@ -194,13 +195,13 @@ class JobTransport(FrameJoiner):
 
     # -- sending -----------------------------------------------------------------------------------------
 
-    def _write(self, link: _PeerLink, frame: bytes) -> None:
+    def _write(self, link: _PeerLink, data: bytes) -> None:
         with self._lock:
             link.numbered += 1
             epoch = link.epoch
             number = link.numbered
-        message = Message({_EPOCH: epoch, _NUMBER: number}, frame)
-        if len(frame) < LARGE_FRAME:
+        message = Message({_EPOCH: epoch, _NUMBER: number}, data)
+        if len(data) < LARGE_MESSAGE:
             self._fire(link, _MESSAGE, message)
         else:
             self._cell.fire_and_forget(
@@ -212,7 +213,7 @@ class JobTransport(FrameJoiner):
                 link.written = number
 
     def _fire(self, link: _PeerLink, topic: str, message: Message) -> None:
-        """Send one frame, without the acknowledgements of FLARE's streams."""
+        """Send one message, without the acknowledgements of FLARE's streams."""
         errors = self._cell.core_cell.fire_and_forget(CHANNEL, topic, link.fqcn, message, optional=True)
         if errors.get(link.fqcn):
             raise ConnectionError(errors[link.fqcn])
@@ -286,7 +287,6 @@ class JobTransport(FrameJoiner):
             or link is None
             or self._closed.is_set()
             or not isinstance(data, bytes | bytearray | memoryview)
-            or len(data) > LARGEST_FRAME
         ):
             return
         with self._lock:
