@@ -146,14 +146,6 @@ Device = Annotated[
         help="Device: cpu, cuda or cuda:N.", rich_help_panel=RUN, autocompletion=among(("cpu", "cuda"))
     ),
 ]
-Track = Annotated[
-    str,
-    typer.Option(
-        help="Log settings, curves and results with mlflow, tensorboard, wandb or none.",
-        rich_help_panel=RUN,
-        autocompletion=among(("mlflow", "tensorboard", "wandb", "none")),
-    ),
-]
 Threads = Annotated[
     int,
     typer.Option(
