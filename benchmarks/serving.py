@@ -1,8 +1,6 @@
 """Measure serving: latency under load, and throughput. Writes results/serving.md.
 
     .venv/bin/python benchmarks/serving.py [--items 100000] [--rates 500 1000] [--seconds 20] [--repeats 3]
-    .venv/bin/python benchmarks/serving.py --many
-    .venv/bin/python benchmarks/serving.py --fast-path [--items 100000]
     .venv/bin/python benchmarks/serving.py --keys [--items 100000]
 
 The server is `verfedgnn serve` in its own process. Its run has random vectors in the shape of preset best (35 columns, or 70 where
@@ -12,10 +10,9 @@ The load generator is another process. Requests for the ten best items of a rand
 earlier ones are answered (open loop), over 256 keep-alive connections. Latency is counted from the time a request was due. A request
 that finds all connections busy is given up, and a lost connection is a failure.
 
-`--many` sends batch requests for 1,000 users, two at a time. `--fast-path` compares two servers, with and without
-`FastPath` of `serving/app.py`, by alternate closed-loop load, and `--keys` one with a hundred API keys, rate limits and an access
-log and one with none of them. A measurement of latency waits until the
-machine is idle, for at most three minutes. Rows are added to results/serving.json; `--discard` drops the earlier ones.
+`--keys` compares two servers, one with a hundred API keys, rate limits and an access log and one with none of them, by alternate
+closed-loop load. A measurement of latency waits until the machine is idle, for at most three minutes. Rows are added to
+results/serving.json; `--discard` drops the earlier ones.
 """
 
 from __future__ import annotations
@@ -29,7 +26,6 @@ import platform
 import socket
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,53 +67,12 @@ def measure(
     return found
 
 
-def measure_many(folder: Path, seconds: float, repeats: int, quiet: float) -> list[dict[str, float]]:
-    """Measure the users per second of the batch endpoint, with 1,000 users per request and two requests at a time."""
-    import httpx
-
-    found = []
-    body = {"users": [str(user) for user in range(1000)], "k": 10}
-    with served(folder) as (pid, port), ThreadPoolExecutor(2) as pool:
-        url = f"http://127.0.0.1:{port}/v1/recommendations/batch"
-
-        def ask(until: float) -> int:
-            count = 0
-            with httpx.Client(timeout=60) as client:
-                while time.monotonic() < until:
-                    count += len(client.post(url, json=body).raise_for_status().content) > 0
-            return count
-
-        ask(time.monotonic() + 1)
-        for _ in range(repeats):
-            wait_for_quiet(quiet)
-            before, begin = cpu_seconds(pid), time.monotonic()
-            users = 1000 * sum(pool.map(ask, [begin + seconds] * 2))
-            rate, used = users / (time.monotonic() - begin), (cpu_seconds(pid) - before) / users * 1000
-            found.append({"rate": rate, "cpu_per_1000": used, "load": os.getloadavg()[0]})
-            print({key: round(value, 3) for key, value in found[-1].items()}, flush=True)
-    return found
-
-
-class PassThrough:
-    """ASGI middleware that does nothing, in place of the fast path."""
-
-    def __init__(self, app: Any, **_: object) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass the request on."""
-        await self.app(scope, receive, send)
-
-
 def _serve_variant(folder: Path, pipe: Any, variant: str) -> None:
-    from verfedgnn.serving import app
     from verfedgnn.serving.request_guard import ApiKey, digest_key
     from verfedgnn.serving.server import ServeOptions, serve
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     options = ServeOptions(folder)
-    if variant == "no fast path":
-        app.FastPath = PassThrough  # type: ignore[misc, assignment]
     if variant == "keys":
         names = [KEY, *(f"another-key-{number}" for number in range(99))]
         keys = tuple(
@@ -188,10 +143,6 @@ def main() -> None:
         help="Cores that other processes may use when a measurement starts.",
     )
     parser.add_argument("--discard", action="store_true", help="Drop the earlier rows of this table.")
-    parser.add_argument("--many", action="store_true", help="Measure batch requests instead.")
-    parser.add_argument(
-        "--fast-path", action="store_true", help="Measure throughput without the fast path instead."
-    )
     parser.add_argument(
         "--keys", action="store_true", help="Measure throughput with and without API keys instead."
     )
@@ -201,30 +152,22 @@ def main() -> None:
     kept = json.loads(path.read_text()) if path.exists() else {"load": {}}
     kept["machine"] = machine()
     kept["version"] = installed_version()
-    title = f"{given.items:,} items, {given.columns} columns"
-    if given.fast_path or given.keys:
+    if given.keys:
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
             make_run(run, given.items, given.columns, 0)
             variants = {"with": "keys", "without": "plain"}
-            if given.fast_path:
-                variants = {"with": "plain", "without": "no fast path"}
             measured = measure_variants(run, variants, given.seconds, given.repeats)
-        kept.setdefault("fast_path" if given.fast_path else "keys", {})[f"{given.items:,}"] = measured
+        kept.setdefault("keys", {})[f"{given.items:,}"] = measured
     else:
-        kind, name = ("many", "Batch requests for 1,000 users") if given.many else ("load", "Under load")
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
             make_run(run, given.items, given.columns, 0)
-            if given.many:
-                rows = measure_many(run, given.seconds, given.repeats, given.quiet)
-            else:
-                rows = measure(run, given.rates, given.seconds, given.repeats, given.quiet)
+            rows = measure(run, given.rates, given.seconds, given.repeats, given.quiet)
         version = kept["version"].partition("+")[0].rpartition(".")[2]
-        rows = [row | {"version": version} for row in rows]
-        all_rows = kept.setdefault(kind, {})
-        before = [] if given.discard else all_rows.get(f"{name}: {title}", [])
-        all_rows[f"{name}: {title}"] = before + rows
+        title = f"Under load: {given.items:,} items, {given.columns} columns"
+        before = [] if given.discard else kept["load"].get(title, [])
+        kept["load"][title] = before + [row | {"version": version} for row in rows]
     path.write_text(json.dumps(kept, indent=1) + "\n")
     (ROOT / "results" / "serving.md").write_text(page(kept))
 
