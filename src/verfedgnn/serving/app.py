@@ -140,7 +140,7 @@ class Batcher:
         if len(self._waiting) >= LONGEST_QUEUE:
             raise HttpProblem(503, "the server is overloaded", "try again in a second")
         loop = asyncio.get_running_loop()
-        futures = [loop.create_future() for _ in queries]
+        futures: list[asyncio.Future[RankedItems]] = [loop.create_future() for _ in queries]
         self._waiting += [(*query, future) for query, future in zip(queries, futures, strict=True)]
         if self._task is None:
             self._task = loop.create_task(self._answer())  # starts after requests that arrived together
