@@ -65,6 +65,7 @@ def too_large(peer: str, largest: int) -> TransportEvent:
 
 def cut_message(message: EncodedMessage) -> Iterator[memoryview]:
     """Yield the bytes of a message in parts of a bounded size, without copying them."""
-    for view in map(memoryview, message):
+    for whole in message:
+        view = memoryview(whole)
         for start in range(0, len(view), PART_BYTES):
             yield view[start : start + PART_BYTES]

@@ -229,7 +229,7 @@ class WebsocketTransport:
     @largest.setter
     def largest(self, size: int) -> None:
         self._largest = size
-        self._call(lambda: [self._limit(link.websocket) for link in self._links.values()])
+        self._call(self._limit)
 
     def send(self, to: str, *messages: EncodedMessage) -> None:
         """Queue messages and return at once."""
@@ -296,8 +296,9 @@ class WebsocketTransport:
     def _report(self, kind: Any, peer: str) -> None:
         self._events.put((TransportEvent(kind, peer), None))
 
-    def _limit(self, websocket: Connection) -> None:
-        websocket.protocol.max_message_size = self._largest
+    def _limit(self) -> None:
+        for link in self._links.values():
+            link.websocket.protocol.max_message_size = self._largest
 
     async def _hold(self, link: _Link) -> None:
         """Carry messages both ways until the connection ends."""
@@ -363,8 +364,8 @@ class WebsocketTransport:
             if older.reader is not None:  # it may be waiting for room
                 older.reader.cancel()
         _notice_cuts(sock, self._link_seconds)
-        self._limit(websocket)
         self._links[peer] = _Link(peer, process, websocket)
+        self._limit()
         return None
 
     async def _serve(self, websocket: ServerConnection) -> None:
@@ -390,6 +391,7 @@ class WebsocketTransport:
             if link is not None:
                 attempts = 0
                 self._links[link.peer] = link
+                self._limit()
                 await self._hold(link)
             await asyncio.sleep(PAUSES[min(attempts, len(PAUSES) - 1)])
             attempts += 1
@@ -405,7 +407,6 @@ class WebsocketTransport:
                 create_connection=_BoundedClient, **_limits(),
             )  # fmt: skip
             _notice_cuts(websocket.transport.get_extra_info("socket"), self._link_seconds)
-            self._limit(websocket)
             return _Link(self._peer(websocket), self._process, websocket)
         except ssl.SSLError:
             pass  # reported during the handshake
