@@ -122,7 +122,6 @@ MISTAKES = {
     "night": "none evaluate",
     "nights": "none",
     "items add": "none --ratings none.csv",
-    "items features": "none none.csv",
     "forget": "none --user 1",
     "tune": "--out mine.txt",
     "data check": "none.csv",
