@@ -74,7 +74,7 @@ def party(
     federation: FederationFile,
     ratings: Annotated[
         str | None,
-        typer.Option(help="Your ratings: a file, a folder or postgresql://...", rich_help_panel=DATA),
+        typer.Option(help="Your ratings: a file or a folder.", rich_help_panel=DATA),
     ] = None,
     key: KeyFile = None,
     out: Annotated[
