@@ -33,7 +33,7 @@ def _missing_protection(config: Config) -> str | None:
             f"gradients.clip = {gradients.clip} lets two gradients differ by more than 1 per coordinate, which the "
             f"guarantee does not cover; use 0.5 or accept it with {setting('unprotected', 'clip')}"
         )
-    if exchange.mode == "projected" and exchange.ratio < 2 and "projection" not in allowed:
+    if exchange.sends and exchange.ratio < 2 and "projection" not in allowed:
         return (
             f"exchange.ratio = {exchange.ratio} means 2q > N + 1, so Theorem 1 does not hide single values; "
             f"use 2 or more, or accept it with {setting('unprotected', 'projection')}"
@@ -60,7 +60,7 @@ def _mismatch(config: Config) -> str | None:
     if model.form != "propagation" and exchange.sends:
         return f"model.form = {model.form} has no neighbourhoods to exchange; set exchange.mode = off"
     if model.form == "propagation" and model.generator and not exchange.sends:
-        return "model.generator learns from exchanged neighbourhoods; choose an exchange.mode other than off"
+        return "model.generator learns from exchanged neighbourhoods; set exchange.mode = projected"
     if config.lists and model.form != "solved":
         return "lists = true needs model.form = solved; leave it out or start from " + option(
             "preset", "best"
