@@ -25,7 +25,7 @@ setup: .venv/installed
 
 .venv/installed-dev: .venv/installed $(PACKAGES:=/pyproject.toml)
 	@echo "installing research, FLARE and the test tools into .venv (once)"
-	$(PIP_INSTALL) -e '.[dev,federation,psi,tensorboard]' $(addprefix -e ,$(PACKAGES))
+	$(PIP_INSTALL) -e '.[dev,federation,psi]' $(addprefix -e ,$(PACKAGES))
 	@touch $@
 
 demo: .venv/installed

@@ -52,10 +52,10 @@ def write_tables(folder: Path, parties: list[vf.PartyData]) -> None:
             )
 
 
-def local_round(parties: list[vf.PartyData], config: vf.Config, rounds: int, *, stack: bool) -> float:
+def local_round(parties: list[vf.PartyData], config: vf.Config, rounds: int) -> float:
     """Return the median seconds of a round in the local runtime."""
     prepared = prepare(parties, config, torch.device("cpu"))
-    runtime = local_federation([p.input for p in prepared], config, stack=stack)
+    runtime = local_federation([p.input for p in prepared], config)
     times = []
     for _ in range(rounds):
         began = time.perf_counter()
@@ -119,23 +119,20 @@ def main() -> None:
     }
     config = vf.Config.preset("paper", **values)
     settings = [word for key, value in values.items() for word in ("--set", f"{key}={str(value).lower()}")]
-    one_by_one = local_round(parties, config, 60, stack=False)
-    stacked = local_round(parties, config, 60, stack=True)
+    local = local_round(parties, config, 60)
     with tempfile.TemporaryDirectory() as folder:
         measured = federated_round(parties, settings, Path(folder))
     cores = os.cpu_count() or 1
-    ideal = max(one_by_one / cores, one_by_one / options.parties)
+    ideal = max(local / cores, local / options.parties)
     figures = {
         "data": options.data,
         "parties": options.parties,
         "cores": cores,
         "rounds": measured["rounds"],
-        "local_one_by_one_ms": 1e3 * one_by_one,
-        "local_stacked_ms": 1e3 * stacked,
+        "local_ms": 1e3 * local,
         "arithmetic_on_all_cores_ms": 1e3 * ideal,
         "federated_ms": 1e3 * measured["round"],
         "overhead_ms": 1e3 * (measured["round"] - ideal),
-        "over_local_stacked_ms": 1e3 * (measured["round"] - stacked),
         "bytes_per_party_and_round": measured["bytes"],
     }
     print(

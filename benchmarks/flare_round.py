@@ -146,7 +146,7 @@ def kill_and_resubmit(
             print(f"{done} in round {poc.status()['round']}: {poc.wait(job)}")
         job = poc.submit()
         print(f"resubmitted in round {poc.status()['round']}: {poc.wait(job)}")
-    local = vf.train(parties, config, stack=False)
+    local = vf.train(parties, config)
     wanted = parameters_digest(local.public)
     found = json.loads((poc.run / "metrics.json").read_text())["public"]
     print(json.dumps({"local": wanted, "job": found, "equal": wanted == found}))
@@ -185,7 +185,7 @@ def main() -> None:
         again = Path(folder) / "again"
         again.mkdir()
         own = (own + federated_round(parties, settings[2:], again)["round"]) / 2
-    arithmetic = local_round(parties, config, 60, stack=False)
+    arithmetic = local_round(parties, config, 60)
     floor = arithmetic / min(os.cpu_count() or 1, options.parties)
     figures = {
         "floor_ms": 1e3 * floor,

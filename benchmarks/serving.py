@@ -1,9 +1,7 @@
-"""Measure serving: latency under load, and throughput. Writes results/serving.md.
+"""Measure serving: latency under load, and batch requests. Adds rows to results/serving.json.
 
     .venv/bin/python benchmarks/serving.py [--items 100000] [--rates 500 1000] [--seconds 20] [--repeats 3]
     .venv/bin/python benchmarks/serving.py --many
-    .venv/bin/python benchmarks/serving.py --fast-path [--items 100000]
-    .venv/bin/python benchmarks/serving.py --keys [--items 100000]
 
 The server is `verfedgnn serve` in its own process. Its run has random vectors in the shape of preset best (35 columns, or 70 where
 a gate mixes two models) and 50 rated items per user, with seed 0.
@@ -12,32 +10,25 @@ The load generator is another process. Requests for the ten best items of a rand
 earlier ones are answered (open loop), over 256 keep-alive connections. Latency is counted from the time a request was due. A request
 that finds all connections busy is given up, and a lost connection is a failure.
 
-`--many` sends batch requests for 1,000 users, two at a time. `--fast-path` compares two servers, with and without
-`FastPath` of `serving/app.py`, by alternate closed-loop load, and `--keys` one with a hundred API keys, rate limits and an access
-log and one with none of them. A measurement of latency waits until the
-machine is idle, for at most three minutes. Rows are added to results/serving.json; `--discard` drops the earlier ones.
+`--many` sends batch requests for 1,000 users, two at a time. A measurement of latency waits until the machine is idle, for at most
+three minutes. Rows are added to results/serving.json; `--discard` drops the earlier ones.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 import os
 import platform
-import socket
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from serving_load import KEY, PATH, generate, saturate
-from serving_page import page
+from serving_load import PATH, generate
 from serving_server import ROOT, cpu_seconds, make_run, served, wait_for_quiet
 from verfedgnn.core.version import installed_version
 
@@ -98,69 +89,6 @@ def measure_many(folder: Path, seconds: float, repeats: int, quiet: float) -> li
     return found
 
 
-class PassThrough:
-    """ASGI middleware that does nothing, in place of the fast path."""
-
-    def __init__(self, app: Any, **_: object) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass the request on."""
-        await self.app(scope, receive, send)
-
-
-def _serve_variant(folder: Path, pipe: Any, variant: str) -> None:
-    from verfedgnn.serving import app
-    from verfedgnn.serving.request_guard import ApiKey, digest_key
-    from verfedgnn.serving.server import ServeOptions, serve
-
-    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    options = ServeOptions(folder)
-    if variant == "no fast path":
-        app.FastPath = PassThrough  # type: ignore[misc, assignment]
-    if variant == "keys":
-        names = [KEY, *(f"another-key-{number}" for number in range(99))]
-        keys = tuple(
-            ApiKey(f"key-{number}", digest_key(name), parties=("made",), per_second=1e6, burst=1e6)
-            for number, name in enumerate(names)
-        )
-        options = replace(options, keys=keys, access_log=folder.parent / "access.jsonl")
-    serve(options, listener, lambda: pipe.send(listener.getsockname()[1]))
-
-
-def measure_variants(
-    folder: Path, variants: dict[str, str], seconds: float, repeats: int
-) -> list[dict[str, float]]:
-    """Measure the throughput of two servers, named `with` and `without`, alternately on the same machine."""
-    context = multiprocessing.get_context("spawn")
-    processes, ports = {}, {}
-    rows = []
-    try:
-        for name, variant in variants.items():
-            ours, theirs = context.Pipe()
-            processes[name] = context.Process(target=_serve_variant, args=(folder, theirs, variant))
-            processes[name].start()
-            ports[name] = ours.recv()
-        time.sleep(4)
-        for port in ports.values():
-            asyncio.run(saturate(port, 3, 0))
-        for repeat in range(repeats):
-            row = {"load": os.getloadavg()[0]}
-            for name in list(variants) if repeat % 2 else reversed(variants):
-                pid = processes[name].pid or 0
-                before = cpu_seconds(pid)
-                answered, lasted = asyncio.run(saturate(ports[name], seconds, repeat))
-                row[f"{name}_rate"] = answered / lasted
-                row[f"{name}_cpu"] = (cpu_seconds(pid) - before) / answered * 1000
-            rows.append(row)
-            print({key: round(value, 3) for key, value in row.items()}, flush=True)
-    finally:
-        for process in processes.values():
-            process.terminate()
-            process.join(20)
-    return rows
-
-
 def machine() -> str:
     """Describe the processor, its cores and the versions of Python and torch."""
     name = next(
@@ -189,12 +117,6 @@ def main() -> None:
     )
     parser.add_argument("--discard", action="store_true", help="Drop the earlier rows of this table.")
     parser.add_argument("--many", action="store_true", help="Measure batch requests instead.")
-    parser.add_argument(
-        "--fast-path", action="store_true", help="Measure throughput without the fast path instead."
-    )
-    parser.add_argument(
-        "--keys", action="store_true", help="Measure throughput with and without API keys instead."
-    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     path = ROOT / "results" / "serving.json"
@@ -202,31 +124,19 @@ def main() -> None:
     kept["machine"] = machine()
     kept["version"] = installed_version()
     title = f"{given.items:,} items, {given.columns} columns"
-    if given.fast_path or given.keys:
-        with tempfile.TemporaryDirectory() as folder:
-            run = Path(folder) / "run"
-            make_run(run, given.items, given.columns, 0)
-            variants = {"with": "keys", "without": "plain"}
-            if given.fast_path:
-                variants = {"with": "plain", "without": "no fast path"}
-            measured = measure_variants(run, variants, given.seconds, given.repeats)
-        kept.setdefault("fast_path" if given.fast_path else "keys", {})[f"{given.items:,}"] = measured
-    else:
-        kind, name = ("many", "Batch requests for 1,000 users") if given.many else ("load", "Under load")
-        with tempfile.TemporaryDirectory() as folder:
-            run = Path(folder) / "run"
-            make_run(run, given.items, given.columns, 0)
-            if given.many:
-                rows = measure_many(run, given.seconds, given.repeats, given.quiet)
-            else:
-                rows = measure(run, given.rates, given.seconds, given.repeats, given.quiet)
-        version = kept["version"].partition("+")[0].rpartition(".")[2]
-        rows = [row | {"version": version} for row in rows]
-        all_rows = kept.setdefault(kind, {})
-        before = [] if given.discard else all_rows.get(f"{name}: {title}", [])
-        all_rows[f"{name}: {title}"] = before + rows
+    kind, name = ("many", "Batch requests for 1,000 users") if given.many else ("load", "Under load")
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        make_run(run, given.items, given.columns, 0)
+        if given.many:
+            rows = measure_many(run, given.seconds, given.repeats, given.quiet)
+        else:
+            rows = measure(run, given.rates, given.seconds, given.repeats, given.quiet)
+    version = kept["version"].partition("+")[0].rpartition(".")[2]
+    all_rows = kept.setdefault(kind, {})
+    before = [] if given.discard else all_rows.get(f"{name}: {title}", [])
+    all_rows[f"{name}: {title}"] = before + [row | {"version": version} for row in rows]
     path.write_text(json.dumps(kept, indent=1) + "\n")
-    (ROOT / "results" / "serving.md").write_text(page(kept))
 
 
 if __name__ == "__main__":

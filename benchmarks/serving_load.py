@@ -1,4 +1,4 @@
-"""Load for `benchmarks/serving.py`: clients that send requests over many connections, by a clock or as fast as they can."""
+"""Load for `benchmarks/serving.py`: clients that send requests over many connections, by a clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from serving_server import USERS, busy_seconds
 
 PATH = "/v1/recommendations?user={user}&k=10"
-KEY = "a-key-for-measurements"
 
 
 class Client(asyncio.Protocol):
@@ -104,37 +103,3 @@ def generate(queue: Any, *arguments: Any) -> None:
     found = run(_send_by_clock(*arguments))
     own, lasted = time.process_time() - before, time.monotonic() - begin
     queue.put(found | {"generator": own, "busy": busy_seconds() - busy, "lasted": lasted})
-
-
-async def saturate(port: int, seconds: float, seed: int, connections: int = 64) -> tuple[int, float]:
-    """Send requests over all connections, each as soon as the last one is answered; return their number and seconds."""
-    loop = asyncio.get_running_loop()
-    users = iter(np.random.default_rng(seed).integers(0, USERS, 1_000_000).tolist())
-    clients: list[Client] = []
-    for _ in range(connections):
-        await loop.create_connection(lambda: Client(clients), "127.0.0.1", port)
-    begin = loop.time()
-    answered, finished = 0, loop.create_future()
-    busy = set(map(id, clients))
-
-    def send(client: Client) -> None:
-        if loop.time() >= begin + seconds:
-            busy.discard(id(client))
-            if not busy and not finished.done():
-                finished.set_result(None)
-            return
-
-        def done(ok: bool) -> None:
-            nonlocal answered
-            assert ok, "a request failed"
-            answered += 1
-            send(client)
-
-        head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n\r\n"
-        request = f"GET {PATH.format(user=next(users))} HTTP/1.1\r\n{head}"
-        client.ask(request.encode(), done)
-
-    for client in list(clients):
-        send(client)
-    await finished
-    return answered, loop.time() - begin

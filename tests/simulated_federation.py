@@ -47,7 +47,7 @@ class Publisher:
 
     seconds_per_round = None
 
-    def close_round(self, *_: Any) -> None:
+    def close_round(self) -> None:
         """Do nothing."""
 
     def sign(self) -> None:

@@ -264,15 +264,12 @@ def test_membership_in_json(command: Command, tmp_path: Path, monkeypatch: pytes
     assert found[2] == found[3]
 
 
-def test_a_command_to_repeat_has_no_password(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("verfedgnn.data.read_parties", stop)
-    code, _, err = command("train", "--data", "film=postgresql://bob:hunter2@db/shop", "--query", "select 1")
-    assert code == 4
-    assert "film=postgresql://bob:***@db/shop" in err
-    assert "hunter2" not in err
+def test_an_address_is_no_source_and_its_password_is_not_shown(command: Command) -> None:
+    for words in (("train", "--data"), ("data", "check")):
+        code, out, err = command(*words, "film=postgresql://bob:hunter2@db/shop")
+        assert code == 2
+        assert "postgresql:/... is an address" in out + err
+        assert "hunter2" not in out + err
 
 
 def test_nobody_confirms(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -52,22 +51,12 @@ def written(folder: Path, texts: list[str], kind: str) -> Path:
             )
     elif kind == "parquet":
         pq.write_table(pa.table(table), path)
-    elif kind == "categories.parquet":
-        pq.write_table(pa.table({**table, "rating": pa.array(texts).dictionary_encode()}), path)
-    elif kind == "sqlite":
-        with sqlite3.connect(path) as file:
-            file.execute("create table ratings (user text, item text, rating text)")
-            file.executemany("insert into ratings values (?, ?, ?)", rows)
-        file.close()
     else:
-        duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed (extra sql)")
-        with duckdb.connect(str(path)) as database:
-            database.execute("create table ratings (user varchar, item varchar, rating varchar)")
-            database.executemany("insert into ratings values (?, ?, ?)", rows)
+        pq.write_table(pa.table({**table, "rating": pa.array(texts).dictionary_encode()}), path)
     return path
 
 
-KINDS = ["csv", "tsv", "semicolon.csv", "parquet", "categories.parquet", "sqlite", "duckdb"]
+KINDS = ["csv", "tsv", "semicolon.csv", "parquet", "categories.parquet"]
 
 
 # -- decimal commas --------------------------------------------------------------------------------------------------------

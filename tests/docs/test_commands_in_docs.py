@@ -200,8 +200,7 @@ def run_folder(folder: Path, name: str) -> None:
 
 
 def sources(folder: Path) -> None:
-    """Write the files, databases and events that docs/data.md reads."""
-    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed: it is in the extra sql")
+    """Write the files and events that docs/data.md reads."""
     three_files(folder)
     films = pa.table(
         dict(zip(("user", "item", "stars"), map(list, zip(*rows_of(1, "f"), strict=True)), strict=True))
@@ -210,9 +209,7 @@ def sources(folder: Path) -> None:
         dict(zip(("user", "item", "rating"), map(list, zip(*rows_of(2, "b"), strict=True)), strict=True))
     )
     for name, table in (("film", films), ("books", books)):
-        with duckdb.connect(str(folder / f"{name}.duckdb")) as database:
-            database.register("made", table)
-            database.execute("create table ratings as select * from made")
+        pq.write_table(table, folder / f"{name}.parquet")
     write_csv(folder / "books.csv", ["uid", "isbn", "points"], [*rows_of(2, "b"), (3, "José", 4)], "latin-1")
     kinds = ("view", "cart", "purchase")
     write_csv(

@@ -94,9 +94,6 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert set(about.get_all("Provides-Extra", [])) >= {
         "federation",
         "psi",
-        "mlflow",
-        "tensorboard",
-        "wandb",
         "dev",
     }
     assert (

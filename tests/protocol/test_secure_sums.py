@@ -371,7 +371,7 @@ def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
 
 
 def test_a_liar_among_kills_and_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small version of benchmarks/masked_rounds.py."""
+    """A small version of the 5,000 rounds in results/federation.md."""
     monkeypatch.setattr("verfedgnn.federation.coordinator_stage.random.SystemRandom", lambda: Random(1))
     logging.disable(logging.CRITICAL)
     try:

@@ -130,8 +130,3 @@ def test_a_command_is_quoted_and_its_folder_is_new(tmp_path: Path, monkeypatch: 
     assert words[:-2] == ["train", "--data", "film=my film.csv", "--data", "book=b.csv", "--users", "all"]
     assert "'film=my film.csv'" in command_text(words)
     assert "film=my film.csv" in shlex.split(command_text(words))
-
-
-def test_a_password_is_not_kept() -> None:
-    words = training_words(["film=postgresql://me:secret@host/db"], ReadOptions(), out="run", parties=None)
-    assert "secret" not in command_text(words)

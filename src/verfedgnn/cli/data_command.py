@@ -29,9 +29,7 @@ def check(
     *,
     data: Annotated[
         list[str],
-        typer.Argument(
-            help="A file, a folder, postgresql://... or a name. Several: one source per party, as NAME=FILE."
-        ),
+        typer.Argument(help="A file, a folder or a name. Several: one source per party, as NAME=FILE."),
     ],
     reading: ReadOptions,
     output: Output = STANDARD,

@@ -126,13 +126,14 @@ def _run() -> int:
             raise Interrupted("interrupted")
         return code if isinstance(code, int) else 0
     except (Interrupted, KeyboardInterrupt) as error:
+        again = shlex.join(["verfedgnn", *sys.argv[1:]])
         stop = error if isinstance(error, Interrupted) else Interrupted("interrupted")
-        _print_line(str(stop) if stop.remedy else f"{stop}; continue with `{_command_line()}`")
+        _print_line(str(stop) if stop.remedy else f"{stop}; continue with `{again}`")
         return stop.exit_code
     except MissingColumns as error:
         _print_line(str(error))
         if error.flags and "--quiet" not in sys.argv:
-            words = add_columns(_arguments(), error.flags)
+            words = add_columns(sys.argv[1:], error.flags)
             SafeConsole(stderr=True, highlight=False, soft_wrap=True).print(
                 f"next: {command_text(words)}", markup=False
             )
@@ -145,18 +146,6 @@ def _run() -> int:
         return Interrupted.exit_code
     except typer.TyperException as error:
         return _report_usage_error(error)
-
-
-def _command_line() -> str:
-    """Return the command line without passwords."""
-    return shlex.join(["verfedgnn", *_arguments()])
-
-
-def _arguments() -> list[str]:
-    """Return the arguments of the command without passwords."""
-    from verfedgnn.data.read_options import redact
-
-    return [redact(word) for word in sys.argv[1:]]
 
 
 def _report_usage_error(error: typer.TyperException) -> int:

@@ -26,12 +26,10 @@ Words = list[str]
 def training_words(
     sources: Sequence[str] | None, reading: ReadOptions, *, out: Path | str, **options: Any
 ) -> Words:
-    """Return the command that trains on these sources, without passwords; options of None are left out, lists are repeated."""
-    from verfedgnn.data.read_options import redact
-
+    """Return the command that trains on these sources; options of None are left out, lists are repeated."""
     words = ["train"]
     for source in sources or ["synthetic"]:
-        words += ["--data", redact(source)]
+        words += ["--data", source]
     words += reading.to_arguments()
     for name, given in options.items():
         for value in given if isinstance(given, list) else [] if given is None else [given]:
@@ -68,18 +66,9 @@ def add_columns(words: Sequence[str], flags: Sequence[str]) -> Words:
 
 
 def command_text(words: Sequence[str]) -> str:
-    """Return a command of this program as text for the shell, with the plug-ins that are loaded and without passwords."""
+    """Return a command of this program as text for the shell, with the plug-ins that are loaded."""
     plugins = [word for file in list_files() for word in ("--plugin", os.path.relpath(file))]
-    return shlex.join([*_program(), *plugins, *map(_without_password, words)])
-
-
-def _without_password(word: str) -> str:
-    """Return a word of a command, without the password of an address."""
-    if ":/" not in word and "password" not in word.lower():
-        return word
-    from verfedgnn.data.read_options import redact
-
-    return redact(word)
+    return shlex.join([*_program(), *plugins, *words])
 
 
 def _program() -> Words:

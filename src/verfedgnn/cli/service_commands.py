@@ -16,7 +16,7 @@ import typer
 
 from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import DATA, RUN, Device, Threads, Track, use_threads
+from verfedgnn.cli.shared_options import DATA, RUN, Device, Threads, use_threads
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.tables import run_table, verdict_texts
 from verfedgnn.core.errors import ConfigError, RunError
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.federation.frames import Transport
     from verfedgnn.federation.roster import MemberIdentity
-    from verfedgnn.runs.tracking import TrackedRun
 
 
 def _run(*names: str, text: str, **options: Any) -> Any:
@@ -75,7 +74,7 @@ def party(
     federation: FederationFile,
     ratings: Annotated[
         str | None,
-        typer.Option(help="Your ratings: a file, a folder or postgresql://...", rich_help_panel=DATA),
+        typer.Option(help="Your ratings: a file or a folder.", rich_help_panel=DATA),
     ] = None,
     key: KeyFile = None,
     out: Annotated[
@@ -83,7 +82,6 @@ def party(
     ] = None,
     reading: ReadOptions,
     status: Status = None,
-    track: Track = "none",
     device: Device = "cpu",
     threads: Threads = 1,
     processes: Annotated[
@@ -124,7 +122,6 @@ def party(
     from verfedgnn.federation.stores import PartyStore
     from verfedgnn.federation.transcript import Transcript
     from verfedgnn.privacy.id_matching import workers
-    from verfedgnn.reports.run_report import report_to_track
 
     output = _prepare_service(log, log_level, threads, output)
     identity = load_party(federation, key)
@@ -142,7 +139,7 @@ def party(
             log_event("using the ratings stored at alignment, --ratings is not read", run=str(store.folder))
         pool = workers(processes or os.cpu_count() or 1)
         with (
-            _service(identity, store.folder, None, status, track, resumed=store.is_aligned) as at,
+            _service(identity, store.folder, None, status) as at,
             pool as each,
         ):
             transcript = Transcript(store.folder, identity)
@@ -163,8 +160,6 @@ def party(
                 device=device,
                 after=after,
             )
-            with report_to_track(run, store.folder, track) as files:
-                at.track.result(store.folder, run.metrics, files)
     lifted = "lift" in run.metrics
     output.result(
         run.metrics, *(verdict_texts(run.metrics, run.judged.config) if lifted else [run_table(run.metrics)])
@@ -195,7 +190,6 @@ def coordinator(
         str | None, typer.Option(help="HOST:PORT to listen on. Default: the agreed port on all addresses.")
     ] = None,
     status: Status = None,
-    track: Track = "none",
     device: Device = "cpu",
     threads: Threads = 1,
     log: LogFormat = "text",
@@ -214,12 +208,11 @@ def coordinator(
     identity = load_coordinator(folder)
     run = out or folder / "run"
     address = _parse_address(listen, "--listen") or ("0.0.0.0", identity.agreement.port)
-    with _service(identity, run, address, status, track, resumed=(run / "checkpoint").exists()) as at:
+    with _service(identity, run, address, status) as at:
         service = CoordinatorService(identity, at.transport, run, at.publisher, device=device)
         log_event("listening", address=f"{address[0]}:{address[1]}")
         service.run(at.halt.asked)
         metrics = json.loads((run / "metrics.json").read_text("utf-8"))
-        at.track.result(run, metrics)
     output.result(metrics, f"The public parameters are in {run}/model. Each party keeps its own model.")
     sentence = (
         "The training is finished. Transcripts of the members show whether all of them received the same."
@@ -240,7 +233,6 @@ class _Service(NamedTuple):
     """What a running member has besides its identity."""
 
     halt: Halt
-    track: TrackedRun
     publisher: StatusPublisher
     transport: Transport
 
@@ -251,15 +243,11 @@ def _service(
     run: Path,
     listen: tuple[str, int] | None,
     status: str | None,
-    track: str,
-    *,
-    resumed: bool,
 ) -> Iterator[_Service]:
     """Lock the run folder, publish the status and open the transport of a member; undo that at the end."""
     from verfedgnn.core.files import lock_folder
     from verfedgnn.federation.event_log import log_warning
     from verfedgnn.federation.websocket_transport import connected
-    from verfedgnn.runs.tracking import tracked
 
     page = _parse_address(f"127.0.0.1:{status}" if (status or "").isdigit() else status, "--status")
     if page is not None and not is_loopback(page[0]):
@@ -267,11 +255,10 @@ def _service(
     with (
         Halt(quiet=True) as halt,
         lock_folder(run),
-        tracked(track, run, identity.agreement.config.to_toml(), resumed=resumed) as log_to,
-        StatusPublisher(run, identity, port=page, track=log_to) as publisher,
+        StatusPublisher(run, identity, port=page) as publisher,
         connected(identity, listen) as transport,
     ):
-        yield _Service(halt, log_to, publisher, transport)
+        yield _Service(halt, publisher, transport)
 
 
 def _parse_address(text: str | None, option: str) -> tuple[str, int] | None:

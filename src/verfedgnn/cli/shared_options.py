@@ -86,7 +86,7 @@ WholeRun = Annotated[
 Data = Annotated[
     list[str] | None,
     typer.Option(
-        help="Ratings: a file, a folder, postgresql://... or a data set such as ml-1m. Repeat as NAME=FILE for one "
+        help="Ratings: a file, a folder or a data set such as ml-1m. Repeat as NAME=FILE for one "
         "file per party. Default: synthetic.",
         rich_help_panel=DATA,
         autocompletion=complete_data_sets,
@@ -146,14 +146,6 @@ Device = Annotated[
         help="Device: cpu, cuda or cuda:N.", rich_help_panel=RUN, autocompletion=among(("cpu", "cuda"))
     ),
 ]
-Track = Annotated[
-    str,
-    typer.Option(
-        help="Log settings, curves and results with mlflow, tensorboard, wandb or none.",
-        rich_help_panel=RUN,
-        autocompletion=among(("mlflow", "tensorboard", "wandb", "none")),
-    ),
-]
 Threads = Annotated[
     int,
     typer.Option(
@@ -181,10 +173,6 @@ def use_threads(count: int) -> None:
 
 
 READING: dict[str, tuple[str, tuple[str, ...]]] = {
-    "query": (
-        "SELECT statement that returns the ratings, for DuckDB, SQLite and PostgreSQL. NAME:SELECT for one of several sources.",
-        (),
-    ),
     "columns": (
         "Column names of your table: user=...,item=...,rating=...,time=... NAME:user=... for one of several sources.",
         (),

@@ -27,7 +27,6 @@ from verfedgnn.cli.shared_options import (
     Quiet,
     Settings,
     Threads,
-    Track,
     Users,
     among,
     hides,
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from verfedgnn.data import PartyData
     from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.runs.run import Run
-    from verfedgnn.training.progress import Progress as RoundEvent
 
 
 def _option(panel: str, text: str, *names: str, **options: Any) -> Any:
@@ -111,7 +109,6 @@ class TrainRequest:
         ),
     ] = None
     overwrite: Annotated[bool, _option(RUN, "Overwrite the run folder if it exists.", "--overwrite")] = False
-    track: Track = "none"
     device: Device = "cpu"
     threads: Threads = 1
     reading: ReadOptions
@@ -207,9 +204,7 @@ class TrainRequest:
 
     def run(self, parties: list[PartyData], config: Config) -> Run:
         """Train, or go on with a training, and compute what else was asked for."""
-        from verfedgnn.reports.run_report import report_to_track
         from verfedgnn.runs.prepared_data import choose_config
-        from verfedgnn.runs.tracking import tracked
         from verfedgnn.training.cost_forecast import forecast
         from verfedgnn.training.train import resume, train
         from verfedgnn.upkeep.new_items import NewItems
@@ -219,17 +214,8 @@ class TrainRequest:
             RoundProgress(hidden=self.quiet) as progress,
             _resumable(self),
             Halt(quiet=self.quiet) as halt,
-            tracked(self.track, folder, config.to_toml(), resumed=self.resume is not None) as log_to,
         ):
-
-            def watch(event: RoundEvent) -> None:
-                progress.round(event)
-                if event.valid is not None:
-                    values = {f"valid_{name.replace('@', '_')}": value for name, value in event.valid.items()}
-                    values["bytes"] = event.bytes
-                    log_to.metrics({f"{event.label}/{name}": v for name, v in values.items()}, event.round)
-
-            options: dict[str, Any] = {"watch": watch, "stop": halt.asked, "device": self.device}
+            options: dict[str, Any] = {"watch": progress.round, "stop": halt.asked, "device": self.device}
             if self.resume is not None:
                 run = resume(self.resume, **options)
             else:
@@ -248,9 +234,6 @@ class TrainRequest:
             for name, table in self.read_features(run.parties).items():
                 assert folder is not None
                 NewItems(folder, run, name).set_features(table)
-            if folder is not None:
-                with report_to_track(run, folder, self.track) as files:
-                    log_to.result(folder, run.metrics, files)
         return run
 
     def report(self, run: Run) -> None:
@@ -267,7 +250,7 @@ class TrainRequest:
             show_run_findings(output, run, folder)
 
 
-AGAIN = ("features", "lift", "details", "track", "device", "threads", "quiet", "as_json")
+AGAIN = ("features", "lift", "details", "device", "threads", "quiet", "as_json")
 """Options that a resumed training takes again."""
 
 

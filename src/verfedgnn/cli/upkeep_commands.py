@@ -29,7 +29,7 @@ app = CommandApp(name="items", help="Add items that come after a training.")
 
 
 @app.command()
-@hides("query", "events", "encoding", "delimiter", "scale", "catalogue")
+@hides("events", "encoding", "delimiter", "scale", "catalogue")
 def add(
     run: RunFolder,
     *,

@@ -1,4 +1,4 @@
-"""Ratings: reading them from files and databases, generating, splitting and dividing them among parties."""
+"""Ratings: reading them from files and tables in memory, generating, splitting and dividing them among parties."""
 
 from verfedgnn.data.parties import (
     PartyData,

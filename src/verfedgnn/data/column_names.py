@@ -65,7 +65,7 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table of any source: a file, a query of a database, or columns in memory. Rows are read on demand."""
+    """A table of any source: a file or columns in memory. Rows are read on demand."""
 
     names: dict[str, str]
     """The table's column of each role."""

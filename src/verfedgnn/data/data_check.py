@@ -23,7 +23,6 @@ from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_checks import SHOWN, DataProblem, check_rows, used_ids
 from verfedgnn.data.rating_reader import as_ratings, is_synthetic, list_tables, locate
 from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
-from verfedgnn.data.read_options import is_address, redact
 from verfedgnn.data.table_sources import is_inter, open_memory, open_table, read_rows, read_text
 from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time
 
@@ -69,7 +68,7 @@ class CheckedSource:
 
     name: str
     source: str
-    """Path or address of the source, without its password."""
+    """Path of the source."""
     unit: str
     """Unit of the problems' places: "line" for text files, "position" for tables in memory, "row" for everything else."""
     problems: tuple[DataProblem, ...]
@@ -138,7 +137,7 @@ def check_source(name: str, source: Any, *, now: int | None = None, **options: A
 
     A source is a path or a name, or a table in memory as `as_ratings` takes it.
     """
-    shown = redact(source) if isinstance(source, str | Path) else "in memory"
+    shown = str(source) if isinstance(source, str | Path) else "in memory"
     try:
         plain = _find_plain(source, options)
         if plain is None:
@@ -147,11 +146,9 @@ def check_source(name: str, source: Any, *, now: int | None = None, **options: A
             table = open_memory(plain, name, options.get("columns") or {}, RATING_ROLES)
             return _check_table(name, shown, table, now, options)
         repeated = options.get("duplicates") or ("first" if is_inter(plain) else "error")
-        opening: dict[str, Any] = {
-            key: options.get(key) for key in ("columns", "encoding", "delimiter", "query")
-        }
+        opening: dict[str, Any] = {key: options.get(key) for key in ("columns", "encoding", "delimiter")}
         return _check_table(
-            name, redact(plain), open_table(plain, **opening), now, {**options, "duplicates": repeated}
+            name, str(plain), open_table(plain, **opening), now, {**options, "duplicates": repeated}
         )
     except MissingColumns as error:
         if error.only_ratings:
@@ -165,7 +162,7 @@ def _find_plain(source: Any, options: Mapping[str, Any]) -> Any:
     """Return the table to check row by row, or None for ratings, synthetic data, events and publishers' layouts."""
     if options.get("events") is not None or isinstance(source, Ratings):
         return None
-    if not isinstance(source, str | Path) or is_address(source):
+    if not isinstance(source, str | Path):
         return source
     if is_synthetic(source):
         return None

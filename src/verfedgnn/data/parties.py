@@ -12,9 +12,9 @@ from verfedgnn.core.errors import ConfigError, DataError, MissingColumns
 from verfedgnn.core.option_names import option, reading_table
 from verfedgnn.core.user_rule import UserRule, describe_rule, fewest_parties
 from verfedgnn.data.ids import StrArray, find_positions, sort_ids
-from verfedgnn.data.rating_reader import as_ratings, is_folder_of_tables, list_tables, locate
+from verfedgnn.data.rating_reader import as_ratings, is_folder_of_tables, list_tables, locate, refuse_address
 from verfedgnn.data.ratings import Ratings, format_count, pool_tables
-from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions, is_address
+from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.data.table_sources import table_stem, tables_by_party
 
 FEWEST_RATINGS = 20
@@ -242,7 +242,7 @@ def read_parties(
     reading: ReadOptions = DEFAULT_OPTIONS,
     **options: Any,
 ) -> list[PartyData]:
-    """Read the parties of a federation from files, databases or tables in memory, and check them.
+    """Read the parties of a federation from files or tables in memory, and check them.
 
     Args:
         data: A mapping with one table per party, `{"film": frame, "books": "books.csv"}`; one table, whose items are
@@ -334,7 +334,7 @@ def sources_of(
     named = [_named(entry) for entry in given]
     if len(named) == 1 and named[0][0] is None:
         source = named[0][1]
-        whole = str(source) == "synthetic" or is_address(source) or by is not None
+        whole = str(source) == "synthetic" or by is not None
         if whole or not is_folder_of_tables(locate(source)):
             return {table_stem(source): source}, True
         named = [(None, table) for table in list_tables(locate(source))]
@@ -345,6 +345,7 @@ def sources_of(
 
 def _named(entry: str | Path) -> tuple[str | None, str | Path]:
     name, equals, file = str(entry).partition("=")
+    refuse_address(file)
     if not equals or Path(entry).exists() or not name or "/" in name:
         return None, entry
     if not file:

@@ -1,4 +1,4 @@
-"""Reading of ratings from any source: a file, a folder, a database, a table in memory, or a data set by name.
+"""Reading of ratings from any source: a file, a folder, a table in memory, or a data set by name.
 
 All plain sources take one path: `open_table` or `open_memory`, `read_rows`, then `rate_rows`, which checks the rows. Events become
 ratings on the way, by a rule that uses only the events of a pair. With n_k events of kind k and weight w_k, a user's interest in
@@ -30,7 +30,7 @@ from verfedgnn.data.ids import number_ids
 from verfedgnn.data.publishers import PAPER_SUBSET, find_layout, read_bookcrossing
 from verfedgnn.data.rating_checks import check_options, fill_in, find_absent, note_left_out, rate_rows
 from verfedgnn.data.ratings import Mask, Ratings, format_count, pool_tables
-from verfedgnn.data.read_options import EventWeights, check_events, is_address, redact
+from verfedgnn.data.read_options import EventWeights, check_events
 from verfedgnn.data.synthetic import synthetic_ratings
 from verfedgnn.data.table_sources import (
     TABLE_SUFFIXES,
@@ -73,17 +73,15 @@ def read_ratings(
     delimiter: str | None = None,
     scale: tuple[float, float] | None = None,
     keep: Sequence[str] = (),
-    query: str | None = None,
     events: EventWeights | None = None,
     subset: tuple[int, int] | None = PAPER_SUBSET,
     catalogue: int | None = None,
     **options: Any,
 ) -> Ratings:
-    """Read ratings from a file, a folder in a publisher's layout, a database, or a data set by name.
+    """Read ratings from a file, a folder in a publisher's layout, or a data set by name.
 
     Args:
-        path: A table (CSV, TSV, .inter, Parquet, with or without gzip), a DuckDB or SQLite file, a PostgreSQL server
-            ("postgresql://..."), a MovieLens, BookCrossing or Yelp folder or main file, a folder of tables (pooled, with the
+        path: A table (CSV, TSV, .inter, Parquet, with or without gzip), a MovieLens, BookCrossing or Yelp folder or main file, a folder of tables (pooled, with the
             item column "file"), the name of a data set in the folder `VERFEDGNN_DATA`, or "synthetic".
         columns: Names of the columns for user, item, rating, time, title and further item columns of a plain table.
         duplicates: How to treat repeated (user, item) pairs: "error", "first", "last" or "mean".
@@ -93,7 +91,6 @@ def read_ratings(
         delimiter: Delimiter of a plain table.
         scale: Lowest and highest rating of a plain table or of synthetic data.
         keep: Further item columns to keep, if the table has them.
-        query: Select statement that returns the ratings of a database.
         events: Weights of events ({"view": 1, "purchase": 5}, or one number), for tables of events instead of ratings.
         subset: Number of users and items of the BookCrossing subset; None for all.
         catalogue: Declared number of items, with or without ratings.
@@ -109,21 +106,19 @@ def read_ratings(
         return ratings.with_catalogue(catalogue)
     if options:
         raise DataError(
-            f"{', '.join(options)}: these options are for synthetic data; leave them out for {redact(path)}"
+            f"{', '.join(options)}: these options are for synthetic data; leave them out for {path}"
         )
 
     rows: dict[str, Any] = {"duplicates": duplicates, "missing": missing}
     opening: dict[str, Any] = {"columns": columns, "encoding": encoding, "delimiter": delimiter}
-    opening |= {"keep": keep, "query": query, "scale": scale, "events": events}
+    opening |= {"keep": keep, "scale": scale, "events": events}
 
     def table(source: str | Path) -> Ratings:
         return read_table(source, **rows, **opening)
 
-    where = path if is_address(path) else locate(path)
-    layout = None if columns or events is not None or isinstance(where, str) else find_layout(where)
-    if isinstance(where, str):
-        ratings = table(where)
-    elif layout is not None:
+    where = locate(path)
+    layout = None if columns or events is not None else find_layout(where)
+    if layout is not None:
         extra: dict[str, Any] = {name: value for name, value in rows.items() if value is not None}
         main, companion, read = layout
         if read is read_bookcrossing:
@@ -221,9 +216,7 @@ def rate_table(
             rows, weights, scale=scale or (1, 5), name=name, missing=missing, where=table.at, about=about
         )
     if not rows.num_rows and table.text is not None:
-        raise DataError(
-            f"{redact(table.text.path)} has a header but no ratings; give a table with at least one row"
-        )
+        raise DataError(f"{table.text.path} has a header but no ratings; give a table with at least one row")
     return rate_rows(
         rows,
         **{"scale": scale, "name": name, "duplicates": duplicates, "missing": missing},
@@ -238,9 +231,8 @@ def locate(path: str | Path) -> Path:
     with reading(given):
         if given.exists():
             return given
-    name = redact(path)
-    if re.match(r"\w+://", name):
-        raise DataError(f"{name} is not a supported address; give a file or postgresql://...")
+    name = str(path)
+    refuse_address(name)
     if len(given.parts) != 1 or given.suffix:
         raise missing_file(name)
     fetch = f"fetch it from {FETCH[name]}" if name in FETCH else f"known names: synthetic, {', '.join(FETCH)}"
@@ -255,6 +247,15 @@ def locate(path: str | Path) -> Path:
             f"{name} is not in {DATA_FOLDER} ({folder}); unpack it there, or give a path ({fetch})"
         )
     return Path(folder) / name
+
+
+def refuse_address(source: str) -> None:
+    """Raise `DataError` for the address of a database, without what may be its password."""
+    address = re.match(r"\w{2,}:/", source)
+    if address:
+        raise DataError(
+            f"{address[0]}... is an address, and ratings are read from files; export the table to CSV or Parquet"
+        )
 
 
 def list_tables(folder: Path) -> list[Path]:

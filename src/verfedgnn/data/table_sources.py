@@ -1,4 +1,4 @@
-"""Plain tables: text files, Parquet files, databases and tables in memory, read by one path.
+"""Plain tables: text files, Parquet files and tables in memory, read by one path.
 
 A source yields Arrow record batches with one column per role (user, item, rating, ...). `read_rows` collects them and holds ids,
 ratings and other text as codes, so that 100 million rows take 4 bytes a column and row; times stay as they are written.
@@ -19,9 +19,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.core.option_names import option
 from verfedgnn.data.column_names import RATING_ROLES, Table, match_columns
-from verfedgnn.data.databases import is_database, open_database
 from verfedgnn.data.ids import (
     CODED_TEXT,
     LONGEST_TITLE,
@@ -35,12 +33,10 @@ from verfedgnn.data.ids import (
     trim,
 )
 from verfedgnn.data.ratings import Ratings
-from verfedgnn.data.read_options import address_name, is_address
 from verfedgnn.data.text_files import TextTable, read_first_bytes, reading
 from verfedgnn.data.value_parsing import as_number_column
 
-DATABASE_SUFFIXES = (".duckdb", ".db", ".sqlite", ".sqlite3")
-TABLE_SUFFIXES = (".csv", ".tsv", ".inter", ".parquet", ".pq", *DATABASE_SUFFIXES)
+TABLE_SUFFIXES = (".csv", ".tsv", ".inter", ".parquet", ".pq")
 _ROWS = 1 << 20
 """Number of rows in a batch of a Parquet file."""
 
@@ -100,19 +96,12 @@ def open_table(
     encoding: str | None = None,
     delimiter: str | None = None,
     keep: Sequence[str] = (),
-    query: str | None = None,
     required: Sequence[str] = RATING_ROLES,
 ) -> Table:
     """Open a table and match its columns, without reading its rows. The first bytes determine its format."""
-    head = None if is_address(source) else read_first_bytes(Path(source))
-    match = partial(match_columns, wanted=columns or {}, required=required, keep=keep)
-    if head is None or is_database(head):
-        return open_database(source, head, query, match, required)
     path = Path(source)
-    if query is not None:
-        raise DataError(
-            f"{option('query')} is for databases, and {path} is not one; with several sources, give it for the database only"
-        )
+    head = read_first_bytes(path)
+    match = partial(match_columns, wanted=columns or {}, required=required, keep=keep)
     if head.startswith(b"PAR1"):
         with _parquet(path) as file:
             names = match(file.schema_arrow.names, source=str(path))
@@ -155,26 +144,20 @@ def open_memory(
 
 
 def table_stem(source: str | Path) -> str:
-    """Return the name of a table without folder, suffix and .gz, or the database of a server."""
-    if is_address(source):
-        return address_name(str(source))
+    """Return the name of a table without folder, suffix and .gz."""
     name = Path(source).name.removesuffix(".gz")
     suffix = next((s for s in TABLE_SUFFIXES if name.lower().endswith(s)), "")
     return name[: len(name) - len(suffix)] or name
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a file is a table by its name; a database must also start like one."""
-    name = _plain_name(path)
-    if name.endswith(DATABASE_SUFFIXES):
-        with reading(path), path.open("rb") as file:
-            return is_database(file.read(16))
-    return name.endswith(TABLE_SUFFIXES)
+    """Return whether a file is a table by its name."""
+    return _plain_name(path).endswith(TABLE_SUFFIXES)
 
 
 def is_inter(source: str | Path) -> bool:
     """Return whether a source is a RecBole table: tab separated, with the type after each column name."""
-    return not is_address(source) and _plain_name(source).endswith(".inter")
+    return _plain_name(source).endswith(".inter")
 
 
 def _plain_name(path: str | Path) -> str:

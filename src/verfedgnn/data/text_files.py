@@ -16,7 +16,6 @@ import pyarrow.csv
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
-from verfedgnn.data.read_options import redact
 
 _GZIP = b"\x1f\x8b"
 _BLOCK = 8 << 20
@@ -60,9 +59,7 @@ def reading(path: Path) -> Iterator[None]:
 
 def missing_file(path: str | Path) -> DataError:
     """Return the error for a path that does not exist."""
-    return DataError(
-        f"{redact(path)} does not exist; check the path, or give the name of a data set such as ml-1m"
-    )
+    return DataError(f"{path} does not exist; check the path, or give the name of a data set such as ml-1m")
 
 
 def _broken_gzip(path: Path) -> DataError:
@@ -237,7 +234,7 @@ class TextTable:
         wide = (self.encoding or "").lower().replace("-", "").startswith(("utf16", "utf32"))
         if b"\0" in head and not wide:
             raise DataError(
-                f"{self.path} is not a text table; give a CSV, TSV or Parquet file (with or without gzip), or a DuckDB or SQLite file"
+                f"{self.path} is not a text table; give a CSV, TSV or Parquet file (with or without gzip), such as an export of a database"
             )
         lines = head.decode(self.encoding or "utf-8", "replace").lstrip("\ufeff").splitlines()
         return next(self.records(line for line in lines if line), [])

@@ -349,7 +349,7 @@ class CoordinatorStage:
             self.store.write_history(record)
             about = {"of": coordinator.rounds, "valid_error": error, "best": coordinator.best.error}
             self._log("validated", round=closed.round, **about)
-        self.service.publisher.close_round(closed, self.service.status)
+        self.service.publisher.close_round()
         self._write_checkpoint()  # parties repeat the open round only
 
     # -- the end -----------------------------------------------------------------------------------------

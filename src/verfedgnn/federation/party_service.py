@@ -34,7 +34,6 @@ from verfedgnn.federation.stores import PartyCheckpoints, PartyStore, StageResul
 from verfedgnn.federation.transcript import ALIGNMENT, SPENT
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.privacy.id_matching import Each
-from verfedgnn.protocol.coordinator import ClosedRound
 from verfedgnn.protocol.messages import (
     AlignStart,
     Finish,
@@ -203,8 +202,8 @@ class PartyService:
         self.link.send(reply)
         self.link.transcript.sign()  # while the others compute
         self.seconds += time.monotonic() - began
-        error = self._record_validation(reply)
-        self.publisher.close_round(ClosedRound(message.round, error), self.status)
+        self._record_validation(reply)
+        self.publisher.close_round()
 
     def _answer_masks(self, message: ShareRequest | RoundShares | Survivors) -> None:
         """Answer a message about masks."""
@@ -218,10 +217,10 @@ class PartyService:
         if answer is not None:
             self.link.send(answer)
 
-    def _record_validation(self, reply: RoundReply) -> float | None:
-        """Add this party's validation error to its history and return it; None if the round had no validation."""
+    def _record_validation(self, reply: RoundReply) -> None:
+        """Add this party's validation error to its history, if the round had a validation."""
         if reply.error is None or not reply.count:
-            return None
+            return
         error = mean_error(reply.error, reply.count, self.config)
         entry = history_entry(reply.round, error, self.config, self.link.ledger, self.seconds)
         self.history = [*(e for e in self.history if e["round"] < reply.round), entry]
@@ -229,7 +228,6 @@ class PartyService:
             write_history(self.folder, self.history)
         about = {"stage": self.stage.name, "round": reply.round}
         log_event("validated", **about, own_valid_error=error, epsilon_spent=self.ledger.epsilon)
-        return error
 
     # -- the end -----------------------------------------------------------------------------------------
 

@@ -30,8 +30,6 @@ from verfedgnn.core.hosts import is_address, parse_host_header
 
 if TYPE_CHECKING:
     from verfedgnn.federation.roster import MemberIdentity
-    from verfedgnn.protocol.coordinator import ClosedRound
-    from verfedgnn.runs.tracking import TrackedRun
 
 FRESH_SECONDS = 0.05
 """Maximum age of the status in memory; building it for every event would cost too much."""
@@ -70,7 +68,7 @@ _FACTS = {
 
 
 class StatusPublisher:
-    """Publisher of a member's latest status: on disk, and optionally over HTTP and in a tracking tool.
+    """Publisher of a member's latest status: on disk, and optionally over HTTP.
 
     As a context manager, it writes that the member's process has started, and how it has ended.
     """
@@ -81,7 +79,6 @@ class StatusPublisher:
         identity: MemberIdentity | None = None,
         *,
         port: tuple[str, int] | None = None,
-        track: TrackedRun | None = None,
     ) -> None:
         self.folder = folder
         self._about: dict[str, Any] = {}
@@ -93,7 +90,6 @@ class StatusPublisher:
         self._durations: list[float] = []
         """Seconds of the last rounds."""
         self._last_round = 0.0
-        self._track = track
         self.status = self._complete({"state": STARTING})
         self._server = _serve(self, port) if port is not None else None
 
@@ -129,18 +125,12 @@ class StatusPublisher:
         self._durations = []
         self._last_round = 0.0
 
-    def close_round(self, closed: ClosedRound, make: Callable[[], dict[str, Any]]) -> None:
-        """Record the duration of a round, and its validation in the tracking tool."""
+    def close_round(self) -> None:
+        """Record the duration of a round."""
         now = time.monotonic()
         if self._last_round:
             self._durations = [*self._durations[-99:], now - self._last_round]
         self._last_round = now
-        if self._track is not None and closed.valid_error is not None:
-            status = make()
-            present = sum(party["here"] for party in status["parties"].values())
-            values = {"valid_error": closed.valid_error, "parties_here": present}
-            values |= {f"bytes_{direction}": size for direction, size in status["bytes"].items()}
-            self._track.metrics({f"{status['stage']}/{name}": v for name, v in values.items()}, closed.round)
 
     @property
     def seconds_per_round(self) -> float | None:

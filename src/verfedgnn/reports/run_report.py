@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import reduce
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -38,16 +35,6 @@ from verfedgnn.reports.privacy_card import add_guarantees
 from verfedgnn.reports.svg_charts import POINT_COLOUR, WAYS, Bars, draw_bars, draw_lines
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.run import Run
-
-
-@contextmanager
-def report_to_track(run: Run, folder: Path, tracker: str) -> Iterator[list[Path]]:
-    """Return the files of a report for a tracking tool; none without a tool."""
-    if tracker == "none":
-        yield []
-        return
-    with TemporaryDirectory() as place:
-        yield list(run_document(run, folder.resolve().name).write(Path(place), "report"))
 
 
 def run_document(run: Run, name: str) -> Document:

@@ -132,7 +132,7 @@ def judge_users(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -
     users = sample_users(torch.unique(wanted.user).long(), data.items)
     parts = [
         _judge_chunk(models, data, wanted, chunk)
-        for chunk in users.split(max(1, CHUNK_SCORES // max(1, data.items)))
+        for chunk in torch.split(users, max(1, CHUNK_SCORES // max(1, data.items)))
     ]
     if len(parts) == 1:
         return parts[0]

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
-from nvflare.apis.analytix import AnalyticsDataType
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
-from nvflare.apis.server_engine_spec import ServerEngineSpec
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
-from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.private.defs import CellMessageHeaderKeys
@@ -30,7 +25,6 @@ from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.roster import load_coordinator
 from verfedgnn.federation.status import StatusPublisher
-from verfedgnn.runs.tracking import TrackedRun
 from verfedgnn_flare.job_site import (
     SERVER_CELL,
     TASK,
@@ -96,8 +90,7 @@ class FederationController(Controller):  # type: ignore[misc]
         engine = fl_ctx.get_engine()
         roster = {party.name for party in agreement.parties}
         clients = [client for client in engine.get_clients() if client.name in roster]
-        tracked = TrackedRun(_FlareStatistics(self, engine))
-        self._publisher = publisher = StatusPublisher(run, identity, track=tracked)
+        self._publisher = publisher = StatusPublisher(run, identity)
         transport = JobTransport(
             engine.get_cell(),
             {client.name: job_cell(client.get_fqcn(), fl_ctx.get_job_id()) for client in clients},
@@ -164,31 +157,3 @@ def identify_clients(clients: Sequence[Client], job: str) -> Identify:
         return str(client.name)
 
     return identify
-
-
-class _FlareStatistics:
-    """A tracker that sends the coordinator's figures to the receivers of a job, such as TensorBoard's or MLflow's."""
-
-    def __init__(self, controller: FederationController, engine: ServerEngineSpec) -> None:
-        self._controller = controller
-        self._engine = engine
-
-    def start(self, name: str, folder: Path, run_id: str | None) -> str | None:
-        """Do nothing: FLARE's receivers start with the job."""
-        return None
-
-    def parameters(self, values: Mapping[str, str]) -> None:
-        """Do nothing: the settings are part of the agreement."""
-
-    def metrics(self, values: Mapping[str, Any], step: int) -> None:
-        """Send figures of one round."""
-        with self._engine.new_context() as fl_ctx:
-            for name, value in values.items():
-                dxo = create_analytic_dxo(name, float(value), AnalyticsDataType.SCALAR, global_step=step)
-                send_analytic_dxo(self._controller, dxo, fl_ctx)
-
-    def artefacts(self, files: Sequence[Path]) -> None:
-        """Do nothing: the files are in the run folder."""
-
-    def end(self, finished: bool) -> None:
-        """Do nothing: FLARE's receivers end with the job."""

@@ -53,7 +53,7 @@ def site(
     ],
     ratings: Annotated[
         str | None,
-        typer.Option(help="Ratings of a party: a file, a folder or postgresql://... The server has none."),
+        typer.Option(help="Ratings of a party: a file or a folder. The server has none."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder. Default: run, in the federation folder.")

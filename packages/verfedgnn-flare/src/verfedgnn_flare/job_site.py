@@ -45,7 +45,7 @@ class SiteSettings(Section):
     federation: Path
     """Folder with federation.toml and the private key: `key.pem` of a party, `coordinator.key` at FLARE's server."""
     ratings: str | None = None
-    """Ratings of a party: a file, a folder or postgresql://...; FLARE's server has none."""
+    """Ratings of a party: a file or a folder; FLARE's server has none."""
     out: Path | None = None
     """Run folder, resumed if it exists. Default: run, in the federation folder."""
     reading: dict[str, str] = Field(default_factory=dict)

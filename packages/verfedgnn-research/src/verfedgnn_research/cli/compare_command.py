@@ -61,7 +61,6 @@ def compare(
     """
     from verfedgnn.config import parse_settings
     from verfedgnn.core.files import check_writable
-    from verfedgnn.data.read_options import redact
     from verfedgnn.plugins import list_files
     from verfedgnn.reports.phrases import format_size
     from verfedgnn_research.baselines import in_all, method
@@ -83,7 +82,6 @@ def compare(
     _refuse_defining(settings)
     check_writable(out)
     cells = comparison_cells(given, names, gnns, seeds, parties, settings, reading, by)
-    given = [redact(source) for source in given]
     with (
         CellProgress(hidden=output.quiet) as progress,
         Halt(quiet=output.quiet, after="the rounds under way") as halt,

@@ -18,7 +18,7 @@ from verfedgnn import plugins
 from verfedgnn.config import Config, build_config
 from verfedgnn.data import PartyData, check_parties, pool_parties, read_parties
 from verfedgnn.data.parties import declare_sizes
-from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions, redact
+from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.runs.metrics_file import describe_environment, evaluate, summarise_cost
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn_research.baselines import METHODS, Where, method
@@ -50,15 +50,10 @@ class Cell:
     """Item column that divides one data set into parties."""
 
     @property
-    def source_names(self) -> tuple[str, ...]:
-        """Data sources without passwords."""
-        return tuple(redact(source) for source in self.data)
-
-    @property
     def name(self) -> str:
         """Name for progress lines."""
         parts = [
-            ",".join(self.source_names),
+            ",".join(self.data),
             self.method,
             *([self.gnn] if method(self.method).by_gnn else []),
             f"seed {self.seed}",
@@ -120,7 +115,7 @@ class Cell:
         """Return the part of a record that says what was trained, on which data and with which code."""
         return {
             "key": self.key(),
-            "data": list(self.source_names),
+            "data": list(self.data),
             **({"reading": self.reading.to_arguments()} if self.reading else {}),
             "data_sha256": checksum(self),
             "parties": len(self.read()),

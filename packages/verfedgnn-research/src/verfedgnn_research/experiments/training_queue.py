@@ -135,7 +135,7 @@ class _DurationGuess:
         rough *= (
             float(settings.get("training.epochs", 50)) / 50 * (0.1 if "training.batch" in settings else 1)
         )
-        return self.known.get(_similar(cell.source_names, cell.method, cell.gnn, settings), rough)
+        return self.known.get(_similar(cell.data, cell.method, cell.gnn, settings), rough)
 
 
 def _similar(data: tuple[str, ...], method: str, gnn: str, settings: Mapping[str, Any]) -> tuple[Any, ...]:
