@@ -33,7 +33,7 @@ def _missing_protection(config: Config) -> str | None:
             f"gradients.clip = {gradients.clip} lets two gradients differ by more than 1 per coordinate, which the "
             f"guarantee does not cover; use 0.5 or accept it with {setting('unprotected', 'clip')}"
         )
-    if exchange.sends and exchange.ratio < 2 and "projection" not in allowed:
+    if exchange.mode == "projected" and exchange.ratio < 2 and "projection" not in allowed:
         return (
             f"exchange.ratio = {exchange.ratio} means 2q > N + 1, so Theorem 1 does not hide single values; "
             f"use 2 or more, or accept it with {setting('unprotected', 'projection')}"
