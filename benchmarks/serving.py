@@ -1,7 +1,6 @@
-"""Measure serving: latency under load, and batch requests. Adds rows to results/serving.json.
+"""Measure serving: latency under load. Adds rows to results/serving.json.
 
     .venv/bin/python benchmarks/serving.py [--items 100000] [--rates 500 1000] [--seconds 20] [--repeats 3]
-    .venv/bin/python benchmarks/serving.py --many
 
 The server is `verfedgnn serve` in its own process. Its run has random vectors in the shape of preset best (35 columns, or 70 where
 a gate mixes two models) and 50 rated items per user, with seed 0.
@@ -10,8 +9,7 @@ The load generator is another process. Requests for the ten best items of a rand
 earlier ones are answered (open loop), over 256 keep-alive connections. Latency is counted from the time a request was due. A request
 that finds all connections busy is given up, and a lost connection is a failure.
 
-`--many` sends batch requests for 1,000 users, two at a time. A measurement of latency waits until the machine is idle, for at most
-three minutes. Rows are added to results/serving.json; `--discard` drops the earlier ones.
+A measurement waits until the machine is idle, for at most three minutes. Rows are added to results/serving.json; `--discard` drops the earlier ones.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ import multiprocessing
 import os
 import platform
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -62,33 +58,6 @@ def measure(
     return found
 
 
-def measure_many(folder: Path, seconds: float, repeats: int, quiet: float) -> list[dict[str, float]]:
-    """Measure the users per second of the batch endpoint, with 1,000 users per request and two requests at a time."""
-    import httpx
-
-    found = []
-    body = {"users": [str(user) for user in range(1000)], "k": 10}
-    with served(folder) as (pid, port), ThreadPoolExecutor(2) as pool:
-        url = f"http://127.0.0.1:{port}/v1/recommendations/batch"
-
-        def ask(until: float) -> int:
-            count = 0
-            with httpx.Client(timeout=60) as client:
-                while time.monotonic() < until:
-                    count += len(client.post(url, json=body).raise_for_status().content) > 0
-            return count
-
-        ask(time.monotonic() + 1)
-        for _ in range(repeats):
-            wait_for_quiet(quiet)
-            before, begin = cpu_seconds(pid), time.monotonic()
-            users = 1000 * sum(pool.map(ask, [begin + seconds] * 2))
-            rate, used = users / (time.monotonic() - begin), (cpu_seconds(pid) - before) / users * 1000
-            found.append({"rate": rate, "cpu_per_1000": used, "load": os.getloadavg()[0]})
-            print({key: round(value, 3) for key, value in found[-1].items()}, flush=True)
-    return found
-
-
 def machine() -> str:
     """Describe the processor, its cores and the versions of Python and torch."""
     name = next(
@@ -116,26 +85,20 @@ def main() -> None:
         help="Cores that other processes may use when a measurement starts.",
     )
     parser.add_argument("--discard", action="store_true", help="Drop the earlier rows of this table.")
-    parser.add_argument("--many", action="store_true", help="Measure batch requests instead.")
     given = parser.parse_args()
     torch.set_num_threads(1)
     path = ROOT / "results" / "serving.json"
     kept = json.loads(path.read_text()) if path.exists() else {"load": {}}
     kept["machine"] = machine()
     kept["version"] = installed_version()
-    title = f"{given.items:,} items, {given.columns} columns"
-    kind, name = ("many", "Batch requests for 1,000 users") if given.many else ("load", "Under load")
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         make_run(run, given.items, given.columns, 0)
-        if given.many:
-            rows = measure_many(run, given.seconds, given.repeats, given.quiet)
-        else:
-            rows = measure(run, given.rates, given.seconds, given.repeats, given.quiet)
+        rows = measure(run, given.rates, given.seconds, given.repeats, given.quiet)
     version = kept["version"].partition("+")[0].rpartition(".")[2]
-    all_rows = kept.setdefault(kind, {})
-    before = [] if given.discard else all_rows.get(f"{name}: {title}", [])
-    all_rows[f"{name}: {title}"] = before + [row | {"version": version} for row in rows]
+    title = f"Under load: {given.items:,} items, {given.columns} columns"
+    before = [] if given.discard else kept["load"].get(title, [])
+    kept["load"][title] = before + [row | {"version": version} for row in rows]
     path.write_text(json.dumps(kept, indent=1) + "\n")
 
 

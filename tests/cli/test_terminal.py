@@ -506,7 +506,7 @@ def test_names_to_complete_are_those_there_are() -> None:
     assert tuple(EXPERIMENTS) == names.EXPERIMENTS
 
 
-MODES = ("projected", "exact", "off")
+MODES = ("projected", "off")
 COMPLETED = {
     "verfedgnn eval": ["evaluate"],
     "verfedgnn federation re": ["revoke", "renew"],

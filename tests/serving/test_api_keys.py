@@ -26,8 +26,8 @@ from verfedgnn.serving.app import make_app
 from verfedgnn.serving.request_guard import (
     OPEN_PATHS,
     RIGHTS,
+    AccessLog,
     ApiKey,
-    JsonLog,
     TokenBucket,
     digest_key,
     read_keys,
@@ -80,7 +80,6 @@ def test_a_key_sees_nothing_of_other_parties(run: vf.Run, catalogue: Catalogue) 
             caller.get("/v1/recommendations", user=user, k=100),
             caller.get("/v1/recommendations", user=user, k=100, why=3),
             caller.client.post("/v1/recommendations", json={"ratings": [], "k": 100}),
-            caller.client.post("/v1/recommendations/batch", json={"users": [user], "k": 100}),
             caller.get("/v1/similar", item=own.ratings.item_ids[0], k=100),
             caller.get("/v1/history", user=user, k=100),
             caller.get("/v1/run"),
@@ -96,7 +95,6 @@ def test_a_key_sees_nothing_of_other_parties(run: vf.Run, catalogue: Catalogue) 
             caller.get("/v1/recommendations", user=user, party=other.name, why=1),
             caller.client.post("/v1/recommendations", json={"ratings": [], "party": other.name}),
             caller.client.post("/v1/recommendations", json={"ratings": [{"item": str(item), "rating": 3}]}),
-            caller.client.post("/v1/recommendations/batch", json={"users": [user], "party": other.name}),
             caller.get("/v1/similar", item=item),
             caller.get("/v1/similar", item=own.ratings.item_ids[0], among=other.name),
             caller.get("/v1/history", user=user, party=other.name),
@@ -154,16 +152,6 @@ def test_a_key_is_limited_and_others_are_not(catalogue: Catalogue) -> None:
         assert fast.get("/v1/users").status_code == 200
 
 
-def test_a_batch_counts_as_many_requests(catalogue: Catalogue) -> None:
-    app = make_app(catalogue, keys=[make_key("shop", per_second=10.0, burst=10.0)])
-    with calling(app, f"shop-{KEY}") as (caller,):
-        batch = {"users": ["x"] * 500, "k": 1}
-        assert caller.client.post("/v1/recommendations/batch", json=batch).status_code == 200
-        refused = caller.get("/v1/users")
-        assert refused.status_code == 429
-        assert int(refused.headers["retry-after"]) > 30
-
-
 def test_tokens_come_back_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -180,13 +168,13 @@ def test_the_access_log_names_keys_and_routes_but_no_users(
 ) -> None:
     user, item = str(run.parties[0].ratings.user_ids[0]), str(run.parties[0].ratings.item_ids[0])
     file = tmp_path / "access.jsonl"
-    app = make_app(catalogue, keys=[make_key("shop")], log=JsonLog(file, "access"))
+    app = make_app(catalogue, keys=[make_key("shop")], log=AccessLog(file))
     with calling(app, f"shop-{KEY}", "wrong") as (caller, stranger):
         caller.get("/v1/recommendations", user=user)
         caller.get("/v1/recommendations", user="nobody-known\nforged")
         caller.get("/v1/similar", item=item, party="party-0")
         caller.get(f"/nowhere/{user}")
-        caller.client.post("/v1/recommendations/batch", json={"users": [user]})
+        caller.client.post("/v1/recommendations", json={"ratings": [], "user": user})
         stranger.get("/v1/users", starts=user)
     text = file.read_text("utf-8")
     lines = [json.loads(line) for line in text.splitlines()]
@@ -195,7 +183,7 @@ def test_the_access_log_names_keys_and_routes_but_no_users(
         ("shop", "GET", "/v1/recommendations", 404),
         ("shop", "GET", "/v1/similar", 200),
         ("shop", "GET", "other", 404),
-        ("shop", "POST", "/v1/recommendations/batch", 200),
+        ("shop", "POST", "/v1/recommendations", 200),
         (None, "GET", "other", 401),
     ]
     assert all(set(line) == {"time", "key", "method", "route", "status", "ms"} for line in lines)

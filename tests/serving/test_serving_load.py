@@ -1,4 +1,4 @@
-"""Serving under load: the fast path, batch requests, clients that disconnect, overload and shutdown."""
+"""Serving under load: clients that disconnect, overload and shutdown."""
 
 from __future__ import annotations
 
@@ -78,74 +78,11 @@ def folder(run: vf.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("", 400),
     ],
 )
-def test_the_fast_path_gives_the_same_response_as_the_endpoint(
+def test_a_request_is_answered_or_refused(
     run: vf.Run, client: Any, people: list[str], query: str, status: int
 ) -> None:
-    asked = "/v1/recommendations?" + query.replace("USER", people[3]).replace("PARTY", run.parties[1].name)
-    short, long = client.get(asked), client.get(asked + "&why=0")
-    assert short.status_code == status
-    assert (short.status_code, short.content) == (long.status_code, long.content)
-    for answer in (short, long):
-        del answer.headers["date"]
-    assert dict(short.headers) == dict(long.headers)
-
-
-def test_many_users_in_one_request(client: Any, people: list[str]) -> None:
-    asked = [people[5], "nobody", *people[:80], people[5]]
-    answers = client.post("/v1/recommendations/batch", json={"users": asked, "k": 4}).json()["answers"]
-    assert [answer["user"] for answer in answers] == asked
-    assert answers[0] == answers[-1]
-    assert "POST their ratings" in answers[1]["error"]["remedy"]
-    for answer in answers[2:20]:
-        one = client.get("/v1/recommendations", params={"user": answer["user"], "k": 4}).json()
-        assert [item["item"] for item in answer["recommendations"]] == [
-            item["item"] for item in one["recommendations"]
-        ]
-    assert (
-        "error" in client.post("/v1/recommendations/batch", json={"users": ["nobody"]}).json()["answers"][0]
-    )
-
-
-def test_many_users_of_one_party_and_alone(run: vf.Run, client: Any, people: list[str]) -> None:
-    party = run.parties[1].name
-    body = {"users": people[:3], "k": 5, "party": party, "model": "alone"}
-    for answer in client.post("/v1/recommendations/batch", json=body).json()["answers"]:
-        one = client.get(
-            "/v1/recommendations", params={"user": answer["user"], "k": 5, "party": party, "model": "alone"}
-        ).json()
-        assert [item["item"] for item in answer["recommendations"]] == [
-            item["item"] for item in one["recommendations"]
-        ]
-
-
-def test_many_users_and_one_kind_of_item(run: vf.Run, client: Any, people: list[str]) -> None:
-    column, values = next(iter(run.parties[1].ratings.columns.items()))
-    kind = {column: str(values[0])}
-    for answer in client.post("/v1/recommendations/batch", json={"users": people[:3], "where": kind}).json()[
-        "answers"
-    ]:
-        one = client.get("/v1/recommendations", params={"user": answer["user"], **kind}).json()
-        assert answer["recommendations"]
-        assert [item["item"] for item in answer["recommendations"]] == [
-            item["item"] for item in one["recommendations"]
-        ]
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "cause"),
-    [
-        ({"users": []}, 400, "users: "),
-        ({"users": ["1"] * 1001}, 400, "users: "),
-        ({"users": ["1"] * 100, "k": 501}, 400, "users times k is more than 50,000"),
-        ({"users": ["1"], "party": "nobody"}, 404, "there is no such party"),
-        ({"users": ["1"], "model": "none"}, 400, "model: "),
-        ({"users": ["1"], "where": {"colour": "red"}}, 400, "there is no such parameter or item column"),
-    ],
-)
-def test_many_is_bounded(client: Any, body: dict[str, Any], status: int, cause: str) -> None:
-    answer = client.post("/v1/recommendations/batch", json=body)
-    assert answer.status_code == status
-    assert answer.json()["error"]["cause"].startswith(cause)
+    query = query.replace("USER", people[3]).replace("PARTY", run.parties[1].name)
+    assert client.get(f"/v1/recommendations?{query}").status_code == status
 
 
 def test_clients_that_hang_up_cost_nobody_an_answer(address: str, people: list[str]) -> None:
@@ -178,8 +115,7 @@ def test_an_overloaded_server_refuses_requests(
     monkeypatch.setattr(lists, "LONGEST_QUEUE", 0)
     with serving(make_app(Catalogue(run, "full"))) as address:
         answer = httpx.get(f"{address}/v1/recommendations", params={"user": people[0]})
-        many = httpx.post(f"{address}/v1/recommendations/batch", json={"users": people[:2]})
-    assert (answer.status_code, many.status_code) == (503, 503)
+    assert answer.status_code == 503
     assert "try again" in answer.json()["error"]["remedy"]
 
 

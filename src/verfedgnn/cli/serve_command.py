@@ -65,24 +65,6 @@ def serve(
             help="Append one line of JSON per request to this file, without user ids.", rich_help_panel=RUN
         ),
     ] = None,
-    shadow: Annotated[
-        Path | None,
-        typer.Option(
-            help="Run that also answers GET /v1/recommendations; its answers are compared and recorded, never sent.",
-            rich_help_panel=RUN,
-        ),
-    ] = None,
-    shadow_log: Annotated[
-        Path | None,
-        typer.Option(
-            help="Append the items of both runs and their overlap to this file, one line of JSON per request, without user ids.",
-            rich_help_panel=RUN,
-        ),
-    ] = None,
-    shadow_users: Annotated[
-        bool,
-        typer.Option("--shadow-users", help="Also write user ids to the shadow log.", rich_help_panel=RUN),
-    ] = False,
     split_test: SplitPercent = None,
     split_key: SplitKey = None,
     threads: Annotated[
@@ -113,11 +95,9 @@ def serve(
             f"--host {host} is reachable from other machines, so an API key is required. "
             "Set one with --api-key-file or VERFEDGNN_API_KEY, or listen on 127.0.0.1."
         )
-    if (shadow is None) != (shadow_log is None):
-        raise ConfigError("--shadow RUN and --shadow-log FILE belong together; give both or none")
     split = read_split(run, split_test, split_key)
     run = find_run(run)
-    options = ServeOptions(run, party, keys, threads, access_log, shadow, shadow_log, shadow_users, split)
+    options = ServeOptions(run, party, keys, threads, access_log, split)
     try:
         with _listen(host, port) as listener:
             name = f"[{host}]" if ":" in host else host

@@ -1,20 +1,17 @@
 """The FastAPI application: endpoints look up and describe, the batcher's thread scores, and a thread pool explains.
 
-Names become rows of the catalogue, queries of many requests form batches, and simple requests take a
-shortcut.
+Names become rows of the catalogue, and queries of many requests form batches.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import parse_qsl
 
 import orjson
 from anyio import CapacityLimiter, to_thread
@@ -23,7 +20,6 @@ from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.version import installed_version
@@ -36,18 +32,16 @@ from verfedgnn.serving.ranker import ItemRanker, RankedItems, RankingQuery, rank
 from verfedgnn.serving.request_guard import (
     PAGE_FILES,
     Access,
+    AccessLog,
     ApiKey,
-    JsonLog,
     RequestGuard,
     ServerMetrics,
     grant,
 )
 from verfedgnn.serving.run_overview import describe_run
-from verfedgnn.serving.schema import MAX_BATCH_ITEMS, MAX_ITEMS, HttpProblem, NewcomerRating, send_json
+from verfedgnn.serving.schema import MAX_ITEMS, HttpProblem, NewcomerRating
 from verfedgnn.serving.split_test import ALONE, ModelName
 from verfedgnn.serving.user_lists import (
-    Explanation,
-    ScoredItem,
     ServedUser,
     UserProfile,
     find_similar,
@@ -58,9 +52,8 @@ from verfedgnn.upkeep.new_items import NewItems
 LARGEST_BATCH = 64
 LONGEST_QUEUE = 4096
 """Queries that may wait. Further ones are refused at once, so that the waiting ones are not all late."""
-SIMPLE_PARAMETERS = {"user", "k", "party", "model"}
 
-Waiting = tuple[ItemRanker, RankingQuery, "asyncio.Future[RankedItems]"]
+Waiting = tuple[ItemRanker, RankingQuery, asyncio.Future[RankedItems]]
 
 
 class View:
@@ -137,144 +130,42 @@ class Batcher:
     Queries that arrive while a batch is computed form the next one, scored by one matrix product.
     """
 
-    def __init__(self, metrics: ServerMetrics) -> None:
+    def __init__(self) -> None:
         self._waiting: list[Waiting] = []
-        self._running = False
+        self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "scores")
-        self._metrics = metrics
 
     async def rank(self, queries: Sequence[tuple[ItemRanker, RankingQuery]]) -> list[RankedItems]:
         """Return the answers in the order of `queries`, computed together with the queries of other requests."""
         if len(self._waiting) >= LONGEST_QUEUE:
             raise HttpProblem(503, "the server is overloaded", "try again in a second")
         loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[RankedItems]] = []
-        for ranker, query in queries:
-            futures.append(loop.create_future())
-            self._waiting.append((ranker, query, futures[-1]))
-        if not self._running:
-            self._running = True
-            loop.call_soon(self._start_batch, loop)  # requests that have arrived together share a batch
-        return [await future for future in futures]
+        futures: list[asyncio.Future[RankedItems]] = [loop.create_future() for _ in queries]
+        self._waiting += [(*query, future) for query, future in zip(queries, futures, strict=True)]
+        if self._task is None:
+            self._task = loop.create_task(self._answer())  # starts after requests that arrived together
+        return await asyncio.gather(*futures)
 
-    def _start_batch(self, loop: asyncio.AbstractEventLoop) -> None:
-        batch, self._waiting = self._waiting[:LARGEST_BATCH], self._waiting[LARGEST_BATCH:]
-        batch = [entry for entry in batch if not entry[2].done()]  # without clients that disconnected
-        if not batch and not self._waiting:
-            self._running = False
-            return
-        self._metrics.count_batch(len(batch))
-        queries = [(ranker, query) for ranker, query, _ in batch]
-        done = loop.run_in_executor(self._thread, rank_together, queries)
-        done.add_done_callback(lambda result: self._deliver(loop, batch, result))
-
-    def _deliver(
-        self, loop: asyncio.AbstractEventLoop, batch: list[Waiting], result: asyncio.Future[list[RankedItems]]
-    ) -> None:
-        error = result.exception()
-        for place, (_, _, future) in enumerate(batch):
-            if future.done():
-                continue
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result.result()[place])
-        self._start_batch(loop)
-
-    def close(self) -> None:
-        """Stop the scoring thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-class Lists:
-    """The lists of a catalogue, as endpoints and the shortcut ask for them."""
-
-    def __init__(self, catalogue: Catalogue, metrics: ServerMetrics) -> None:
-        self.catalogue = catalogue
-        self.batcher = Batcher(metrics)
-        self._metrics = metrics
-        self._served: list[set[int]] = [set() for _ in catalogue.parties]
-        for party in catalogue.parties:
-            metrics.items.labels(party.name).set(party.table.n_items)
-            metrics.served.labels(party.name).set(0)
-
-    async def make(
-        self, users: Sequence[ServedUser], parties: Sequence[int], k: int, filters: Mapping[str, str]
-    ) -> list[tuple[UserProfile, list[ScoredItem]]]:
-        """Return the profile and the k best items of each user."""
-        profiles = []
-        for user in users:
-            make = partial(UserProfile, self.catalogue, user, parties)
-            # folding in takes time
-            profiles.append(make() if user.trained else await run_in_threadpool(make))
-        queries = [query for profile in profiles for query in profile.make_queries(k, filters)]
-        ranked = iter(await self.batcher.rank(queries))
-        lists = []
-        for profile in profiles:
-            best = profile.merge([next(ranked) for _ in parties], k)
-            lists.append((profile, best))
-            for p, row, _ in best:
-                if row not in self._served[p]:
-                    self._served[p].add(row)
-                    self._metrics.served.labels(self.catalogue.parties[p].name).inc()
-        return lists
-
-
-def make_answer(
-    profile: UserProfile, best: Sequence[ScoredItem], why: Sequence[Explanation] = ()
-) -> dict[str, Any]:
-    """Return the response with a user's items, and with the user's bucket if there is one."""
-    answer = {"recommendations": profile.describe(best, why)}
-    return answer | ({} if profile.user.bucket is None else {"bucket": profile.user.bucket})
-
-
-class FastPath:
-    """ASGI middleware that answers the most frequent request, the list of a known user, without FastAPI's request handling.
-
-    It answers only requests that are valid and simple: known parameters, each given once, without
-    explanations or filters. All others go to the endpoint, so errors are described in one place. Both give
-    the same response. results/serving.md has the throughput with and without it.
-    """
-
-    path = "/v1/recommendations"
-    """Route of the requests, as it appears in the metrics."""
-
-    def __init__(self, app: ASGIApp, lists: Lists) -> None:
-        self.app = app
-        self._lists = lists
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a simple request, or pass any other request on."""
-        simple = self._parse(scope)
-        if simple is None:
-            await self.app(scope, receive, send)
-            return
-        scope["route"] = self
-        user, parties, k = simple
-        (made,) = await self._lists.make([user], parties, k, {})
-        await send_json(send, 200, orjson.dumps(make_answer(*made)))
-
-    def _parse(self, scope: Scope) -> tuple[ServedUser, list[int], int] | None:
-        """Return the user, the parties and the number of items, or None if the request is not simple."""
-        if scope["type"] != "http" or scope["path"] != self.path or scope["method"] != "GET":
-            return None
-        pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        given = dict(pairs)
-        k = given.get("k", "10")
-        model = next((name for name in self._lists.catalogue.rankers if name == given.get("model")), None)
-        if (
-            len(given) < len(pairs)
-            or not given.keys() <= SIMPLE_PARAMETERS
-            or ("model" in given and model is None)
-        ):
-            return None
-        if not (k.isascii() and k.isdigit() and len(k) <= len(str(MAX_ITEMS)) and 1 <= int(k) <= MAX_ITEMS):
-            return None
-        view = View(self._lists.catalogue, scope["access"].parties)
-        try:
-            return view.find_user(given.get("user", ""), model), view.find_parties(given.get("party")), int(k)
-        except HttpProblem:
-            return None
+    async def _answer(self) -> None:
+        """Answer batch by batch until nobody waits."""
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch, self._waiting = self._waiting[:LARGEST_BATCH], self._waiting[LARGEST_BATCH:]
+            batch = [entry for entry in batch if not entry[2].done()]  # without clients that disconnected
+            queries = [(ranker, query) for ranker, query, _ in batch]
+            answers: list[RankedItems | Exception]
+            try:
+                answers = [*await loop.run_in_executor(self._thread, rank_together, queries)]
+            except Exception as error:
+                answers = [error] * len(batch)
+            for (_, _, future), answer in zip(batch, answers, strict=True):
+                if future.done():
+                    continue
+                if isinstance(answer, Exception):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)
+        self._task = None
 
 
 UserId = Annotated[str, Query(description="Id of the user, as in the data.", min_length=1, max_length=1000)]
@@ -330,7 +221,7 @@ def make_app(
     catalogue: Catalogue,
     *,
     keys: Sequence[ApiKey] = (),
-    log: JsonLog | None = None,
+    log: AccessLog | None = None,
     metrics: ServerMetrics | None = None,
     folder: Path | None = None,
 ) -> FastAPI:
@@ -340,16 +231,6 @@ def make_app(
     added.
     """
     metrics = metrics or ServerMetrics()
-    lists = Lists(catalogue, metrics)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        # so that the first newcomer does not wait for them
-        await run_in_threadpool(lambda: (catalogue.priors, catalogue.rating_priors))
-        yield
-        lists.batcher.close()
-        if log is not None:
-            log.close()
 
     app = FastAPI(
         dependencies=[Depends(_reject_unknown_parameters)],
@@ -358,24 +239,24 @@ def make_app(
         description="Recommendations from a run. If the server has an API key, send it as `Authorization: Bearer KEY`.",
         docs_url=None,
         redoc_url=None,
-        lifespan=lifespan,
         responses=ERRORS,
     )
     app.state.catalogue = catalogue
-    app.add_middleware(FastPath, lists=lists)
     names = [party.name for party in catalogue.parties]
     granted = {key.digest: grant(key, names) for key in keys}
     everybody = Access(None, tuple(range(len(names))))
     app.add_middleware(RequestGuard, granted=granted, everybody=everybody, metrics=metrics, log=log)
     _add_error_handlers(app)
-    _add_recommendations(app, lists)
+    _add_recommendations(app, catalogue)
     _add_items(app, folder)
     _add_page(app, catalogue)
     _add_server_status(app, metrics)
     return app
 
 
-def _add_recommendations(app: FastAPI, lists: Lists) -> None:
+def _add_recommendations(app: FastAPI, catalogue: Catalogue) -> None:
+    batcher = Batcher()
+
     async def answer(
         user: ServedUser,
         parties: Sequence[int],
@@ -385,9 +266,12 @@ def _add_recommendations(app: FastAPI, lists: Lists) -> None:
         explained: Sequence[int],
     ) -> Response:
         """Return the k best items of these parties, with up to `why` ratings at the parties `explained` as reasons."""
-        ((profile, best),) = await lists.make([user], parties, k, filters)
+        make = partial(UserProfile, catalogue, user, parties)
+        profile = make() if user.trained else await run_in_threadpool(make)  # folding in takes time
+        best = profile.merge(await batcher.rank(profile.make_queries(k, filters)), k)
         reasons = await run_in_threadpool(profile.explain, best, explained, why, filters) if why else []
-        return _respond(make_answer(profile, best, reasons))
+        bucket = {} if user.bucket is None else {"bucket": user.bucket}
+        return _respond({"recommendations": profile.describe(best, reasons)} | bucket)
 
     @app.get("/v1/recommendations", response_model=schema.RecommendationsResponse)
     async def recommend_items_to_a_user(
@@ -416,37 +300,6 @@ def _add_recommendations(app: FastAPI, lists: Lists) -> None:
         given = await run_in_threadpool(view.read_newcomer, newcomer.ratings)
         found = find_user(view.catalogue, newcomer.user, given)
         return await answer(found, parties, newcomer.k, filters, newcomer.why, view.allowed)
-
-    @app.post("/v1/recommendations/batch", response_model=schema.BatchResponse)
-    async def recommend_items_to_many_users(
-        batch: schema.BatchRequest, view: Seen, request: Request
-    ) -> Response:
-        """Return the best items for up to 1,000 users. A user who was not in training gets an error as answer."""
-        request.scope["access"].charge(len(batch.users) - 1)
-        if len(batch.users) * batch.k > MAX_BATCH_ITEMS:
-            remedy = "request fewer users at a time, or fewer items"
-            raise HttpProblem(400, f"users times k is more than {MAX_BATCH_ITEMS:,}", remedy)
-        parties = view.find_parties(batch.party)
-        view.check_model(batch.model)
-        filters = view.read_filters(batch.where)
-        found: dict[str, ServedUser] = {}
-        answers: dict[str, orjson.Fragment] = {}
-
-        def note(user: str, answer: dict[str, Any]) -> None:
-            answers[user] = orjson.Fragment(orjson.dumps({"user": user, **answer}))
-
-        for user in batch.users:
-            try:
-                found[user] = view.find_user(user, batch.model)
-            except HttpProblem as problem:
-                note(user, problem.as_dict())
-        # in steps, so that other requests are answered in between
-        step = max(1, LARGEST_BATCH // len(parties))
-        for users in (list(found)[start : start + step] for start in range(0, len(found), step)):
-            made = await lists.make([found[user] for user in users], parties, batch.k, filters)
-            for user, own in zip(users, made, strict=True):
-                note(user, make_answer(*own))
-        return _respond({"answers": [answers[user] for user in batch.users]})
 
     @app.get("/v1/similar", response_model=schema.SimilarResponse)
     async def find_similar_items(

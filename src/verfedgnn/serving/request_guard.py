@@ -25,13 +25,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from traceback import format_exception
 from typing import Annotated, Any, Literal
 
 import orjson
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
@@ -48,7 +48,6 @@ SHORTEST_KEY = 16
 Right = Literal["recommend", "fold-in", "browse", "add-items", "metrics"]
 RIGHTS: dict[tuple[str, str], Right] = {
     ("GET", "/v1/recommendations"): "recommend",
-    ("POST", "/v1/recommendations/batch"): "recommend",
     ("GET", "/v1/similar"): "recommend",
     ("POST", "/v1/recommendations"): "fold-in",
     ("GET", "/v1/run"): "browse",
@@ -64,7 +63,7 @@ _CREATE = "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
 
 
 class TokenBucket:
-    """A rate limit: tokens arrive at a constant rate up to a maximum, and every request takes some."""
+    """A rate limit: tokens arrive at a constant rate up to a maximum, and every request takes one."""
 
     def __init__(self, per_second: float, burst: float) -> None:
         self._rate = per_second
@@ -81,10 +80,6 @@ class TokenBucket:
             return (1 - self._tokens) / self._rate
         self._tokens -= 1
         return 0.0
-
-    def charge(self, tokens: float) -> None:
-        """Take more tokens for a request that turned out to be large; later requests wait until they are paid."""
-        self._tokens -= tokens
 
 
 @dataclass(frozen=True)
@@ -115,11 +110,6 @@ class Access:
     """Its key; None without keys, when every request from this machine has all rights."""
     parties: tuple[int, ...]
     """Numbers of the served parties that it may see."""
-
-    def charge(self, requests: int) -> None:
-        """Count a request as this many more against the rate limit."""
-        if self.key is not None and self.key.bucket is not None:
-            self.key.bucket.charge(requests)
 
 
 def grant(key: ApiKey, served: Sequence[str]) -> Access:
@@ -235,46 +225,40 @@ _SENT_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.item
 
 
 class ServerMetrics:
-    """Requests by route and status, response times, batch sizes and recommended items, for Prometheus."""
+    """Requests by route and status, and response times, for Prometheus."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        own: dict[str, Any] = {"registry": self._registry}
-        requests = Counter("verfedgnn_requests", "Requests answered.", ["route", "status"], **own)
-        seconds = Histogram(
-            "verfedgnn_request_seconds", "Response time in seconds.", ["route"], buckets=BUCKETS, **own
+        self._requests = Counter(
+            "verfedgnn_requests", "Requests answered.", ["route", "status"], registry=self._registry
         )
-        self._find = cache(lambda route, status: (requests.labels(route, str(status)), seconds.labels(route)))
-        sizes = (1, 2, 4, 8, 16, 32, 64)
-        self._batch = Histogram("verfedgnn_batch_questions", "Queries scored together.", buckets=sizes, **own)
-        self.items = Gauge("verfedgnn_catalogue_items", "Items that can be recommended.", ["party"], **own)
-        served = "Distinct items recommended since the run is served."
-        self.served = Gauge("verfedgnn_served_items", served, ["party"], **own)
+        self._seconds = Histogram(
+            "verfedgnn_request_seconds",
+            "Response time in seconds.",
+            ["route"],
+            buckets=BUCKETS,
+            registry=self._registry,
+        )
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request."""
-        counter, histogram = self._find(route, status)
-        counter.inc()
-        histogram.observe(seconds)
-
-    def count_batch(self, size: int) -> None:
-        """Count one batch of `size` queries."""
-        self._batch.observe(size)
+        self._requests.labels(route, status).inc()
+        self._seconds.labels(route).observe(seconds)
 
     def render(self) -> tuple[str, bytes]:
         """Return the content type and the body of /metrics."""
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
 
 
-class JsonLog:
-    """A file with one line per request, which only its owner can read. `name` is that of its option, such as access."""
+class AccessLog:
+    """A file with one line of JSON per request, which only its owner can read."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path) -> None:
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError as error:
             raise ConfigError(
-                f"cannot write the {name} log {path}: {error.strerror}; choose another --{name}-log"
+                f"cannot write the access log {path}: {error.strerror}; choose another --access-log"
             ) from None
 
     def append(self, values: Mapping[str, Any]) -> None:
@@ -282,10 +266,6 @@ class JsonLog:
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **values}
         with suppress(OSError):  # a full disk stops the log, not the server
             os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-
-    def close(self) -> None:
-        """Close the file, so that nothing more can be written."""
-        os.close(self._file)
 
 
 class RequestGuard:
@@ -301,7 +281,7 @@ class RequestGuard:
         granted: Mapping[bytes, Access],
         everybody: Access,
         metrics: ServerMetrics,
-        log: JsonLog | None,
+        log: AccessLog | None,
     ) -> None:
         self.app = app
         self._metrics = metrics
@@ -329,14 +309,15 @@ class RequestGuard:
                 receive = _limit_body(receive)
             await self.app(scope, receive, send_with_headers)
         except HttpProblem as problem:
-            await problem.send(send_with_headers)
+            await problem.response()(scope, receive, send_with_headers)
         except Exception as error:
             if status != 500:  # the response has begun and can only be broken off
                 raise
             lines = format_exception(type(error), error, error.__traceback__, chain=False)
             sys.stderr.write(make_printable("".join(lines)))
             remedy = "see the standard error of the server, and please report it"
-            await HttpProblem(500, "internal server error", remedy).send(send_with_headers)
+            internal = HttpProblem(500, "internal server error", remedy)
+            await internal.response()(scope, receive, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.perf_counter() - begin

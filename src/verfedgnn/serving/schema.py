@@ -8,7 +8,7 @@ from typing import Annotated
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.types import Send
+from starlette.responses import Response
 
 from verfedgnn.runs.added_items import MOST_COLUMNS, Id, Number, Seconds, Text
 from verfedgnn.serving.split_test import ModelName
@@ -18,12 +18,6 @@ MAX_ITEMS = 1000
 """Maximum number of items per response."""
 MAX_RATINGS = 10_000
 """Maximum number of ratings of one newcomer."""
-MAX_USERS = 1000
-"""Maximum number of users per batch request."""
-MAX_BATCH_ITEMS = 50_000
-"""Maximum number of items per batch response, over all users; about 7 MB."""
-Filters = Annotated[dict[str, str], Field(max_length=10)]
-Count = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 
 
 class HttpProblem(Exception):
@@ -43,19 +37,9 @@ class HttpProblem(Exception):
         """Return the error as in the responses of the API."""
         return {"error": {"cause": self.cause, "remedy": self.remedy}}
 
-    async def send(self, send: Send) -> None:
-        """Send the problem as the response to a request."""
-        await send_json(send, self.status, orjson.dumps(self.as_dict()), self.headers)
-
-
-async def send_json(
-    send: Send, status: int, body: bytes, headers: Mapping[str, str] = MappingProxyType({})
-) -> None:
-    """Send a response of JSON."""
-    sent = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
-    sent += [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": sent})
-    await send({"type": "http.response.body", "body": body})
+    def response(self) -> Response:
+        """Return the problem as the response to a request."""
+        return Response(orjson.dumps(self.as_dict()), self.status, self.headers, "application/json")
 
 
 class StrictRequest(BaseModel):
@@ -75,18 +59,7 @@ class NewcomerRating(StrictRequest):
     """Party that offers the item; needed only if several parties use the same id."""
 
 
-class ListRequest(StrictRequest):
-    """What requests for lists have in common."""
-
-    k: Count = 10
-    """Maximum number of items per user."""
-    party: Id | None = None
-    """Party whose items are recommended; all by default."""
-    where: Filters = {}
-    """Filters by item column, such as {"category": "book"}."""
-
-
-class Newcomer(ListRequest):
+class Newcomer(StrictRequest):
     """A user with ratings that the run does not hold: a newcomer, or a known user who has rated more since."""
 
     model_config = ConfigDict(
@@ -94,19 +67,16 @@ class Newcomer(ListRequest):
     )
     ratings: Annotated[list[NewcomerRating], Field(max_length=MAX_RATINGS)]
     """The user's ratings; an empty list returns recommendations for the average user."""
+    k: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 10
+    """Maximum number of items."""
+    party: Id | None = None
+    """Party whose items are recommended; all by default."""
+    where: Annotated[dict[str, str], Field(max_length=10)] = {}
+    """Filters by item column, such as {"category": "book"}."""
     user: Id | None = None
     """Id of the user; if it is known, the ratings are added to those that the server has."""
     why: Annotated[int, Field(ge=0, le=20)] = 0
     """Maximum number of items the user liked that are named as reasons for each item."""
-
-
-class BatchRequest(ListRequest):
-    """A request for the recommendations of several users who were in training; users times k is at most 50,000."""
-
-    users: Annotated[list[Id], Field(min_length=1, max_length=MAX_USERS)]
-    """Ids of the users, as in the data."""
-    model: ModelName | None = None
-    """Model trained by all parties together, or by each party alone; federated by default, in a split test that of the bucket."""
 
 
 class FirstRating(StrictRequest):
@@ -181,22 +151,6 @@ class RecommendationsResponse(Answer):
     bucket: ModelName | None = None
     """Bucket of the user in a split test, for the log of clicks. It is absent without a split test, for a newcomer without id, and
     if the request names a model."""
-
-
-class BatchAnswer(Answer):
-    """The recommendations for one user of a batch request, or the error."""
-
-    user: str
-    recommendations: list[RecommendedItem] | None = None
-    bucket: ModelName | None = None
-    """Bucket of the user, as in the answer to a single request."""
-    error: ErrorDetail | None = None
-
-
-class BatchResponse(Answer):
-    """The answers to a batch request, in the order of its users."""
-
-    answers: list[BatchAnswer]
 
 
 class SimilarResponse(Answer):

@@ -1,7 +1,6 @@
-"""The server of a run: it follows the run folder, may compare a second run in its shadow, and bounds every connection.
+"""The server of a run: it follows the run folder, and bounds every connection.
 
-Requests move to a new state of a run when its link leads elsewhere or its files change. A run in the shadow
-gets the same requests as the served one; its answers are recorded and never sent.
+Requests move to a new state of a run when its link leads elsewhere or its files change.
 
 uvicorn bounds no connection: a client may connect and send nothing for ever, send headers without end, or
 take no response. Here a connection counts as waiting until a whole request has arrived, while its client is
@@ -18,20 +17,18 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import parse_qs
 
-import orjson
 import torch
 import uvicorn
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from verfedgnn.core.connection_table import ConnectionTable
@@ -42,19 +39,12 @@ from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_folder import FORGET_JOURNAL, FORGET_RECORD
 from verfedgnn.serving.app import make_app
 from verfedgnn.serving.catalogue import Catalogue
-from verfedgnn.serving.request_guard import LARGEST_BODY, ApiKey, JsonLog, ServerMetrics
+from verfedgnn.serving.request_guard import LARGEST_BODY, AccessLog, ApiKey, ServerMetrics
 from verfedgnn.serving.schema import HttpProblem
 from verfedgnn.serving.split_test import SplitTest
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at the link and at files that change."""
-COMPARED = "/v1/recommendations"
-"""The requests that a run in the shadow answers, too."""
-MOST_COMPARED = 256
-"""Requests that may wait for the shadow; further ones are not compared."""
-REFUSED = (401, 403, 429, 503)
-"""Status of requests that the served run did not look at; the shadow, which has no rate limits, does not see them."""
-
 Versions = tuple[tuple[str, int, int], ...]
 """Names, times and sizes of files."""
 
@@ -82,24 +72,6 @@ def _read_state(link: Path) -> _RunState:
     return _RunState(folder, forgotten, changes, (folder / FORGET_JOURNAL).exists())
 
 
-@dataclass
-class _LoadedRun:
-    """A run in memory, and the number of requests that it is answering."""
-
-    state: _RunState
-    app: FastAPI
-    open: int = 0
-    retired: bool = False
-    lifespan: AbstractAsyncContextManager[object] = field(init=False)
-
-    async def enter(self) -> None:
-        self.lifespan = self.app.router.lifespan_context(self.app)
-        await self.lifespan.__aenter__()
-
-    async def leave(self) -> None:
-        await self.lifespan.__aexit__(None, None, None)
-
-
 class LiveRun:
     """ASGI application that answers requests with the run in `folder`, or with the one that this link leads to at the moment.
 
@@ -111,61 +83,53 @@ class LiveRun:
     def __init__(self, folder: Path, build: Callable[[Path], FastAPI]) -> None:
         self._folder = folder
         self._build = build
-        self._current = self._load(_read_state(folder))
+        self._state = _read_state(folder)
+        self._app = self._load(self._state)
         self._withdrawn = False
         """Whether the current run holds what was forgotten since, so that it must not answer."""
         self._failed: set[_RunState] = set()
-        self._follower: asyncio.Task[None] | None = None
 
-    def _load(self, state: _RunState) -> _LoadedRun:
+    def _load(self, state: _RunState) -> FastAPI:
         if state.forgetting:
             raise RunError(
                 f"{state.folder} still holds what is being forgotten; finish with `verfedgnn forget {state.folder}`"
             )
-        return _LoadedRun(state, self._build(state.folder))
+        return self._build(state.folder)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request with the run that is current when it arrives."""
-        if self._withdrawn:
+        """Answer one request with the run that is current when it arrives, or follow changes while the server lives."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif self._withdrawn:
             remedy = "its operator finds the reason on the standard error of the server"
-            await HttpProblem(503, "this run is not served at present", remedy).send(send)
-            return
-        run = self._current
-        run.open += 1
-        try:
-            await run.app(scope, receive, send)
-        finally:
-            run.open -= 1
-            if run.retired and not run.open:
-                await run.leave()
+            problem = HttpProblem(503, "this run is not served at present", remedy)
+            await problem.response()(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
-    async def start(self) -> None:
-        """Prepare the run for requests, and follow its changes."""
-        await self._current.enter()
-        self._follower = asyncio.create_task(self._follow())
-
-    async def stop(self) -> None:
-        """Stop following changes and release the run."""
-        if self._follower is not None:
-            self._follower.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._follower
-        await self._current.leave()
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()  # the start of the server
+        follower = asyncio.create_task(self._follow())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()  # its end
+        follower.cancel()
+        await asyncio.wait([follower])
+        await send({"type": "lifespan.shutdown.complete"})
 
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             await self._look(self._folder)
             # where the link led before, if it leads to nothing better
-            await self._look(self._current.state.folder)
+            await self._look(self._state.folder)
 
     async def _look(self, folder: Path) -> None:
         """Load a run if it has changed."""
         with suppress(OSError):  # a file that is replaced at this moment is seen the next time
             state = _read_state(folder)
-            if state.forgetting and state.folder == self._current.state.folder:
+            if state.forgetting and state.folder == self._state.folder:
                 return  # until that has ended
-            if state != self._current.state and state not in self._failed:
+            if state != self._state and state not in self._failed:
                 await self._switch(state)
 
     async def _switch(self, state: _RunState) -> None:
@@ -174,136 +138,29 @@ class LiveRun:
         If it cannot be loaded after a `forget`, the present one ends, because it still has what was
         forgotten.
         """
-        target = state.folder
+        before = self._state
+        same = state.folder == before.folder
         gc.unfreeze()
         try:
-            new = await run_in_threadpool(self._load, state)
-            await new.enter()
+            self._app = await run_in_threadpool(self._load, state)
         except Exception as error:
             self._failed.add(state)
-            now = self._current.state
-            if target == now.folder and state.forgotten != now.forgotten:
+            if same and state.forgotten != before.forgotten:
                 self._withdrawn = True
-            serves = "answering with status 503" if self._withdrawn else f"still serving {now.folder}"
-            _report(f"{self._folder} leads to {target}, which cannot be served ({error}); {serves}")
+            serves = "answering with status 503" if self._withdrawn else f"still serving {before.folder}"
+            _report(f"{self._folder} leads to {state.folder}, which cannot be served ({error}); {serves}")
             return
-        old = self._current
-        same = target == old.state.folder
-        self._current = new
+        self._state = state
         self._withdrawn = False
-        old.retired = True
-        if not old.open:
-            await old.leave()
-        del old
         gc.collect()
         gc.freeze()
-        _report(
-            f"serving {target} after its items, users or figures changed" if same else f"now serving {target}"
-        )
+        changed = f"serving {state.folder} after its items, users or figures changed"
+        _report(changed if same else f"now serving {state.folder}")
 
 
 def _report(text: str) -> None:
     sys.stderr.write(make_printable(f"{' '.join(text.split())}\n"))
     sys.stderr.flush()
-
-
-class _Answer:
-    """The status and the body of a response, collected while it is sent."""
-
-    def __init__(self) -> None:
-        self.status = 500
-        self.body = b""
-
-    def note(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        elif message["type"] == "http.response.body":
-            self.body += message.get("body", b"")
-
-    def items(self) -> list[tuple[str, str]] | None:
-        """Return the party and the id of each recommended item; None for an error."""
-        if self.status != 200:
-            return None
-        return [(item["party"], item["item"]) for item in orjson.loads(self.body)["recommendations"]]
-
-
-class ServedRuns:
-    """ASGI application of the server: the served run and, if there is one, a second run in its shadow.
-
-    The `log` of the shadow has the answers of both, without user ids unless `log_users` is true.
-    """
-
-    def __init__(
-        self,
-        served: LiveRun,
-        shadow: LiveRun | None = None,
-        log: JsonLog | None = None,
-        *,
-        log_users: bool = False,
-    ) -> None:
-        self._served = served
-        self._shadow = shadow
-        self._log = log
-        self._log_users = log_users
-        self._waiting: set[asyncio.Task[None]] = set()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request with the served run, or start and stop the runs with the server."""
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        elif self._shadow is None or scope.get("path") != COMPARED or scope.get("method") != "GET":
-            await self._served(scope, receive, send)
-        else:
-            await self._answer_twice(self._shadow, scope, receive, send)
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        runs = [run for run in (self._served, self._shadow) if run is not None]
-        await receive()
-        for run in runs:
-            await run.start()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        for task in self._waiting:
-            task.cancel()
-        for run in runs:
-            await run.stop()
-        if self._log is not None:
-            self._log.close()
-        await send({"type": "lifespan.shutdown.complete"})
-
-    async def _answer_twice(self, shadow: LiveRun, scope: Scope, receive: Receive, send: Send) -> None:
-        copy = dict(scope)
-        served = _Answer()
-
-        async def send_and_note(message: Message) -> None:
-            served.note(message)
-            await send(message)
-
-        await self._served(scope, receive, send_and_note)
-        if served.status not in REFUSED and len(self._waiting) < MOST_COMPARED:
-            task = asyncio.create_task(self._compare(shadow, copy, served))
-            self._waiting.add(task)
-            task.add_done_callback(self._waiting.discard)
-
-    async def _compare(self, shadow: LiveRun, scope: Scope, served: _Answer) -> None:
-        """Log one request: the status and the items of both runs, and the share of items that both recommend."""
-        second = _Answer()
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message: Message) -> None:
-            second.note(message)
-
-        await shadow(scope, receive, send)
-        line: dict[str, Any] = {}
-        if self._log_users:
-            line["user"] = parse_qs(scope["query_string"].decode("latin-1")).get("user", [""])[0]
-        first, other = served.items(), second.items()
-        overlap = len({*first} & {*other}) / max(len(first), len(other)) if first and other else None
-        line |= {"status": [served.status, second.status], "overlap": overlap}
-        if self._log is not None:
-            self._log.append({**line, "served": first, "shadow": other})
 
 
 MOST_WAITING = 512
@@ -468,37 +325,21 @@ class ServeOptions:
     """Threads that compute scores; 0 uses all cores."""
     access_log: Path | None = None
     """File to which requests are logged."""
-    shadow: Path | None = None
-    """Run that gets the same requests and whose answers are only recorded."""
-    shadow_log: Path | None = None
-    """File with the answers of both runs."""
-    shadow_users: bool = False
-    """Whether that file names the users."""
     split: SplitTest | None = None
     """Who gets federated lists and who gets those of the party alone; None gives everybody federated ones."""
 
 
-def make_served(options: ServeOptions) -> ServedRuns:
+def make_served(options: ServeOptions) -> LiveRun:
     """Return the application that serves a run as the options say."""
-
-    def build(
-        folder: Path, metrics: ServerMetrics, keys: Sequence[ApiKey], access_log: Path | None
-    ) -> FastAPI:
-        catalogue = Catalogue(Run.load(folder), folder.name, options.party, options.split)
-        log = None if access_log is None else JsonLog(access_log, "access")
-        return make_app(catalogue, keys=keys, log=log, metrics=metrics, folder=folder)
-
     metrics = ServerMetrics()
-    shadow = log = None
-    if options.shadow is not None and options.shadow_log is not None:
-        log = JsonLog(options.shadow_log, "shadow")
-        uncounted = ServerMetrics()  # nobody reads them
-        unlimited = [
-            replace(key, per_second=None) for key in options.keys
-        ]  # the served run has taken the tokens
-        shadow = LiveRun(options.shadow, lambda folder: build(folder, uncounted, unlimited, None))
-    served = LiveRun(options.run, lambda folder: build(folder, metrics, options.keys, options.access_log))
-    return ServedRuns(served, shadow, log, log_users=options.shadow_users)
+    log = None if options.access_log is None else AccessLog(options.access_log)
+
+    def build(folder: Path) -> FastAPI:
+        catalogue = Catalogue(Run.load(folder), folder.name, options.party, options.split)
+        _ = catalogue.priors, catalogue.rating_priors  # so that the first newcomer does not wait
+        return make_app(catalogue, keys=options.keys, log=log, metrics=metrics, folder=folder)
+
+    return LiveRun(options.run, build)
 
 
 def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""A served link that is switched while requests arrive, and a second run in the shadow."""
+"""A served link that is switched while requests arrive, and a run whose files change."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from verfedgnn.runs.run_folder import FORGET_JOURNAL
 from verfedgnn.serving import server as live_run
 from verfedgnn.serving.app import make_app
 from verfedgnn.serving.catalogue import Catalogue
-from verfedgnn.serving.request_guard import ApiKey, JsonLog, ServerMetrics, digest_key
-from verfedgnn.serving.server import LiveRun, ServedRuns, ServeOptions, make_served
+from verfedgnn.serving.request_guard import ServerMetrics
+from verfedgnn.serving.server import LiveRun
 from verfedgnn.upkeep.forget import forget_users
-
-Served = tuple[ServedRuns, ServerMetrics]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +42,7 @@ def build(folder: Path, metrics: ServerMetrics | None = None) -> FastAPI:
 class Lifespan:
     """Start and stop an application as a server does."""
 
-    def __init__(self, app: ServedRuns) -> None:
+    def __init__(self, app: LiveRun) -> None:
         self.app = app
         self.asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.told: asyncio.Queue[Any] = asyncio.Queue()
@@ -79,7 +77,7 @@ def test_no_request_fails_while_the_link_is_switched(
     link = tmp_path / "current"
     switch_link(link, nights / "monday")
     metrics = ServerMetrics()
-    app = ServedRuns(LiveRun(link, lambda folder: build(folder, metrics)))
+    app = LiveRun(link, lambda folder: build(folder, metrics))
     lists = {name: expected(nights / name, "u0003") for name in ("monday", "tuesday")}
     assert lists["monday"] != lists["tuesday"]
     answers: list[httpx.Response] = []
@@ -112,7 +110,7 @@ def test_a_new_verdict_is_served_without_a_restart(
     monkeypatch.setattr(live_run, "POLL_SECONDS", 0.02)
     folder = tmp_path / "judged"
     shutil.copytree(nights / "monday", folder)
-    app = ServedRuns(LiveRun(folder, build))
+    app = LiveRun(folder, build)
 
     async def play() -> None:
         async with Lifespan(app) as client:
@@ -132,7 +130,7 @@ def test_a_run_that_cannot_be_read_is_not_served(
     shutil.copytree(nights / "tuesday", tmp_path / "broken")
     (tmp_path / "broken" / "metrics.json").unlink()
     switch_link(link, nights / "monday")
-    app = ServedRuns(LiveRun(link, build))
+    app = LiveRun(link, build)
     said = ""
 
     async def play() -> None:
@@ -165,7 +163,7 @@ def test_a_run_that_cannot_be_read_after_a_forget_is_served_no_more(
             raise ValueError("damaged")
         return build(place)
 
-    app = ServedRuns(LiveRun(link, build_here))
+    app = LiveRun(link, build_here)
 
     async def play() -> None:
         nonlocal unreadable
@@ -198,7 +196,7 @@ def test_a_run_is_not_served_before_a_killed_forget_is_finished(
     with pytest.raises(RunError, match="verfedgnn forget"):
         LiveRun(folder, build)
     switch_link(link, nights / "monday")
-    app = ServedRuns(LiveRun(link, build))
+    app = LiveRun(link, build)
 
     async def play() -> None:
         said = ""
@@ -222,7 +220,7 @@ def test_links_in_a_circle_do_not_end_the_watch_for_forgotten_users(
     shutil.copytree(nights / "monday", folder)
     (folder / "circle").symlink_to("circle")
     switch_link(link, folder)
-    app = ServedRuns(LiveRun(link, build))
+    app = LiveRun(link, build)
 
     async def play() -> None:
         async with Lifespan(app) as client:
@@ -234,28 +232,6 @@ def test_links_in_a_circle_do_not_end_the_watch_for_forgotten_users(
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(play(), 60))
-
-
-def test_a_shadow_takes_no_tokens_and_sees_no_refused_request(nights: Path, tmp_path: Path) -> None:
-    log = tmp_path / "shadow.jsonl"
-    key = ApiKey("shop", digest_key("k" * 16), per_second=0.001, burst=4)
-    options = ServeOptions(nights / "monday", keys=(key,), shadow=nights / "tuesday", shadow_log=log)
-
-    async def play() -> list[int]:
-        async with Lifespan(make_served(options)) as client:
-            sent = {"Authorization": f"Bearer {'k' * 16}"}
-            asked = [
-                await client.get("/v1/recommendations", params={"user": "u0003"}, headers=sent)
-                for _ in range(6)
-            ]
-            while len(log.read_bytes().splitlines()) < 4:
-                await asyncio.sleep(0.01)
-            return [answer.status_code for answer in asked]
-
-    assert asyncio.run(asyncio.wait_for(play(), 60)) == [200] * 4 + [429] * 2
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [line["status"] for line in lines] == [[200, 200]] * 4
-    assert all(len(line["shadow"]) == 10 for line in lines)
 
 
 HUGE = "x" * 1_900_000
@@ -314,39 +290,6 @@ def test_no_request_poisons_a_run(nights: Path, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("users", [False, True])
-def test_a_shadow_is_recorded_and_never_served(nights: Path, tmp_path: Path, users: bool) -> None:
-    metrics = ServerMetrics()
-    log = tmp_path / "shadow.jsonl"
-    served = LiveRun(nights / "monday", lambda folder: build(folder, metrics))
-    shadow = LiveRun(nights / "tuesday", lambda folder: build(folder, ServerMetrics()))
-    app = ServedRuns(served, shadow, JsonLog(log, "shadow"), log_users=users)
-
-    async def play() -> None:
-        async with Lifespan(app) as client:
-            await client.get("/health")
-            for number, user in enumerate(("u0003", "u0005", "nobody"), 1):
-                answer = await client.get("/v1/recommendations", params={"user": user})
-                assert answer.status_code == (404 if user == "nobody" else 200)
-                assert user == "nobody" or items(answer) == expected(nights / "monday", user)
-                while len(log.read_bytes().splitlines()) < number:
-                    await asyncio.sleep(0.01)
-
-    asyncio.run(asyncio.wait_for(play(), 60))
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert len(lines) == 3
-    by_user = dict(zip(("u0003", "u0005"), lines, strict=False))
-    for user, line in by_user.items():
-        lists = [expected(nights / name, user) for name in ("monday", "tuesday")]
-        assert [[item for _, item in line[name]] for name in ("served", "shadow")] == lists
-        assert line["overlap"] == len(set(lists[0]) & set(lists[1])) / 10
-        assert line.get("user") == (user if users else None)
-    assert lines[2]["status"] == [404, 404]
-    assert lines[2]["overlap"] is None
-    assert 'route="/v1/recommendations",status="200"} 2.0' in metrics.render()[1].decode()
-    assert log.stat().st_mode & 0o077 == 0
-
-
 def test_an_item_that_is_posted_is_served_without_a_failed_request(
     nights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,7 +302,7 @@ def test_an_item_that_is_posted_is_served_without_a_failed_request(
     def build_here(place: Path) -> FastAPI:
         return make_app(Catalogue(vf.Run.load(place), place.name), metrics=metrics, folder=place)
 
-    app = ServedRuns(LiveRun(folder, build_here))
+    app = LiveRun(folder, build_here)
     rated = [{"user": str(user), "rating": 5} for user in party.ratings.user_ids[5:9]]
     body = {"party": party.name, "items": [{"item": "new", "title": "New", "ratings": rated}]}
 
