@@ -62,7 +62,6 @@ def scale_config(
     dim: int = 20,
     layers: int = 2,
     participation: float = 0.5,
-    mode: str = "exact",
     seed: int = 0,
 ) -> Config:
     """Return preset paper as the paper runs Yelp (App. I.3: GCN, D = 20, participation 0.5), on all
@@ -73,6 +72,7 @@ def scale_config(
         "epochs": 10**6,
         "evaluate_every": 10**6,
         "participation": participation,
-        "exchange.mode": mode,
+        "exchange.ratio": 0,
+        "unprotected": "projection",
     }
     return Config.preset("paper", model="gcn", seed=seed, dim=dim, layers=layers, **values)

@@ -122,7 +122,6 @@ MISTAKES = {
     "night": "none evaluate",
     "nights": "none",
     "items add": "none --ratings none.csv",
-    "items features": "none none.csv",
     "forget": "none --user 1",
     "tune": "--out mine.txt",
     "data check": "none.csv",
@@ -507,7 +506,7 @@ def test_names_to_complete_are_those_there_are() -> None:
     assert tuple(EXPERIMENTS) == names.EXPERIMENTS
 
 
-MODES = ("projected", "exact", "off")
+MODES = ("projected", "off")
 COMPLETED = {
     "verfedgnn eval": ["evaluate"],
     "verfedgnn federation re": ["revoke", "renew"],

@@ -11,7 +11,7 @@ import pytest
 from verfedgnn import Config, ConfigError
 from verfedgnn.config import build_config, load_config, parse_settings, presets, settings
 from verfedgnn.config.model_forms import FactorModel
-from verfedgnn.config.sections import ExactExchange, LaplaceGradients, NoExchange, ProjectedExchange
+from verfedgnn.config.sections import LaplaceGradients, NoExchange, ProjectedExchange
 from verfedgnn.config.variants import CHOICES
 from verfedgnn.core.option_names import on_command_line
 
@@ -74,7 +74,7 @@ def test_files_and_settings_override_in_order(tmp_path: Path) -> None:
         (["fractions=[0.5,0.1,0.1]"], "add up to 1"),
         (["lr=nan"], "finite"),
         (["lr=inf"], "finite"),
-        (["mode=exact", "kind=never"], "'auto', 'date', 'random', 'rating' or 'all'"),
+        (["mode=off", "kind=never"], "'auto', 'date', 'random', 'rating' or 'all'"),
     ],
 )
 def test_bad_settings_name_cause_and_remedy(settings: list[str], message: str) -> None:
@@ -98,10 +98,9 @@ def test_bad_files(tmp_path: Path) -> None:
 
 def test_a_new_variant_keeps_shared_settings_and_drops_the_others() -> None:
     paper = Config.preset("paper", **{"exchange.ratio": 7})
-    exact = paper.with_values({"mode": "exact", "exchange.bits": "64"})
-    assert exact.exchange == ExactExchange(bits=64)
-    assert exact.with_values({"exchange.mode": "projected"}).exchange == ProjectedExchange()
-    assert paper.with_values({"mode": "off"}).exchange == NoExchange()
+    off = paper.with_values({"mode": "off"})
+    assert off.exchange == NoExchange()
+    assert off.with_values({"exchange.mode": "projected"}).exchange == ProjectedExchange()
     laplace = Config.preset("paper", mechanism="laplace", epsilon=2)
     assert laplace.gradients == LaplaceGradients(epsilon=2.0, rescale=0.1)
     assert Config.preset("paper", form="factors", mode="off").model == FactorModel()
@@ -115,8 +114,7 @@ def test_a_new_variant_keeps_shared_settings_and_drops_the_others() -> None:
         (["mechanism=skellam"], r"gradients\.noise_multiplier must be set for"),
         (["generator=true"], r"model\.generator belongs to model\.form = propagation"),
         (["layers=2"], r"model\.layers belongs to model\.form = propagation"),
-        (["mode=none"], r"exchange\.mode must be 'projected', 'exact' or 'off'"),
-        (["mode=exact", "bits=16"], r"exchange\.bits must be 32 or 64"),
+        (["mode=none"], r"exchange\.mode must be 'projected' or 'off'"),
     ],
 )
 def test_a_setting_of_another_variant_is_an_error_that_names_it(settings: list[str], message: str) -> None:
@@ -128,7 +126,7 @@ def test_a_setting_of_another_variant_is_an_error_that_names_it(settings: list[s
 @pytest.mark.parametrize(
     ("preset", "settings", "message"),
     [
-        ("best", ["mode=exact"], "model.form = solved has no neighbourhoods to exchange"),
+        ("best", ["mode=projected"], "model.form = solved has no neighbourhoods to exchange"),
         ("best", ["batch=100"], "every rating and every party in every round"),
         ("best", ["participation=0.5"], "every rating and every party in every round"),
         ("best", ["mechanism=ternary"], "belong together"),
@@ -151,11 +149,11 @@ def test_settings_that_do_not_fit_together_are_refused(
 
 def test_files_and_presets_switch_variants(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text('[exchange]\nmode = "exact"\n[gat.exchange]\nmode = "projected"\nratio = 7\n')
-    assert build_config(preset=str(file)).exchange == ExactExchange()
+    file.write_text('[exchange]\nmode = "off"\n[gat.exchange]\nmode = "projected"\nratio = 7\n')
+    assert build_config(preset=str(file)).exchange == NoExchange()
     assert build_config(preset=str(file), model="gat").exchange == ProjectedExchange(ratio=7.0)
-    file.write_text('[exchange]\nmode = "exact"\n')
-    assert build_config(preset="paper", file=file).exchange == ExactExchange()
+    file.write_text('[exchange]\nmode = "off"\n')
+    assert build_config(preset="paper", file=file).exchange == NoExchange()
     file.write_text("[exchange]\nratio = 7\n")
     assert load_config(file).exchange == ProjectedExchange(ratio=7.0)
     file.write_text('[exchange]\nmode = "off"\nratio = 7\n')
@@ -163,14 +161,14 @@ def test_files_and_presets_switch_variants(tmp_path: Path) -> None:
         load_config(file)
 
 
-@pytest.mark.parametrize("mode", ["projected", "exact", "off"])
+@pytest.mark.parametrize("mode", ["projected", "off"])
 def test_every_variant_has_its_own_fingerprint_and_file(tmp_path: Path, mode: str) -> None:
     config = Config.preset("paper", mode=mode, masking=True)
     (tmp_path / "c.toml").write_text(config.to_toml())
     assert load_config(tmp_path / "c.toml") == config
     assert Config.preset("paper", masking=True).fingerprint() == config.fingerprint() or mode != "projected"
-    modes = ("projected", "exact", "off")
-    assert len({Config.preset("paper", mode=other, masking=True).fingerprint() for other in modes}) == 3
+    modes = ("projected", "off")
+    assert len({Config.preset("paper", mode=other, masking=True).fingerprint() for other in modes}) == 2
 
 
 def test_settings_that_variants_share_have_one_explanation() -> None:

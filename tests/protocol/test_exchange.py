@@ -25,6 +25,7 @@ from verfedgnn.protocol.party_setup import LOCAL, Policy
 from verfedgnn.protocol.replica import Replica
 from verfedgnn.training.local_runtime import LocalRuntime
 
+OPEN = {"exchange.ratio": 0, "unprotected": ["projection"]}
 SIGMAS = 5
 """A statistical test fails a right implementation once in 1.7 million times."""
 
@@ -45,9 +46,7 @@ def rounds(runtime: LocalRuntime, count: int = 7) -> LocalRuntime:
     return runtime
 
 
-@pytest.mark.parametrize(
-    "chosen", [masked(), masked(model="gat"), masked(**{"exchange.mode": "exact"}), best()]
-)
+@pytest.mark.parametrize("chosen", [masked(), masked(model="gat"), masked(**OPEN), best()])
 def test_masks_cancel(small_parties: list[vf.PartyData], chosen: vf.Config) -> None:
     bare, hidden = (rounds(federation(small_parties, chosen, policy=each)) for each in (LOCAL, Policy()))
     assert torch.equal(bare.coordinator.replica.parameters, hidden.coordinator.replica.parameters)
@@ -61,7 +60,7 @@ def test_masked_sums_are_open_sums(small_parties: list[vf.PartyData]) -> None:
 
 def test_only_sums_can_be_read(small_parties: list[vf.PartyData]) -> None:
     """A party that subtracts its own part from the sum that it receives has the sum of two others, and neither of them."""
-    chosen = masked(**{"exchange.mode": "exact"})
+    chosen = masked(**OPEN)
     bare, hidden = (rounds(federation(small_parties, chosen, policy=each)) for each in (LOCAL, Policy()))
     parts = []
     for name in bare.parties:
@@ -145,11 +144,13 @@ def test_rows_are_clipped_and_short_ones_left_alone(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"),
-    [("projected", "not differential privacy"), ("exact", "none:"), ("off", "never")],
+    ("chosen", "words"),
+    [({}, "not differential privacy"), (OPEN, "none:"), ({"exchange.mode": "off"}, "never")],
 )
-def test_every_mode_says_what_it_protects(small_parties: list[vf.PartyData], mode: str, words: str) -> None:
-    run = vf.train(small_parties, masked(epochs=2, **{"exchange.mode": mode}))
+def test_every_exchange_says_what_it_protects(
+    small_parties: list[vf.PartyData], chosen: dict[str, Any], words: str
+) -> None:
+    run = vf.train(small_parties, masked(epochs=2, **chosen))
     about = run.metrics["privacy"]["neighbourhoods"]
     assert words in about["guarantee"]
     assert "per_round" not in about

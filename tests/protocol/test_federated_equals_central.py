@@ -25,10 +25,10 @@ from verfedgnn.training.local_runtime import LocalRuntime, local_federation
 def open_config(gnn: str, layers: int = 2) -> Config:
     return Config.preset("paper", model=gnn, seed=3).with_values(
         {
-            "unprotected": "degrees",
+            "unprotected": ["degrees", "projection"],
             "optimizer": "sgd",  # Adagrad's first step knows only signs
             "lr": 1e-3,
-            "exchange.mode": "exact",
+            "exchange.ratio": 0,
             "layers": layers,
             "estimators": False,
             "mechanism": "none",

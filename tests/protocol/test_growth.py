@@ -54,7 +54,7 @@ class Touched(TorchDispatchMode):
 
 def federation(users: int, parties: int = 3, **values: Any) -> LocalRuntime:
     """Parties of one size, whatever their number."""
-    config = scale_config(dim=8, participation=1.0, mode="exact", **values)
+    config = scale_config(dim=8, participation=1.0, **values)
     data = [made_party(f"party-{p:02}", users, users // 32, 2 * users, 1, seed=p) for p in range(parties)]
     members = [Candidate(each, config, secret=simulated_secret(0, p)) for p, each in enumerate(data)]
     return LocalRuntime(Coordinator(config, [each.name for each in data]), members)
@@ -90,7 +90,14 @@ def test_nothing_in_a_round_has_a_row_and_a_column_per_user(gnn: str) -> None:
     largest, taken = [], []
     for users in (USERS, 2 * USERS):
         config = vf.Config.preset(
-            "paper", model=gnn, dim=8, mode="exact", batch=0, epochs=100, evaluate_every=100
+            "paper",
+            model=gnn,
+            dim=8,
+            ratio=0,
+            unprotected="projection",
+            batch=0,
+            epochs=100,
+            evaluate_every=100,
         )  # type: ignore[arg-type]
         party = Candidate(
             made_party("party-0", users, 60, 2 * users, 1), config, secret=simulated_secret(0, 1)
@@ -115,7 +122,7 @@ def test_a_party_touches_and_sends_no_more_than_in_proportion(grows: str) -> Non
     for factor in (1, 2, 4):
         size = {"users": USERS, "items": 256, "ratings": 2 * USERS, "dim": 8, "layers": 1}
         size[grows] *= factor
-        config = scale_config(dim=size["dim"], layers=size["layers"], participation=1.0, mode="exact")
+        config = scale_config(dim=size["dim"], layers=size["layers"], participation=1.0)
         data = [
             made_party(f"party-{p}", size["users"], size["items"], size["ratings"], 1, seed=p)
             for p in range(3)

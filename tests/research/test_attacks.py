@@ -368,7 +368,7 @@ def test_exact_sums_show_every_user_with_one_or_two_items(
         replace(party, ratings=party.ratings.take(kept)) if p == 1 else party
         for p, party in enumerate(small_parties)
     ]
-    chosen = config(gnn=gnn, **{"exchange.mode": "exact"})
+    chosen = config(gnn=gnn, **{"exchange.ratio": 0, "unprotected": ["projection"]})
     fakes = planted(sparse, chosen, share=1.0)
     run = trained(fakes, chosen)
     inside = RunInternals.of(run)

@@ -280,17 +280,15 @@ def test_a_party_can_train_any_method_alone(name: str) -> None:
 
 def test_fedpergnn_sums_of_attention_fit_the_wire(small_parties: list[vf.PartyData]) -> None:
     """With noise on its weights attention grows far beyond what 32 bits hold beside their fraction."""
-    from verfedgnn.protocol.aggregation import from_fixed, to_fixed
+    from verfedgnn.protocol.aggregation import from_fixed, neighbourhood_type, to_fixed
 
     config = configured("fedpergnn", "gat")
-    assert config.exchange.bits == 64
+    assert neighbourhood_type(config) == np.int64
     assert method("fedpergnn").train(small_parties, config, Where(CPU)).rounds == 24
     large = torch.tensor([1e6, -3.25, 1e-6])
-    torch.testing.assert_close(from_fixed(3 * to_fixed(large, 10, 64), 64), 3 * large, rtol=1e-3, atol=0)
-    with pytest.raises(vf.VerFedGNNError, match=r"exchange\.bits = 64"):
-        to_fixed(large, 10, 32)
-    with pytest.raises(vf.ConfigError, match=r"exchange\.bits belongs to exchange\.mode = exact"):
-        vf.Config.preset("paper", bits=64)
+    torch.testing.assert_close(from_fixed(3 * to_fixed(large, 10, torch.int64)), 3 * large, rtol=1e-3, atol=0)
+    with pytest.raises(vf.VerFedGNNError, match="training has diverged"):
+        to_fixed(large, 10)
 
 
 def test_a_variant_of_a_party_leaves_no_run_folder(small_parties: list[vf.PartyData], tmp_path) -> None:  # type: ignore[no-untyped-def]

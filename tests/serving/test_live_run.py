@@ -251,8 +251,8 @@ POISON: list[Any] = [
     {"item": "boom", "title": "x" * 161},
     {"item": "boom", "columns": {"category": HUGE}},
     {"item": "boom", "columns": {"\0": "x"}},
-    {"item": "boom", "features": {"year": [[1]]}},
-    {"item": "boom", "features": {"year": 1e308}},
+    {"item": "boom", "columns": {"year": [[1]]}},
+    {"item": "boom", "features": {"year": 1}},
 ]
 
 
@@ -262,7 +262,7 @@ def test_no_request_poisons_a_run(nights: Path, tmp_path: Path) -> None:
     run = vf.Run.load(folder)
     party = run.parties[0].name
     app = make_app(Catalogue(run, "run"), folder=folder)
-    deep = f'{{"party": "{party}", "items": [{{"item": "boom", "features": {{"a": {"[" * 100_000}'
+    deep = f'{{"party": "{party}", "items": [{{"item": "boom", "columns": {{"a": {"[" * 100_000}'
 
     async def play() -> None:
         transport = httpx.ASGITransport(app)

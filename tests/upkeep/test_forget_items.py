@@ -8,13 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
 import verfedgnn as vf
 from verfedgnn.core.errors import RunError
-from verfedgnn.data.table_sources import ItemTable
 from verfedgnn.runs.added_items import AddedItem
 from verfedgnn.upkeep import forget as cutting
 from verfedgnn.upkeep import forget as forgetting
@@ -28,10 +26,7 @@ PARTY = "party-1"
 def trained(small_parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("forget") / "run"
     run = vf.train(small_parties, vf.Config.preset("best", epochs=4, evaluate_every=2), out=folder)
-    ids = run.parties[1].ratings.item_ids
-    genres = pa.table({"genre": ["drama", "comedy"] * (len(ids) // 2) + ["drama"] * (len(ids) % 2)})
     new = NewItems(folder, run, PARTY)
-    new.set_features(ItemTable(ids, genres))
     rated = {str(user): (5.0, None) for user in run.parties[0].ratings.user_ids[:3]}
     new.add({"zz-new": AddedItem("zz-new", ratings=rated)})
     return folder
@@ -88,7 +83,7 @@ def test_nothing_of_the_items_stays_and_all_others_are_served_as_before(
     after.evaluate()
 
 
-@pytest.mark.parametrize("step", ["read_features", "_rewrite_models", "append_record"])
+@pytest.mark.parametrize("step", ["rewrite_added", "_rewrite_models", "append_record"])
 def test_a_kill_at_any_step_is_finished_later(
     folder: Path, step: str, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:

@@ -14,7 +14,6 @@ import typer
 from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import (
-    DATA,
     RUN,
     TRAINING,
     AsJson,
@@ -34,7 +33,6 @@ from verfedgnn.cli.shared_options import (
 )
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.tables import gate_table, run_table, verdict_texts
-from verfedgnn.cli.upkeep_commands import read_feature_options
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.plugins import check_gnn
 from verfedgnn.reports.round_progress import RoundProgress, TrainingPlan
@@ -78,13 +76,6 @@ class TrainRequest:
     config: Annotated[Path | None, _option(TRAINING, "TOML file of settings, applied after the preset.")] = (
         None
     )
-    features: Annotated[
-        list[str] | None,
-        _option(
-            DATA,
-            "Features of a party's items, as NAME=FILE, for items without ratings. Repeatable. They stay at the party.",
-        ),
-    ] = None
     judge: Annotated[
         bool,
         _option(
@@ -127,8 +118,6 @@ class TrainRequest:
 
     def check(self) -> None:
         """Raise `ConfigError` if options contradict each other."""
-        if self.features and self.folder is None:
-            raise ConfigError("--features are stored with the run; add --out RUN")
         if self.data is not None and len(self.data) > 1 and (self.parties is not None or self.by is not None):
             raise ConfigError(
                 "--parties and --by divide one data set; leave them out with one file per party"
@@ -146,8 +135,7 @@ class TrainRequest:
             if field.name not in AGAIN or value == field.default:
                 continue
             name = f"--{field.name.removeprefix('as_')}"
-            words += [name] if value is True else []
-            words += [] if value is True else [w for v in _listed(value) for w in (name, str(v))]
+            words += [name] if value is True else [name, str(value)]
         return shlex.join(words)
 
     def choose(self) -> Config:
@@ -186,7 +174,6 @@ class TrainRequest:
                 users=config.users,
                 reading=self.reading,
             )
-        self.read_features(read)  # finds mistakes before the training
         _introduce(read, self.output)
         if len(read) == 2:
             self.output.remark(f"  {describe_two_parties(config)}", style="dim")
@@ -198,18 +185,12 @@ class TrainRequest:
             self.output.warn(f"left out {gone}; remove them from your own data, too")
         return read
 
-    def read_features(self, parties: Sequence[PartyData]) -> dict[str, Any]:
-        """Read the features of items, by party."""
-        return read_feature_options(self.features or [], [party.name for party in parties])
-
     def run(self, parties: list[PartyData], config: Config) -> Run:
         """Train, or go on with a training, and compute what else was asked for."""
         from verfedgnn.runs.prepared_data import choose_config
         from verfedgnn.training.cost_forecast import forecast
         from verfedgnn.training.train import resume, train
-        from verfedgnn.upkeep.new_items import NewItems
 
-        folder = self.folder
         with (
             RoundProgress(hidden=self.quiet) as progress,
             _resumable(self),
@@ -231,9 +212,6 @@ class TrainRequest:
                 run = train(
                     parties, config, out=self.out, overwrite=self.overwrite, after=self.after, **options
                 )
-            for name, table in self.read_features(run.parties).items():
-                assert folder is not None
-                NewItems(folder, run, name).set_features(table)
         return run
 
     def report(self, run: Run) -> None:
@@ -250,7 +228,7 @@ class TrainRequest:
             show_run_findings(output, run, folder)
 
 
-AGAIN = ("features", "lift", "details", "device", "threads", "quiet", "as_json")
+AGAIN = ("lift", "details", "device", "threads", "quiet", "as_json")
 """Options that a resumed training takes again."""
 
 
@@ -290,10 +268,6 @@ def _resumable(request: TrainRequest) -> Iterator[None]:
         raise Interrupted(
             "stopped at once; the run resumes from its last checkpoint" if folder else "stopped", remedy
         ) from None
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _count_forgotten(parties: Sequence[PartyData], *runs: Path | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,6 @@ from verfedgnn.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
-    from verfedgnn.data.table_sources import ItemTable
     from verfedgnn.upkeep.new_items import AddedReport, NewItems
 
 PartyOption = Annotated[
@@ -59,31 +57,6 @@ def add(
     _show(report, run, new.party, output)
 
 
-@app.command()
-def features(
-    run: RunFolder,
-    table: Annotated[Path, typer.Argument(help="Table with a row per item: its id and its features.")],
-    party: PartyOption = None,
-    output: Output = STANDARD,
-) -> None:
-    """Store features of a party's items, and add the items of the table that had no ratings in training.
-
-    A column is a category (several values separated by |), a number, text, or a list of numbers. Items without ratings get the
-    vector that follows from their features, and ratings that come later refine it. Features stay in the party's run folder.
-    """
-    from verfedgnn.data.table_sources import read_item_table
-
-    new = open_items(run, party)
-    report = new.set_features(read_item_table(table))
-    fitted = new.features
-    assert fitted is not None
-    for name, prior in fitted.priors.items():
-        output.remark(
-            f"{name}: features explain {100 * prior.explained:.0f} % of how users see an unknown item"
-        )
-    _show(report, run, new.party, output)
-
-
 def open_items(run: Path, party: str | None) -> NewItems:
     """Return the new items of a party; its name is needed if the run has several."""
     from verfedgnn.runs.run import Run
@@ -94,21 +67,6 @@ def open_items(run: Path, party: str | None) -> NewItems:
     if party is None and len(names) > 1:
         raise ConfigError(f"the run has several parties; choose one with --party: {', '.join(names)}")
     return NewItems(run, loaded, party or names[0])
-
-
-def read_feature_options(given: Sequence[str], names: Sequence[str]) -> dict[str, ItemTable]:
-    """Return the tables that `--features NAME=FILE` gives to the named parties."""
-    from verfedgnn.data.table_sources import read_item_table
-
-    found = {}
-    for text in given:
-        name, equals, file = text.partition("=")
-        if not equals or name not in names:
-            raise ConfigError(
-                f"--features takes NAME=FILE with one of the parties {', '.join(names)}, not '{text}'"
-            )
-        found[name] = read_item_table(Path(file))
-    return found
 
 
 def _show(report: AddedReport, run: Path, party: str, output: Output) -> None:

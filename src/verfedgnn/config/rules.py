@@ -60,7 +60,7 @@ def _mismatch(config: Config) -> str | None:
     if model.form != "propagation" and exchange.sends:
         return f"model.form = {model.form} has no neighbourhoods to exchange; set exchange.mode = off"
     if model.form == "propagation" and model.generator and not exchange.sends:
-        return "model.generator learns from exchanged neighbourhoods; choose an exchange.mode other than off"
+        return "model.generator learns from exchanged neighbourhoods; set exchange.mode = projected"
     if config.lists and model.form != "solved":
         return "lists = true needs model.form = solved; leave it out or start from " + option(
             "preset", "best"

@@ -7,9 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-FRACTION_BITS = {32: 20, 64: 32}
-"""Fractional bits of a fixed-point number, by its total number of bits. With 32 bits sums may reach +-2048, with 64 +-2 billion."""
-
 
 class Section(BaseModel):
     """An immutable part of the configuration that rejects undeclared fields."""
@@ -198,20 +195,8 @@ class ProjectedExchange(Section):
     """projected: parties send Phi X, a random projection to fewer rows."""
     sends: ClassVar[bool] = True
     shown: ClassVar[str] = "projected to fewer rows"
-    ratio: float = Field(5.0, gt=0)
-    """N/q, the number of users per row of the projection (paper: 5)."""
-    bits: ClassVar[Literal[32]] = 32
-
-
-class ExactExchange(Section):
-    """Parties send neighbourhoods unprotected."""
-
-    mode: Literal["exact"] = "exact"
-    """exact: parties send X itself (unprotected)."""
-    sends: ClassVar[bool] = True
-    shown: ClassVar[str] = "exact"
-    bits: Literal[32, 64] = 32
-    """Bits of a number on the wire: 32 (20 of them fractional), or 64 (32) for large degrees and sums of attention."""
+    ratio: float = Field(5.0, ge=0)
+    """N/q, the number of users per row of the projection (paper: 5). 0: parties send X itself, unprotected."""
 
 
 class NoExchange(Section):
@@ -221,11 +206,7 @@ class NoExchange(Section):
     """off: no neighbourhood leaves a party."""
     sends: ClassVar[bool] = False
     shown: ClassVar[str] = "not sent"
-    bits: ClassVar[Literal[32]] = 32
 
 
-ExchangeConfig = Annotated[
-    ProjectedExchange | ExactExchange | NoExchange,
-    Field(discriminator="mode"),
-]
+ExchangeConfig = Annotated[ProjectedExchange | NoExchange, Field(discriminator="mode")]
 """The exchange of neighbourhoods (Sec. 4.4), in one of its modes."""

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
-from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data.column_names import RATING_ROLES, Table, match_columns
@@ -27,7 +26,6 @@ from verfedgnn.data.ids import (
     Column,
     StrArray,
     as_text,
-    find_positions,
     is_text,
     to_numpy,
     trim,
@@ -265,14 +263,6 @@ class ItemTable:
     ids: StrArray
     columns: pa.Table
     """All columns but the id; text, numbers or lists of numbers."""
-
-    def find(self, ids: StrArray) -> NDArray[np.int64]:
-        """Return the row of each id, -1 if it has none."""
-        return find_positions(ids, self.ids)
-
-    def select(self, rows: NDArray[np.bool_]) -> "ItemTable":
-        """Return the rows that are marked."""
-        return ItemTable(self.ids[rows], self.columns.filter(rows))
 
     def texts(self) -> dict[str, StrArray]:
         """Return the columns of text, in which an empty entry is unknown; a column of titles is called `title`."""

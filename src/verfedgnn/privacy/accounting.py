@@ -119,9 +119,6 @@ def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, exch
     if not exchange.sends:
         return {"mechanism": "none sent", "guarantee": "neighbourhoods never leave a party"}
     report: dict[str, Any] = {"mechanism": exchange.mode, "releases": exchanges}
-    if exchange.mode == "exact":
-        seen = "the sum over all active parties" if config.masking else "each party's neighbourhoods"
-        return report | {"guarantee": f"none: the coordinator receives {seen}, the others receive their sum"}
     estimated = config.model.form == "propagation" and config.model.estimators
     holds = "2q <= N + 1 holds" if protected else "2q <= N + 1 does not hold"
     text = f"{holds}: no single value can be solved for exactly (Theorem 1); this is obfuscation, not differential privacy"

@@ -148,7 +148,7 @@ def make_exchange(config: Config, users: int, device: torch.device | str = "cpu"
     exchange = config.exchange
     if exchange.mode == "off":
         return Exchange()
-    if exchange.mode == "exact":
+    if not exchange.ratio:
         return IdentityProjection(users)
     projection = Projection(users, ratio=exchange.ratio, seed=config.seed, device=device)
     if not projection.protected and "projection" not in config.unprotected:

@@ -12,23 +12,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.config.sections import FRACTION_BITS
 from verfedgnn.core.errors import DivergedError
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.masking import wrap_signed
 from verfedgnn.privacy.projection import make_exchange
 from verfedgnn.privacy.protections import Unmasking, protection_of
 from verfedgnn.protocol.messages import BESIDES_ARRAYS
 
 FULL_COPY = 8
 """Bytes per parameter of a full copy: the parameter and its accumulator."""
+FRACTION_BITS = {torch.int32: 20, torch.int64: 32}
+"""Fractional bits of a fixed-point number, by its type. Sums may reach +-2048, or +-2 billion."""
 ALIGNMENT_BYTES = 40
 """Bytes a user in messages of the alignment: a point of the curve and its seal, or a pseudonym and an earlier row."""
 
 
 def neighbourhood_type(config: Config) -> np.dtype[Any]:
     """Return the array type of neighbourhoods on the wire: fixed point, as residues if masked."""
-    return np.dtype(f"{'u' if config.masking else 'i'}{config.exchange.bits // 8}")
+    wide = config.model.form == "propagation" and not config.model.estimators  # exact degrees are large
+    return np.dtype(f"{'u' if config.masking else 'i'}{8 if wide else 4}")
 
 
 def neighbourhood_shape(config: Config, model: Model) -> tuple[int, int, int]:
@@ -71,14 +72,11 @@ def _neighbourhood_bytes(config: Config, model: Model) -> int:
 
 
 def sum_neighbourhoods(
-    shared: Sequence[NDArray[Any]], config: Config, unmask: Unmasking = lambda total: total
+    shared: Sequence[NDArray[Any]], unmask: Unmasking = lambda total: total
 ) -> NDArray[Any]:
-    """Add up neighbourhoods (K, q, C) and `unmask` their sum, modulo 2^bits; return signed integers."""
-    total = np.zeros_like(shared[0])
-    for values in shared:
-        total += values
-    total = unmask(total)
-    return wrap_signed(total, config.exchange.bits)
+    """Add up neighbourhoods (K, q, C) and `unmask` their sum, modulo their bits; return signed integers."""
+    total = unmask(np.sum(shared, 0, dtype=shared[0].dtype))
+    return total.view(f"i{total.itemsize}")
 
 
 def participation_scale(items: Sequence[int], active: Sequence[int], without: int | None = None) -> float:
@@ -97,23 +95,23 @@ def participation_scale(items: Sequence[int], active: Sequence[int], without: in
 # rounding.
 
 
-def to_fixed(values: Tensor, parties: int, bits: int = 32) -> Tensor:
+def to_fixed(values: Tensor, parties: int, kind: torch.dtype = torch.int32) -> Tensor:
     """Convert real numbers to multiples of 2^-20 (32 bits) or 2^-32 (64), with room for `parties` of them.
 
     A value out of range raises `DivergedError`.
     """
     # A power of two times a float32 is exact, and so is rounding it.
-    scaled = (values * float(1 << FRACTION_BITS[bits])).round_()
-    limit = (2 ** (bits - 1) - 1) // max(1, parties)
+    scaled = (values * float(1 << FRACTION_BITS[kind])).round_()
+    limit = torch.iinfo(kind).max // max(1, parties)
     least, most = torch.stack(torch.aminmax(scaled)).tolist() if scaled.numel() else (0.0, 0.0)
     if not (least >= -limit and most <= limit):  # written so that NaN fails, too
         raise DivergedError(
-            f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS[bits]):.0f}, the fixed-point range with "
-            f"{parties} parties: training has diverged (lower training.lr), or exact degrees need exchange.bits = 64"
+            f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS[kind]):.0f}, the fixed-point range with "
+            f"{parties} parties: training has diverged; lower training.lr"
         )
-    return scaled.to(torch.int64 if bits == 64 else torch.int32)
+    return scaled.to(kind)
 
 
-def from_fixed(values: Tensor, bits: int = 32) -> Tensor:
+def from_fixed(values: Tensor) -> Tensor:
     """Convert the result of `to_fixed`, or sums and differences of such results, back to real numbers."""
-    return values.to(torch.float32).mul_(1.0 / (1 << FRACTION_BITS[bits]))
+    return values.to(torch.float32).mul_(1.0 / (1 << FRACTION_BITS[values.dtype]))

@@ -27,7 +27,6 @@ from verfedgnn.core.metrics import mean_by_user, squared_errors
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import NoiseStream, PartyStream
 from verfedgnn.privacy import masking
-from verfedgnn.privacy.masking import wrap_signed
 from verfedgnn.privacy.projection import Exchange, make_exchange
 from verfedgnn.privacy.rating_dp import (
     add_item_noise,
@@ -41,6 +40,7 @@ from verfedgnn.protocol.aggregation import (
     from_fixed,
     largest_array,
     largest_from_coordinator,
+    neighbourhood_type,
     participation_scale,
     to_fixed,
 )
@@ -168,8 +168,8 @@ class Party:
             made[VALIDATION] = self._validate(message, computed)
         if active:
             if computed.neighbourhoods is not None:
-                fixed = to_fixed(computed.neighbourhoods, self.parties, self.config.exchange.bits)
-                made[NEIGHBOURHOODS] = fixed.cpu().numpy()
+                kind = getattr(torch, f"int{8 * neighbourhood_type(self.config).itemsize}")
+                made[NEIGHBOURHOODS] = to_fixed(computed.neighbourhoods, self.parties, kind).cpu().numpy()
             self._step_private(message, computed)  # 3. the step at home
             made[GRADIENT] = self._protect(message, computed)  # 4. what the others may see
         # In the ledger before it leaves; a repeated round gets what it got before.
@@ -242,9 +242,7 @@ class Party:
         if NEIGHBOURHOODS in released:
             values = released[NEIGHBOURHOODS]
             self.progress.sent = SentNeighbourhoods(message.round, values)
-            reply["neighbourhoods"] = self._mask(
-                values, message, masking.NEIGHBOURHOOD, self.config.exchange.bits
-            )
+            reply["neighbourhoods"] = self._mask(values, message, masking.NEIGHBOURHOOD, 8 * values.itemsize)
         if GRADIENT in released:
             protection = self.replica.protection
             values = protection.summand(released[GRADIENT])
@@ -392,10 +390,10 @@ def read_neighbourhoods(
         if own is None or own.round != round:
             # The party lost what it sent into this sum. Its last estimate serves until the next sum.
             return ReceivedNeighbourhoods(digest, round, None if last is None else last.others)
-        total = wrap_signed(total - own.values, config.exchange.bits)
+        total = total - own.values
     scale = participation_scale(replica.items, message.neighbourhood_parties, index)
     rest = torch.from_numpy(total).to(replica.parameters.device)
-    return ReceivedNeighbourhoods(digest, round, from_fixed(rest, config.exchange.bits).mul_(scale))
+    return ReceivedNeighbourhoods(digest, round, from_fixed(rest).mul_(scale))
 
 
 def noise_key(

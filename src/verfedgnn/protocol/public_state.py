@@ -115,7 +115,7 @@ class PublicState:
         total = self.replica.protection.add_up(gradients, _unmasking(GRADIENT, streams))
         shared = [reply.neighbourhoods for reply in replies.values() if reply.neighbourhoods is not None]
         if shared:
-            summed = sum_neighbourhoods(shared, self.config, _unmasking(NEIGHBOURHOOD, streams))
+            summed = sum_neighbourhoods(shared, _unmasking(NEIGHBOURHOOD, streams))
             self.neighbourhood_sum = NeighbourhoodSum(list(replies), round, summed)
         return total
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -53,8 +53,6 @@ class AddedItem:
     columns: Annotated[Mapping[Id, Text], Field(max_length=MOST_COLUMNS)] = field(default_factory=dict)
     ratings: Mapping[Id, tuple[Number, Seconds | None]] = field(default_factory=dict)
     """Rating and its time, None if unknown, by the id of a user who was in training."""
-    features: Annotated[Mapping[Id, Any], Field(max_length=MOST_COLUMNS)] = field(default_factory=dict)
-    """Values of the columns that the run's features have: text, numbers or lists of numbers."""
     vectors: Mapping[str, list[Number]] = field(default_factory=dict)
     """Vector in each model of the run, by the model's folder in the run folder, such as `lists/model`."""
 

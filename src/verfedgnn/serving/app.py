@@ -329,7 +329,7 @@ def _add_items(app: FastAPI, folder: Path | None) -> None:
         items = {}
         for item in request.items:
             ratings = {rating.user: (rating.rating, rating.time) for rating in item.ratings}
-            items[item.item] = AddedItem(item.item, item.title, item.columns, ratings, item.features)
+            items[item.item] = AddedItem(item.item, item.title, item.columns, ratings)
         if len(items) < len(request.items):
             remedy = "give each item once, with all its ratings"
             raise HttpProblem(400, "the request has an item twice", remedy)

@@ -98,8 +98,6 @@ class NewItem(StrictRequest):
     title: Text = ""
     columns: Annotated[dict[Id, Text], Field(max_length=MOST_COLUMNS)] = {}
     """Item columns, by which requests can be filtered."""
-    features: Annotated[dict[Id, str | Number | list[Number] | None], Field(max_length=MOST_COLUMNS)] = {}
-    """Values of the columns that the run's features have."""
     ratings: Annotated[list[FirstRating], Field(max_length=MAX_RATINGS)] = []
     """First ratings; they add to those that the item has already."""
 

@@ -26,10 +26,10 @@ from verfedgnn.training.train import train
 USERS = 14
 ITEMS = 9
 OPEN = {
-    "unprotected": "degrees",
+    "unprotected": ["degrees", "projection"],
     "optimizer": "sgd",
     "lr": 1e-4,
-    "exchange.mode": "exact",
+    "exchange.ratio": 0,
     "estimators": False,
     "mechanism": "none",
     "gradients.clip": None,

@@ -11,7 +11,7 @@ The steps of `forget_users` are, in this order:
 5. The tables lose the users' ratings, and last the users' ids.
 6. The record says what was done and what remains, and the journal is removed.
 
-`forget_items` removes the rows of items from the tables, models and features of one party. A file that has lost them already is
+`forget_items` removes the rows of items from the tables and models of one party. A file that has lost them already is
 recognised by its number of items. Users' vectors stay: they are public, and only a training can change them.
 
 Each step can be repeated. If the process is killed, the next call finishes the journal first. Files are replaced, and no copy is kept.
@@ -47,7 +47,6 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
 from verfedgnn.runs.run_folder import FINAL, FORGET_JOURNAL, LAST_RELEASE, REPORT, TRAININGS
-from verfedgnn.upkeep.item_features import features_file, read_features, write_features
 from verfedgnn.upkeep.item_prior import absorb_item_scores, fit_item_prior
 from verfedgnn.upkeep.new_items import NewItems
 
@@ -360,9 +359,6 @@ def _remove_items(folder: Path, journal: ItemJournal) -> dict[str, Any]:
         with lock_added(folder):
             kept = [item for name, item in read_added(added).items() if name not in journal.items]
             rewrite_added(added, kept)
-    features = read_features(features_file(folder, file))
-    if features is not None:
-        write_features(features_file(folder, file), features.select(~np.isin(features.ids, journal.items)))
     for place in _trainings(folder):
         _rewrite_models(place, file, partial(_cut_model, stay=stay))
     table = parties[number].ratings

@@ -93,14 +93,12 @@ class ItemPrior:
         ratings: NDArray[np.float32],
         *,
         exposure: float | None = None,
-        items: ItemDistribution | None = None,
     ) -> NDArray[np.float32]:
         """Return the vector (C,) of an item that these users rated; without ratings, the mean of the distribution.
 
         `exposure` is the time since the item's first rating, as a share of the training period; only a model of lists uses it.
-        `items` replaces the distribution of all items, for example by one that follows from the item's features.
         """
-        prior = self.items if items is None else items
+        prior = self.items
         if self.activity is None:
             z = self._fit_ratings(prior, users, ratings)
         else:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from verfedgnn.core.errors import DataError, RunError
-from verfedgnn.data import TRAIN
 from verfedgnn.data.ids import find_positions
 from verfedgnn.data.ratings import Ratings
 from verfedgnn.data.table_sources import ItemTable
@@ -28,22 +27,7 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_folder import FORGOTTEN, LISTS
-from verfedgnn.upkeep.item_features import (
-    FeatureEncoder,
-    FeaturePrior,
-    features_file,
-    fit_encoder,
-    fit_feature_prior,
-    read_features,
-    write_features,
-)
-from verfedgnn.upkeep.item_prior import (
-    SAMPLE,
-    ItemDistribution,
-    ItemPrior,
-    absorb_item_scores,
-    fit_item_prior,
-)
+from verfedgnn.upkeep.item_prior import ItemPrior, fit_item_prior
 
 
 @dataclass(frozen=True)
@@ -54,14 +38,6 @@ class AddedReport:
     """The items as they are stored now."""
     unknown_users: int
     """Number of given ratings that were left out, because their users were not in training."""
-
-
-@dataclass(frozen=True)
-class FittedFeatures:
-    """How items become vectors of features, and the prior that follows from them in each model."""
-
-    encoder: FeatureEncoder
-    priors: dict[str, FeaturePrior]
 
 
 class NewItems:
@@ -79,7 +55,6 @@ class NewItems:
         self._run = run
         file = safe_names(run.parties)[self._number]
         self._file = added_file(folder, file)
-        self._features_file = features_file(folder, file)
 
     @property
     def table(self) -> Ratings:
@@ -142,7 +117,6 @@ class NewItems:
             item.title or known.title,
             {**known.columns, **item.columns},
             {**known.ratings, **{user: item.ratings[user] for user in here.tolist()}},
-            {**known.features, **item.features},
         )
 
     def _newest(self, items: Sequence[AddedItem]) -> int | None:
@@ -157,59 +131,13 @@ class NewItems:
         rows = find_positions(np.array(list(item.ratings), dtype=np.str_), self.table.user_ids)
         values = np.array([rating for rating, _ in item.ratings.values()], np.float32)
         exposure = self._exposure([at for _, at in item.ratings.values()], now)
-        known = self._distributions(item)
         return replace(
             item,
             vectors={
-                name: prior.estimate(rows, values, exposure=exposure, items=known.get(name)).tolist()
+                name: prior.estimate(rows, values, exposure=exposure).tolist()
                 for name, prior in self.priors.items()
             },
         )
-
-    def _distributions(self, item: AddedItem) -> dict[str, ItemDistribution]:
-        """Return the distribution of an item given its features, for each model; none without features."""
-        if self.features is None or not item.features:
-            return {}
-        values = {name: [value] for name, value in item.features.items()}
-        try:
-            (vector,) = self.features.encoder.encode(values, 1)
-        except DataError as error:
-            raise DataError(f"item '{item.item}': {error}") from None
-        return {name: prior.describe(vector) for name, prior in self.features.priors.items()}
-
-    @cached_property
-    def features(self) -> FittedFeatures | None:
-        """The features of the party's items and what they say about vectors; None if the run has none."""
-        table = read_features(self._features_file)
-        if table is None:
-            return None
-        rows = table.find(self.table.item_ids)
-        known = np.flatnonzero(rows >= 0)
-        encoder = fit_encoder(table.columns)
-        every = {name: table.columns[name].to_pylist() for name in table.columns.column_names}
-        encoded = encoder.encode(every, len(table.ids))[rows[known]]
-        train = self._run.parts[self._number] == TRAIN
-        counts = np.bincount(self.table.item[train], minlength=self.table.n_items)[known]
-        priors = {}
-        for name, (model, _) in self._models().items():
-            sample = model.users[:: max(1, -(-len(model.users) // SAMPLE))].double().numpy()
-            vectors = absorb_item_scores(model)[known]
-            priors[name] = fit_feature_prior(self.priors[name].items, vectors, encoded, counts, sample)
-        return FittedFeatures(encoder, priors)
-
-    def set_features(self, table: ItemTable) -> AddedReport:
-        """Store features of the party's items in the run, and add the items that have no ratings in training.
-
-        Items that were added before get the vectors that follow from their features, too.
-        """
-        with lock_added(self._folder):
-            write_features(self._features_file, table)
-        self.__dict__.pop("features", None)
-        trained = find_positions(table.ids, self.table.item_ids) >= 0
-        items = make_items(None, table)
-        before = read_added(self._file)
-        again = {name: item for name, item in before.items() if name not in items}
-        return self.add(again | {str(name): items[str(name)] for name in table.ids[~trained]})
 
     def _exposure(self, times: Sequence[int | None], now: int | None) -> float | None:
         """Return the time since an item's first rating as a share of the training period; None if it is unknown."""
@@ -252,14 +180,8 @@ def make_items(ratings: Ratings | None, described: ItemTable | None) -> dict[str
         if name in rows:
             columns |= {column: str(values[rows[name]]) for column, values in texts.items()}
         title = columns.pop("title", "")
-        features = {}
-        if described is not None and name in rows:
-            features = {
-                column: described.columns[column][rows[name]].as_py()
-                for column in described.columns.column_names
-            }
         given = {} if ratings is None else _own_ratings(ratings, name)
-        found[name] = AddedItem(name, title, columns, given, features)
+        found[name] = AddedItem(name, title, columns, given)
     return found
 
 

@@ -62,16 +62,13 @@ class FedPerGNN(Method):
         return base.with_values(
             {
                 "masking": False,
-                "exchange.mode": "exact",
+                "exchange.ratio": 0,
                 "model.estimators": False,
                 "gradients.mechanism": "laplace",
                 "gradients.epsilon": 1.0,
                 "gradients.clip": 0.5,
                 "gradients.rescale": 1.0,
-                "exchange.bits": 64
-                if base.model.gnn == "gat"
-                else 32,  # sums over attention weights are large
-                "unprotected": ["degrees"],
+                "unprotected": ["degrees", "projection"],
             }
         )
 

@@ -66,4 +66,6 @@ class FedSagePlus(FedSage):
 
     def configure(self, base: Config) -> Config:
         """Return settings with an unprotected exchange, which trains the generator."""
-        return base.with_values({**_OPEN, "exchange.mode": "exact", "model.generator": True})
+        return base.with_values(
+            {**_OPEN, "exchange.ratio": 0, "unprotected": ["projection"], "model.generator": True}
+        )

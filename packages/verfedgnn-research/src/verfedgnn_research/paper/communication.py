@@ -45,8 +45,8 @@ def _data(scope: PaperScope) -> str:
 
 
 def _settings(ratio: float | None, quantized: bool, participation: float = 1.0) -> dict[str, Any]:
-    chosen: dict[str, Any] = {"exchange.ratio": ratio} if ratio else {"exchange.mode": "exact"}
-    if ratio is not None and ratio < 2:
+    chosen: dict[str, Any] = {"exchange.ratio": ratio or 0}
+    if ratio is None or ratio < 2:
         chosen["unprotected"] = "projection"
     if participation < 1:
         chosen["training.participation"] = participation
