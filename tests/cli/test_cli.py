@@ -388,7 +388,7 @@ def test_ctrl_c_leaves_a_resumable_run(
     code, _, err = command(*start, "--set", "epochs=1000000")
     assert code == 4, err
     assert "--resume" in err
-    assert list((run / "checkpoint").glob("round-*"))
+    assert list((run / "checkpoint").glob("slot-*"))
     code, _, err = command("train", "--resume", run, "--model", "gat")
     assert code == 2
     assert "leave out" in err

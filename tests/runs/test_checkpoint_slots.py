@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import verfedgnn as vf
 from verfedgnn.protocol.replica import CheckpointState
-from verfedgnn.runs.checkpoint import CheckpointSlots
+from verfedgnn.runs.checkpoint import CheckpointSlots, join_states
 
 
 def state(number: int) -> CheckpointState:
@@ -61,6 +62,41 @@ def test_a_write_that_is_cut_anywhere_leaves_the_checkpoint_before_it(tmp_path: 
     resumed = CheckpointSlots(tmp_path)
     resumed.write(5, state(5), {})
     assert target.read_bytes() == new, "the older one is overwritten"
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_kill_during_the_first_write_of_a_file_leaves_what_was_there(
+    rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a kill in the very first checkpoint there is none, and the training starts from nothing."""
+    slots = written(tmp_path, rounds)
+
+    def dies(write: Callable[[bytes], object], *_: object) -> int:
+        write(b"half a table of contents")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("verfedgnn.runs.checkpoint.write_parts", dies)
+        with pytest.raises(KeyboardInterrupt):
+            slots.write(rounds + 1, state(rounds + 1), {})
+    (tmp_path / f".slot-{rounds}.safetensors.part").write_bytes(b"half")
+    found = CheckpointSlots(tmp_path).read()
+    assert (0 if found is None else found.round) == rounds
+    written(tmp_path, 2)
+    again = CheckpointSlots(tmp_path).read()
+    assert again is not None
+    assert again.round == 2
+
+
+def test_joined_states_come_apart_again(tmp_path: Path) -> None:
+    CheckpointSlots(tmp_path).write(1, join_states({"a": state(1), "a_b": state(2)}), {})
+    found = CheckpointSlots(tmp_path).read()
+    assert found is not None
+    for name, number in {"a": 1, "a_b": 2}.items():
+        part = found.part(name)
+        assert part.values == state(number).values
+        assert part.arrays.keys() == {"rows", "counts"}
+        np.testing.assert_array_equal(part.arrays["rows"], state(number).arrays["rows"])
 
 
 def test_without_a_valid_file_the_run_cannot_resume(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -132,18 +131,3 @@ def test_a_foreign_run_links_to_no_other_files(trained: Path, tmp_path: Path, pl
 def test_a_link_to_a_whole_run_is_followed(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(trained)
     assert vf.Run.load(tmp_path / "latest").parties
-
-
-def test_a_foreign_checkpoint_names_no_other_files(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
-    rounds = iter(range(100))
-    with pytest.raises(Interrupted):
-        vf.train(
-            small_parties, config(checkpoint_every=2), out=tmp_path / "cut", stop=lambda: next(rounds) == 3
-        )
-    (state,) = (tmp_path / "cut" / "checkpoint").glob("*/state.json")
-    values = json.loads(state.read_text("utf-8"))
-    values["states"]["../../../elsewhere"] = values["states"].pop("_coordinator")
-    state.write_text(json.dumps(values))
-    move(state.parent / "_coordinator.safetensors", tmp_path / "elsewhere.safetensors")
-    with pytest.raises(vf.RunError, match="cannot be a file of the run"):
-        vf.resume(tmp_path / "cut")

@@ -8,10 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -20,8 +18,10 @@ import torch
 import verfedgnn as vf
 from helpers import config, same
 from verfedgnn.core import files
+from verfedgnn.core.array_files import Buffer
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.data import TEST, TRAIN, check_parties
+from verfedgnn.runs.checkpoint import CheckpointSlots
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.run import begin_folder
 
@@ -68,7 +68,7 @@ vf.train(parties, config, out=sys.argv[1], watch=watch) if sys.argv[2] == "new" 
         time.sleep(pause)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        assert (out / "metrics.json").exists() or any((out / "checkpoint").glob("round-*"))
+        assert (out / "metrics.json").exists() or any((out / "checkpoint").glob("slot-*"))
         mode = "resume"
     killed = vf.resume(out)
     whole = vf.train(small_parties, vf.Config.preset("paper", batch=400, epochs=12, checkpoint_every=1))
@@ -95,13 +95,13 @@ def test_killed_between_the_last_round_and_the_figures(
 def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
     small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path) -> NoReturn:
+    def full(handle: int, data: Buffer) -> NoReturn:
         raise OSError(28, "No space left on device")
 
     chosen = config(checkpoint_every=2)
-    real, calls = files.creating, iter(range(1000))
+    real, calls = files.write_all, iter(range(1000))
     with monkeypatch.context() as patch:
-        patch.setattr(files, "creating", lambda path: (real if next(calls) < 6 else full)(path))
+        patch.setattr(files, "write_all", lambda *given: (real if next(calls) < 6 else full)(*given))
         with pytest.raises(vf.RunError, match=r"No space left on device.*free some space"):
             vf.train(small_parties, chosen, out=tmp_path / "run")
     same(vf.resume(tmp_path / "run"), vf.train(small_parties, chosen))
@@ -124,21 +124,21 @@ def test_an_unfinished_checkpoint_leaves_the_last_good_one(
     small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = config(checkpoint_every=3)
-    real, calls = files.creating, iter(range(1000))
+    real, calls = files.write_all, iter(range(1000))
 
-    @contextmanager
-    def dies(path: Path) -> Iterator[BinaryIO]:
-        with real(path) as file:
-            yield file
-            if next(calls) == 10:
-                file.truncate(file.tell() // 2)
-                raise KeyboardInterrupt
+    def dies(handle: int, data: Buffer) -> None:
+        if next(calls) == 10:
+            real(handle, data[: len(data) // 2])
+            raise KeyboardInterrupt
+        real(handle, data)
 
-    monkeypatch.setattr(files, "creating", dies)
+    monkeypatch.setattr(files, "write_all", dies)
     with pytest.raises(KeyboardInterrupt):
         vf.train(small_parties, chosen, out=tmp_path / "run")
     monkeypatch.undo()
-    assert [p.name for p in sorted((tmp_path / "run" / "checkpoint").glob("round-*"))] == ["round-00000003"]
+    found = CheckpointSlots(tmp_path / "run" / "checkpoint").read()
+    assert found is not None
+    assert found.round == 6, "the third one was cut"
     same(vf.resume(tmp_path / "run"), vf.train(small_parties, chosen))
 
 

@@ -308,11 +308,11 @@ def test_an_unfinished_training_is_not_changed(
 
 
 def test_what_a_kill_or_a_report_left_is_removed(folder: Path, command: Command) -> None:
-    """Parts of files, and a checkpoint that was being replaced."""
+    """Parts of files, and a checkpoint."""
     for name in (
         "parties/.party-0.parquet.part",
-        "checkpoint/.round-00000009.part/x",
-        "checkpoint/round-00000008~/x",
+        "checkpoint/.slot-0.safetensors.part",
+        "checkpoint/slot-1.safetensors",
     ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(USER)

@@ -33,7 +33,7 @@ from verfedgnn.protocol.masks import ListCommitments
 from verfedgnn.protocol.party_progress import PartyProgress
 from verfedgnn.protocol.release_ledger import ReleaseEntry, ReleaseLedger, Values
 from verfedgnn.protocol.replica import CheckpointState
-from verfedgnn.runs.checkpoint import CheckpointSlots, SlotCheckpoint, read_checkpoint, write_checkpoint
+from verfedgnn.runs.checkpoint import CheckpointSlots, SlotCheckpoint
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import summarise_cost
 from verfedgnn.runs.party_tables import read_party_tables
@@ -256,25 +256,24 @@ class PartyStore:
         """Store the result of a training, all of it or nothing."""
         state = CheckpointState({key: value.cpu().numpy() for key, value in result.arrays.items()})
         values = {"ledger": result.ledger.to_dict(), "figures": result.figures}
-        write_checkpoint(self._result_folder(stage), result.rounds, {"result": state}, values)
+        CheckpointSlots(self._result_folder(stage)).write(result.rounds, state, values)
         # From now on nobody can ask for a round of this training again.
         for last in list(stage.folder(self.folder).rglob(LAST_RELEASE)):
             shutil.rmtree(last)
 
     def read_result(self, stage: Stage) -> StageResult | None:
         """Return the stored result of a training; None if the training has not finished."""
-        stored = read_checkpoint(self._result_folder(stage))
+        stored = CheckpointSlots(self._result_folder(stage)).read()
         if stored is None:
             return None
-        states, values = stored
-        arrays = {key: torch.from_numpy(value) for key, value in states["result"].arrays.items()}
-        return StageResult(values["round"], arrays, Ledger.from_dict(values["ledger"]), values["figures"])
+        arrays = {key: torch.from_numpy(value) for key, value in stored.state.arrays.items()}
+        ledger = Ledger.from_dict(stored.values["ledger"])
+        return StageResult(stored.round, arrays, ledger, stored.values["figures"])
 
     @property
     def next_stage(self) -> Stage | None:
         """The first training without a result; None if all have finished."""
-        open_stages = (stage for stage in self.stages if read_checkpoint(self._result_folder(stage)) is None)
-        return next(open_stages, None)
+        return next((stage for stage in self.stages if self.read_result(stage) is None), None)
 
     def remove_results(self) -> None:
         """Remove the results of single trainings, once the run is complete, and what is left of a skipped one."""

@@ -1,10 +1,9 @@
 """Checkpoints on disk, of a training on one machine and of a service.
 
-`write_checkpoint` writes a new checkpoint beside the last one and renames it into place. If the process is killed, a complete one remains.
-
-`CheckpointSlots` is for a service, which writes a checkpoint every round: two files that are overwritten in turn, one flush to disk each.
-Overwriting a file takes one flush where new files and a rename take four. A file holds a SHA-256 of its content. If a kill or a
-power cut interrupts a write, that file is not valid, and the other one holds the checkpoint before it.
+A service writes a checkpoint every round: two files that are overwritten in turn, one flush to disk each. New files and renames
+would take four. A file holds a SHA-256 of its content. If a kill or a power cut interrupts a write, that file is not valid, and the
+other one holds the checkpoint before it. The first write of each file goes beside it and is renamed into place, so that a kill
+during the very first checkpoint leaves none.
 
 Arrays are written from their own memory and hashed part by part. A checkpoint that is read reads each array when it is asked for.
 No second copy of a checkpoint is therefore ever in memory.
@@ -15,8 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,67 +28,12 @@ from verfedgnn.protocol.replica import CheckpointState
 _SLOTS = ("slot-0.safetensors", "slot-1.safetensors")
 _TEXT = "checkpoint"
 _HASH = "sha256"
-_NAME = re.compile(r"round-(\d{8})~?")
-"""Folder name of a checkpoint; a trailing ~ marks one that is being replaced by another of the same round."""
 
 
-def write_checkpoint(
-    folder: Path, round: int, states: Mapping[str, CheckpointState], values: Mapping[str, Any]
-) -> None:
-    """Write all states of `round` to `folder`/round-N, then remove older checkpoints."""
-    with files.writing(folder):
-        _write_checkpoint(folder, round, states, values)
-
-
-def _write_checkpoint(
-    folder: Path, round: int, states: Mapping[str, CheckpointState], values: Mapping[str, Any]
-) -> None:
-    files.make_folder(folder)
-    final = folder / f"round-{round:08d}"
-    part = folder / f".round-{round:08d}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(mode=0o700)
-    for name, state in states.items():
-        with files.creating(part / f"{name}.safetensors") as file:
-            write_parts(file.write, state.arrays)
-    plain = {"round": round, "states": {name: state.values for name, state in states.items()}, **values}
-    with files.creating(part / "state.json") as file:
-        file.write(json.dumps(plain).encode())
-    files.sync_folder(part)
-    if final.exists():
-        aside = folder / f"{final.name}~"
-        shutil.rmtree(aside, ignore_errors=True)
-        final.rename(aside)
-    part.rename(final)
-    files.sync_folder(folder)
-    for old in folder.iterdir():
-        if old != final:
-            shutil.rmtree(old, ignore_errors=True)
-
-
-def read_checkpoint(folder: Path) -> tuple[dict[str, CheckpointState], dict[str, Any]] | None:
-    """Return the states and plain values of the newest complete checkpoint, or None if there is none.
-
-    Arrays are read from their file when they are asked for, so take them before the next checkpoint is written.
-    """
-    found = (
-        sorted(path for path in folder.glob("round-*") if _NAME.fullmatch(path.name))
-        if folder.is_dir()
-        else []
-    )
-    if not found:
-        return None
-    complete = [path for path in found if (path / "state.json").is_file()] or found
-    newest = max(complete, key=lambda path: (path.name[:14], not path.name.endswith("~")))
-    try:
-        plain = json.loads((newest / "state.json").read_text("utf-8"))
-        states = {
-            name: CheckpointState(ArrayFile(newest / f"{files.check_file_name(name)}.safetensors"), values)
-            for name, values in plain.pop("states").items()
-        }
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"the checkpoint {newest} cannot be read ({error}); train the run again") from None
-    return states, plain
+def join_states(states: Mapping[str, CheckpointState]) -> CheckpointState:
+    """Return one state that holds several by name, as `SlotCheckpoint.part` gives them back."""
+    arrays = {f"{name}/{key}": array for name, state in states.items() for key, array in state.arrays.items()}
+    return CheckpointState(arrays, {name: state.values for name, state in states.items()})
 
 
 class SlotCheckpoint(NamedTuple):
@@ -104,6 +46,13 @@ class SlotCheckpoint(NamedTuple):
     """Number of checkpoints before this one."""
     slot: int
     """Which of the two files holds it."""
+
+    def part(self, name: str) -> CheckpointState:
+        """Return one of the states that `join_states` joined, with its arrays in memory."""
+        start = f"{name}/"
+        arrays = self.state.arrays
+        own = {key.removeprefix(start): arrays[key] for key in arrays if key.startswith(start)}
+        return CheckpointState(own, self.state.values[name])
 
 
 class CheckpointSlots:
@@ -125,20 +74,23 @@ class CheckpointSlots:
         about = _describe(state.arrays, json.dumps(plain))
         path = self.folder / _SLOTS[slot]
         with files.writing(self.folder):
-            is_new = not path.exists()
-            if is_new:
+            if path.exists():
+                self._overwrite(path, state.arrays, about)
+            else:
                 files.make_folder(self.folder)
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                size = write_parts(lambda part: files.write_all(handle, part), state.arrays, about)
-                os.ftruncate(handle, size)
-                if self.durable:
-                    os.fdatasync(handle)
-            finally:
-                os.close(handle)
-            if is_new and self.durable:
-                files.sync_folder(self.folder)
+                with files.replacing(path) as file:
+                    write_parts(file.write, state.arrays, about)
         self._next = (sequence + 1, 1 - slot)
+
+    def _overwrite(self, path: Path, arrays: Arrays, about: Mapping[str, str]) -> None:
+        handle = os.open(path, os.O_WRONLY)
+        try:
+            size = write_parts(lambda part: files.write_all(handle, part), arrays, about)
+            os.ftruncate(handle, size)
+            if self.durable:
+                os.fdatasync(handle)
+        finally:
+            os.close(handle)
 
     def read(self) -> SlotCheckpoint | None:
         """Return the newest valid checkpoint; None if there is none. Raise `RunError` if no file is valid.

@@ -18,7 +18,7 @@ from verfedgnn.core.option_names import option
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.party import FinishedTraining, Party
-from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
+from verfedgnn.runs.checkpoint import CheckpointSlots, join_states
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import history_entry
 from verfedgnn.runs.party_model import PartyModel
@@ -45,6 +45,7 @@ class TrainingLoop:
         self.prepared = prepared
         self.config = config
         self.folder = folder
+        self._checkpoints = None if folder is None else CheckpointSlots(folder / "checkpoint")
         inputs = [each.input for each in prepared]
         self.runtime = local_federation(inputs, config, device_of(prepared), party=party, start=start)
         self.history: list[dict[str, Any]] = []
@@ -139,7 +140,7 @@ class TrainingLoop:
 
     def write_checkpoint(self) -> None:
         """Write a checkpoint of the last finished round."""
-        assert self.folder is not None
+        assert self._checkpoints is not None
         states = {"_coordinator": self.coordinator.checkpoint()}
         for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
             states[name] = party.progress.checkpoint()
@@ -149,19 +150,20 @@ class TrainingLoop:
             "seconds": self.seconds,
             "releases": {name: dict(counts) for name, counts in self.releases.items()},
         }
-        write_checkpoint(self.folder / "checkpoint", self.coordinator.round, states, values)
+        self._checkpoints.write(self.coordinator.round, join_states(states), values)
 
     def restore(self) -> bool:
         """Restore the last checkpoint and return True; without one, return False and start with round 1."""
         assert self.folder is not None
-        found = read_checkpoint(self.folder / "checkpoint")
+        assert self._checkpoints is not None
+        found = self._checkpoints.read()
         if found is None:
             return False
-        states, values = found
-        self.coordinator.restore(states["_coordinator"])
+        values = found.values
+        self.coordinator.restore(found.part("_coordinator"))
         replica = self.coordinator.replica
         for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
-            party.progress.restore(states[name], states[f"{name}_models"])
+            party.progress.restore(found.part(name), found.part(f"{name}_models"))
             party.replica.load(replica.arrays(), replica.round)
             party.replica.best = (self.coordinator.best.round, self.coordinator.public)
         self.runtime.ledger = Ledger.from_dict(values["ledger"])
