@@ -2,7 +2,7 @@
 # make test   run the whole test suite
 # make coverage  run the test suite and show the coverage of each module, lowest first
 # make fuzz   send a million hostile messages to the members of a federation (about ten minutes)
-# make lint   check style, types, the order of the rooms, spelling and prose
+# make lint   check style, types, the order of the rooms, spelling, prose and the size of the house
 # make docs   build the documentation site in site/
 # make setup  only set up the environment (.venv) with the product; tests also install packages/
 PYTHON ?= python3
@@ -42,7 +42,7 @@ fuzz: .venv/installed-dev
 
 lint: .venv/installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo 2>/dev/null && $(BIN)/mypy
-	@$(BIN)/codespell *.md docs results/*.md src packages tools && $(BIN)/python tools/check_prose.py
+	@$(BIN)/codespell *.md docs results/*.md src packages tools && $(BIN)/python tools/check_prose.py && $(BIN)/python tools/house.py
 
 .venv/installed-docs: .venv/installed $(PACKAGES:=/pyproject.toml)
 	@echo "installing the documentation tools into .venv (once)"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +161,55 @@ def test_alerts_name_metrics_that_exist(nights: Nights, tmp_path: Path) -> None:
     assert len(night) == 3
     for expression in night:
         assert any(name in expression for name in written), expression
+
+
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool (Debian's package prometheus) is not installed"
+)
+@pytest.mark.parametrize(
+    ("codes", "hours", "firing"),
+    [
+        ({}, 20, set()),
+        ({}, 28, {"VerfedgnnNightLate"}),
+        ({"train": 2}, 20, {"VerfedgnnNightFailed", "VerfedgnnNoPromotion"}),
+        ({"promote": 5}, 20, {"VerfedgnnNoPromotion"}),
+    ],
+    ids=["good", "late", "failed twice", "kept twice"],
+)
+def test_alerts_fire_on_the_nights_they_are_for(
+    nights: Nights, tmp_path: Path, codes: dict[str, int], hours: int, firing: set[str]
+) -> None:
+    """Prometheus' own checker evaluates the rules on the metrics of recorded nights."""
+    nights.night("mon")
+    nights.codes |= codes
+    nights.night("tue")
+    nights.night("wed")
+    file = tmp_path / "night.prom"
+    CliRunner().invoke(app, ["nights", str(nights.folder), "--textfile", str(file)])
+    metrics = dict(line.rsplit(" ", 1) for line in file.read_text().splitlines())
+    metrics["verfedgnn_night_time_seconds"] = "0"  # promtool's clock starts at 0
+    rules = EXAMPLES / "monitoring" / "alerts.yaml"
+    named = [rule["alert"] for rule in yaml.safe_load(rules.read_text())["groups"][0]["rules"]]
+    case = {
+        "interval": "1m",
+        "input_series": [
+            {"series": name, "values": f"{value}x{hours * 60}"} for name, value in metrics.items()
+        ],
+        "promql_expr_test": [
+            {
+                "expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) or vector(0)',
+                "eval_time": f"{hours}h",
+                "exp_samples": [{"labels": "{}", "value": int(name in firing)}],
+            }
+            for name in named
+        ],
+    }
+    test = {"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [case]}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test))
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_examples_start_the_command(nights: Nights) -> None:
