@@ -212,7 +212,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
         load_agreement(path)
     with pytest.raises(ConfigError, match="No such file or directory; pass the federation"):
         load_agreement(tmp_path)
-    for data in (b"name = ", b"\xff"):
+    for data in (b"name = ", b"\xff", b"name = " + b"[" * 100_000, b"min_users = " + b"9" * 5000):
         path.write_bytes(data)
         with pytest.raises(ConfigError, match="not valid TOML"):
             load_agreement(path)

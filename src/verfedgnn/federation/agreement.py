@@ -278,7 +278,7 @@ def load_agreement(path: Path, *, dates: bool = True) -> Agreement:
     except OSError as error:
         remedy = f"pass the {FILE} from the coordinator, or its folder"
         raise ConfigError(f"cannot read the agreement {file}: {error.strerror or error}; {remedy}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}; get it from the coordinator again") from None
     try:
         agreement = build_agreement(tree)

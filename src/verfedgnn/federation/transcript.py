@@ -339,8 +339,9 @@ class _View:
     """What one party received, and which rounds it replied to."""
 
     name: str
-    told: dict[tuple[str, str, str], list[dict[str, Any]]] = field(default_factory=dict)
-    """Distinct values by stage, training and subject; under no training, the names of the alignment and the trainings."""
+    told: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """Distinct values, by themselves as JSON, by stage, training and subject; under no training, the names of the alignment and the
+    trainings."""
     trainings: dict[str, str] = field(default_factory=dict)
     """Name of the last training by stage."""
     replied: set[tuple[str, str, int]] = field(default_factory=set)
@@ -358,17 +359,24 @@ class _View:
         stage = entry.stage or ALIGNMENT
         common = entry.common or {}
         if entry.kind == ALIGNMENT and entry.values is not None:  # the last alignment and training count
-            self.told[ALIGNMENT, "", "name"] = [{"name": str(entry.values.get("name"))}]
+            self._tell((ALIGNMENT, "", "name"), {"name": str(entry.values.get("name"))}, last=True)
         if "training" in common:
             self.trainings[stage] = str(common["training"].get("name"))
-            self.told[stage, "", "training"] = [{"name": self.trainings[stage]}]
+            self._tell((stage, "", "training"), {"name": self.trainings[stage]}, last=True)
         training = self.trainings.get(stage, "")
         for subject, value in common.items():
-            values = self.told.setdefault((stage, training, subject), [])
-            if value not in values:
-                values.append(value)
+            self._tell((stage, training, subject), value)
         if entry.way == "out" and entry.kind == "RoundReply" and entry.round is not None:
             self.replied.add((stage, training, entry.round))
+
+    def _tell(self, key: tuple[str, str, str], value: dict[str, Any], *, last: bool = False) -> None:
+        values = {} if last else self.told.get(key, {})
+        values.setdefault(json.dumps(value, sort_keys=True), value)
+        self.told[key] = values
+
+    def last(self, key: tuple[str, str, str]) -> dict[str, Any]:
+        """Return the newest value of a subject."""
+        return next(reversed(self.told[key].values()))
 
 
 def compare_transcripts(transcripts: Sequence[CheckedTranscript], agreement: Agreement) -> list[Difference]:
@@ -428,9 +436,9 @@ def _compare_statements(views: Sequence[_View], names: Sequence[str]) -> Iterato
         told = [view for view in views if key in view.told]
         reference = max(told, key=lambda view: len(view.told[key]))
         for view in told:
-            if not any(value in reference.told[key] for value in view.told[key]):
+            if reference.told[key].keys().isdisjoint(view.told[key]):
                 yield _differ(
-                    key[0], key[2], (reference, view), [one.told[key][-1] for one in (reference, view)], names
+                    key[0], key[2], (reference, view), [one.last(key) for one in (reference, view)], names
                 )
 
 
@@ -438,18 +446,18 @@ def _compare_replies(views: Sequence[_View], names: Sequence[str]) -> Iterator[D
     """Find sums that name a party as a contributor whose transcript has no reply in that round."""
     by_name = {view.name: view for view in views}
     for teller in views:
-        for (stage, training, subject), values in teller.told.items():
+        for stage, training, subject in teller.told:
             round = _round_of(subject)
             if round is None or not subject.startswith("update "):
                 continue
-            contributors = [
-                name for index, name in enumerate(names) if index in values[-1].get("parties", [])
-            ]
+            told = teller.last((stage, training, subject)).get("parties")
+            parties = told if isinstance(told, list) else []
+            contributors = [name for index, name in enumerate(names) if index in parties]
             for name in contributors:
                 if name in by_name and (stage, training, round) not in by_name[name].replied:
-                    told = f"the sum of gradients that {teller.name} received includes {name}"
+                    summed = f"the sum of gradients that {teller.name} received includes {name}"
                     gap = f"the transcript of {name} has no reply in that round"
-                    text = f"{stage}, round {round}: {told}, but {gap}"
+                    text = f"{stage}, round {round}: {summed}, but {gap}"
                     yield Difference(stage, round, (teller.name, name), "reply", text)
 
 
