@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
+import torch
 
 import verfedgnn as vf
 from verfedgnn.core.errors import RunError
@@ -66,6 +67,23 @@ def test_nothing_of_the_user_stays(folder: Path, command: Command) -> None:
     assert USER not in (folder / "forget.json").read_text()
     assert any("which items these users rated" in text for text in record["remains"])
     assert not list(folder.rglob("checkpoint")), "a finished run needs none"
+
+
+@pytest.mark.parametrize("preset", ["means", "private", "paper"])
+def test_a_user_is_forgotten_in_a_run_of_every_preset(
+    small_parties: list[vf.PartyData], tmp_path: Path, preset: str
+) -> None:
+    """Of preset `means`, whose lists share nothing, the run stayed half repaired for ever."""
+    declared = [
+        vf.PartyData(each.name, each.ratings.with_catalogue(each.ratings.n_items)) for each in small_parties
+    ]
+    vf.train(declared, vf.Config.preset(preset, epochs=1), out=tmp_path / "run")
+    forgetting.forget_users(tmp_path / "run", [USER])
+    assert traces(tmp_path / "run") == []
+    run = vf.Run.load(tmp_path / "run")
+    for each in (run, run.lists):
+        for model in [] if each is None else [*each.models, *(each.alone or [])]:
+            assert torch.allclose(model.users[ROW], model.users[np.arange(120) != ROW].mean(0), atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore::verfedgnn.core.errors.RunWarning")

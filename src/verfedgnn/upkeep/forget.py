@@ -321,6 +321,8 @@ def _reset_public(place: Path, rows: Rows, users: int) -> None:
     """Give these users the rows of the average user in the public parameters of a training."""
     file = place / "model" / "_public.safetensors"
     (flat,) = read_arrays(file).values()
+    if flat.size == 1:  # lists that each party orders by its own models: nothing was shared
+        return
     model = Model(load_config(place / "config.toml").model, users)
     changed = flat.copy()
     start = 0
