@@ -167,6 +167,15 @@ def test_a_history_of_somebody_else_removes_nothing_outside(nights: Nights, fiel
     assert isinstance(shown.exception, RunError)
 
 
+def test_a_served_run_that_is_gone_is_no_first_night(nights: Nights) -> None:
+    """Tonight's run would be served without a comparison, and with users who were forgotten in the one that is gone."""
+    nights.night("mon")
+    shutil.rmtree(nights.folder / "mon")
+    assert nights.night("tue") == (1, [])
+    (nights.folder / "current").unlink()
+    assert nights.night("tue")[0] == 0
+
+
 def test_a_history_that_is_a_link_is_not_followed(nights: Nights) -> None:
     nights.folder.mkdir()
     (nights.folder / night_command.HISTORY).symlink_to(nights.folder.parent / "mine")

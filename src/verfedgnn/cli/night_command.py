@@ -98,6 +98,11 @@ def night(
     with writing(folder):
         make_folder(folder)
     with _alone(folder):
+        if (current := folder / CURRENT).is_symlink() and not current.exists():
+            raise RunError(
+                f"{current} leads to a run that is gone, and with it the record of forgotten users; put it back, or remove the link to "
+                "begin anew"
+            )
         try:
             tonight = check_file_name(name or datetime.now(UTC).strftime("%Y-%m-%d"))
         except ValueError:
