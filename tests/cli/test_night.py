@@ -113,6 +113,20 @@ def test_the_same_files_are_nothing_new(nights: Nights) -> None:
     assert nights.words()["tue"] == "nothing new"
 
 
+@pytest.mark.parametrize("words", [["--ratings", "FOLDER"], ["--ratings=FOLDER"], ["--data", "film=FOLDER"]])
+def test_a_new_file_in_a_folder_of_ratings_is_new(nights: Nights, tmp_path: Path, words: list[str]) -> None:
+    """With a folder of ratings and any file beside it, every night after the first was one without news."""
+    ratings, settings = tmp_path / "ratings", tmp_path / "settings.toml"
+    ratings.mkdir()
+    settings.touch()
+    command = ["train", "--config", str(settings), *(word.replace("FOLDER", str(ratings)) for word in words)]
+    empty = night_command._hash_files(command)
+    (ratings / "monday.csv").write_text("user,item,rating")
+    monday = night_command._hash_files(command)
+    assert len({"", empty, monday}) == 3
+    assert night_command._hash_files(command) == monday
+
+
 def test_old_nights_go_and_the_served_one_stays(nights: Nights) -> None:
     nights.night("1")
     nights.codes["promote"] = 5

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -238,9 +239,14 @@ def _call(words: Sequence[str], *, quiet: bool) -> tuple[int, str]:
 
 def _hash_files(command: Sequence[str]) -> str:
     """Return the hash of the files that a training reads; "" if it names none."""
-    files = [Path(word.rpartition("=")[2]) for word in command]
+    found: list[Path] = []
+    for before, word in pairwise(command):
+        place = Path(word.rpartition("=")[2])
+        if place.is_dir() and (word if word.startswith("--") else before).startswith(("--data", "--ratings")):
+            found += sorted(file for file in place.rglob("*") if file.is_file())
+        elif place.is_file():
+            found.append(place)
     digest = hashlib.sha256()
-    found = [file for file in files if file.is_file()]
     for file in found:
         with file.open("rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
