@@ -45,23 +45,23 @@ def format_size(count: float) -> str:
 
 def trainings_of(metrics: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the cost of each training of a run by name: of ratings, of lists, and of both on all ratings."""
-    named = {"ratings": metrics, "all ratings": metrics.get("final", {})}
-    found = {}
-    for name, part in named.items():
-        if "rounds" in part:
-            found[name] = part
-        if "lists" in part:
-            found["lists" if name == "ratings" else "lists, all ratings"] = part["lists"]
-    return found
+    final = metrics.get("final", {})
+    named = {
+        "ratings": metrics,
+        "lists": metrics.get("lists", {}),
+        "all ratings": final,
+        "lists, all ratings": final.get("lists", {}),
+    }
+    return {name: part for name, part in named.items() if "rounds" in part}
 
 
 def total_bytes(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the bytes up, down, and per party and round of all trainings of a run."""
     parts = trainings_of(metrics).values()
     rounds = sum(part["rounds"] for part in parts)
-    found = {way: sum(part["bytes"][way] for part in parts) for way in ("up", "down")}
     each = sum(part["bytes"]["per_party_per_round"] * part["rounds"] for part in parts)
-    return found | {"per_party_per_round": each / max(1, rounds)}
+    total = {way: sum(part["bytes"][way] for part in parts) for way in ("up", "down")}
+    return total | {"per_party_per_round": each / max(1, rounds)}
 
 
 def describe_cost(metrics: Mapping[str, Any]) -> str:
@@ -122,17 +122,13 @@ def describe_served(metrics: Mapping[str, Any]) -> str:
 def warn_of_lists(metrics: Mapping[str, Any]) -> str | None:
     """Return sentences about parties whose lists do not reach the most popular items; None if there are none."""
     name = next((key for key in metrics["test"] if key.startswith("ndcg@")), "")
-    worse = []
-    clearly = False
-    for party in metrics["parties"]:
-        found = party["test"].get(name)
-        popular = party["popularity"].get(name)
-        if found is not None and popular is not None and found < popular:
-            worse.append(f"{party['name']} {found:.4f}, popularity {popular:.4f}")
-            clearly = clearly or found < (1 - CLEAR_LOSS) * popular
+    figures = [(p["name"], p["test"].get(name), p["popularity"].get(name)) for p in metrics["parties"]]
+    worse = [row for row in figures if None not in row and row[1] < row[2]]
     if not worse:
         return None
-    named = "; ".join(worse[:5]) + (f"; and {len(worse) - 5} more" if len(worse) > 5 else "")
+    clearly = any(found < (1 - CLEAR_LOSS) * popular for _, found, popular in worse)
+    named = "; ".join(f"{who} {found:.4f}, popularity {popular:.4f}" for who, found, popular in worse[:5])
+    named += f"; and {len(worse) - 5} more" if len(worse) > 5 else ""
     compared = "worse" if clearly else "no better"
     text = f"Lists are {compared} than the most popular items ({name.upper()}: {named})."
     if metrics["test"]["rmse"] is not None and "lists" not in metrics:
