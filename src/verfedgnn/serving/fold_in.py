@@ -35,7 +35,7 @@ the columns in which items do not differ (how high a user rates in general).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -149,24 +149,6 @@ class FoldedUser:
 def fold_in(priors: Sequence[PartyPrior], rated: Sequence[UserRatings], *, ranks: bool) -> FoldedUser:
     """Return the most probable position of a user with these ratings; without ratings, the average user's."""
     return _fold_in_likes(priors, rated) if ranks else _fold_in_ratings(priors, rated)
-
-
-def fold_in_at(
-    priors: Sequence[PartyPrior],
-    rated: Sequence[UserRatings],
-    parties: Iterable[int],
-    *,
-    ranks: bool,
-    joint: bool,
-) -> dict[int, FoldedUser]:
-    """Return the user's position at each of `parties`: one position for all if the prior is joint, else one a party.
-
-    A party whose model was trained alone knows only the ratings at that party.
-    """
-    if joint:
-        return dict.fromkeys(parties, fold_in(priors, rated, ranks=ranks))
-    local = {p: [UserRatings(0, own.items, own.ratings) for own in rated if own.party == p] for p in parties}
-    return {p: fold_in([priors[p]], own, ranks=ranks) for p, own in local.items()}
 
 
 def group_ratings(found: Mapping[tuple[int, int], float]) -> list[UserRatings]:

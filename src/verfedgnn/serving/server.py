@@ -336,7 +336,7 @@ def make_served(options: ServeOptions) -> LiveRun:
 
     def build(folder: Path) -> FastAPI:
         catalogue = Catalogue(Run.load(folder), folder.name, options.party, options.split)
-        _ = catalogue.priors, catalogue.rating_priors  # so that the first newcomer does not wait
+        _ = catalogue.lists.priors, catalogue.stars.priors  # so that the first newcomer does not wait
         return make_app(catalogue, keys=options.keys, log=log, metrics=metrics, folder=folder)
 
     return LiveRun(options.run, build)
