@@ -6,7 +6,7 @@ Names become rows of the catalogue, and queries of many requests form batches.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from importlib import resources
@@ -153,17 +153,15 @@ class Batcher:
             batch, self._waiting = self._waiting[:LARGEST_BATCH], self._waiting[LARGEST_BATCH:]
             batch = [entry for entry in batch if not entry[2].done()]  # without clients that disconnected
             queries = [(ranker, query) for ranker, query, _ in batch]
-            answers: list[RankedItems | Exception]
             try:
-                answers = [*await loop.run_in_executor(self._thread, rank_together, queries)]
+                answers = await loop.run_in_executor(self._thread, rank_together, queries)
             except Exception as error:
-                answers = [error] * len(batch)
+                for *_, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
             for (_, _, future), answer in zip(batch, answers, strict=True):
-                if future.done():
-                    continue
-                if isinstance(answer, Exception):
-                    future.set_exception(answer)
-                else:
+                if not future.done():
                     future.set_result(answer)
         self._task = None
 
@@ -346,11 +344,11 @@ def _add_items(app: FastAPI, folder: Path | None) -> None:
         """Give items that were not in training a vector from their first ratings; they are served within seconds."""
         if folder is None:
             raise HttpProblem(404, "this server has no run folder to add items to", "use verfedgnn serve RUN")
-        names = [view.catalogue.parties[p].name for p in view.find_parties(request.party)]
-        if len(names) > 1:
-            remedy = f"add the field party, one of: {', '.join(names)}"
+        first, *more = (view.catalogue.parties[p].name for p in view.find_parties(request.party))
+        if more:
+            remedy = f"add the field party, one of: {', '.join([first, *more])}"
             raise HttpProblem(400, "several parties are served", remedy)
-        return _respond(await to_thread.run_sync(add, folder, names[0], request, limiter=one_at_a_time))
+        return _respond(await to_thread.run_sync(add, folder, first, request, limiter=one_at_a_time))
 
 
 def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
@@ -390,7 +388,7 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
         `known` is false for a user who was not in training. Then `similar` has ids that look like this one.
         """
         parties = view.find_parties(party)
-        others = [p for p in tuple(view.allowed) if p not in parties]
+        others = [p for p in view.allowed if p not in parties]
         row = catalogue.users.find(user)
         who = ServedUser(row)
         rated = [
@@ -412,16 +410,15 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
             answer["similar"] = catalogue.index_users(tuple(view.allowed)).find_similar(user, 3)
         return _respond(answer)
 
-    for path, (name, kind) in PAGE_FILES.items():
-        body = (resources.files("verfedgnn.serving") / "page" / name).read_bytes()
-        app.get(path, include_in_schema=False)(_send_file(body, kind))
+    folder = resources.files("verfedgnn.serving") / "page"
+    files = {path: (folder / name).read_bytes() for path, (name, _) in PAGE_FILES.items()}
 
+    async def send_file(request: Request) -> Response:
+        path = request.scope["route"].path
+        return Response(files[path], media_type=PAGE_FILES[path][1])
 
-def _send_file(body: bytes, kind: str) -> Callable[[], Any]:
-    async def send() -> Response:
-        return Response(body, media_type=kind)
-
-    return send
+    for path in files:
+        app.get(path, include_in_schema=False)(send_file)
 
 
 def _add_server_status(app: FastAPI, metrics: ServerMetrics) -> None:

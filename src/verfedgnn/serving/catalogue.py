@@ -112,16 +112,12 @@ class PartyCatalogue:
     @cached_property
     def counts(self) -> NDArray[np.int64]:
         """Number of ratings of each item."""
-        counts: NDArray[np.int64] = np.bincount(self.table.item, minlength=self.table.n_items)
-        return counts
+        return np.bincount(self.table.item, minlength=self.table.n_items)
 
     def filter_items(self, filters: Mapping[str, str]) -> Tensor | None:
         """Return a mask of the items that have these column values, or None without filters."""
-        mask: Tensor | None = None
-        for column, value in filters.items():
-            matches = self._cached_filter(column, value)
-            mask = matches if mask is None else mask & matches
-        return mask
+        masks = [self._cached_filter(column, value) for column, value in filters.items()]
+        return torch.stack(masks).all(0) if masks else None
 
     def _filter_column(self, name: str, value: str) -> Tensor:
         column = self.table.columns.get(name)

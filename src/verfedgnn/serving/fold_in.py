@@ -109,16 +109,17 @@ def fit_user_prior(
     for model, mean, factor, (table, part) in parts:
         items = model.items.numpy()
         shared = np.ptp(items, axis=0) == 0
-        prior = PartyPrior(
-            mean,
-            factor,
-            level=items @ mean.astype(np.float32),
-            items=np.where(shared, np.float32(0), items) @ factor.astype(np.float32),
-            common=(np.where(shared, items[0], 0) @ factor).astype(np.float32),
-            variance=1.0 if ranks else measure_variance(model, table, part),
-            liked_from=upper_quarter(table.scale),
+        priors.append(
+            PartyPrior(
+                mean,
+                factor,
+                level=items @ mean.astype(np.float32),
+                items=np.where(shared, np.float32(0), items) @ factor.astype(np.float32),
+                common=(np.where(shared, items[0], 0) @ factor).astype(np.float32),
+                variance=1.0 if ranks else measure_variance(model, table, part),
+                liked_from=upper_quarter(table.scale),
+            )
         )
-        priors.append(prior)
     return priors
 
 
@@ -205,11 +206,9 @@ def _fold_in_likes(priors: Sequence[PartyPrior], rated: Sequence[UserRatings]) -
         return slope, curve
 
     z = climb(derivatives, size)
-    pulls = []
-    for like, directions, centre in zip(likes, liked, centres, strict=True):
-        pull = np.zeros((len(like), size))
+    pulls = [np.zeros((len(like), size)) for like in likes]
+    for pull, like, directions, centre in zip(pulls, likes, liked, centres, strict=True):
         pull[like] = directions - centre
-        pulls.append(pull)
     return FoldedUser(z, pulls)
 
 

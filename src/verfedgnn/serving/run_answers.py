@@ -95,29 +95,26 @@ class RunAnswers:
         found: dict[tuple[int, int], float] = {}
         first = self.names[0]
         example = worded(f"--rated {first}:ITEM=RATING", f"ratings={{{first!r}: {{item: stars}}}}")
-        remedy = f"name its party: {example}"
         for key, value in ratings.items():
             nested = isinstance(value, Mapping)
-            if nested and str(key) not in self.names:
+            party = str(key) if nested else None
+            if nested and party not in self.names:
                 raise RunError(
                     f"ratings: there is no party '{key}' in this run; use one of: {', '.join(self.names)}"
                 )
             for item, stars in value.items() if nested else [(key, value)]:
-                place = self._find_item(item, str(key) if nested else None, remedy)
-                found[place] = self._check_stars(place[0], item, stars)
+                place = self._find_item(item, party, f"name its party: {example}")
+                low, high = self.catalogue.parties[place[0]].table.scale
+                try:
+                    found[place] = float(stars)
+                except (TypeError, ValueError):
+                    found[place] = math.nan
+                if not low <= found[place] <= high:
+                    owner = self.names[place[0]]
+                    raise DataError(
+                        f"the rating of item '{item}' is {stars}; {owner} rates from {low:g} to {high:g}"
+                    )
         return group_ratings(found)
-
-    def _check_stars(self, party: int, item: Any, stars: Any) -> float:
-        low, high = self.catalogue.parties[party].table.scale
-        try:
-            value = float(stars)
-        except (TypeError, ValueError):
-            value = math.nan
-        if not low <= value <= high:
-            raise DataError(
-                f"the rating of item '{item}' is {stars}; {self.names[party]} rates from {low:g} to {high:g}"
-            )
-        return value
 
     def _find_item(self, item: Any, party: str | None, remedy: str) -> tuple[int, int]:
         """Return the party and the row of an item; `remedy` says how to choose among several parties."""
@@ -158,21 +155,19 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
     """
     check_outside(path)
     table = catalogue.run.parties[0].ratings
-    known = table.known_users.tolist()
+    known = [str(user) for user in table.user_ids[table.known_users]]
     parties = range(len(catalogue.parties))
     rows = 0
     schema = SCHEMA if catalogue.split is None else SCHEMA.append(pa.field("bucket", pa.string()))
     try:
         with replacing(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
             for start in range(0, len(known), GROUP_USERS):
-                group = known[start : start + GROUP_USERS]
                 listed: list[dict[str, Any]] = []
-                for first in range(0, len(group), BATCH_USERS):
-                    users = group[first : first + BATCH_USERS]
-                    names = [str(table.user_ids[user]) for user in users]
-                    profiles = [UserProfile(catalogue, find_user(catalogue, name), parties) for name in names]
-                    for name, profile, best in zip(names, profiles, make_lists(profiles, k), strict=True):
-                        mine = {"user": name, "bucket": profile.user.bucket}
+                for first in range(start, min(start + GROUP_USERS, len(known)), BATCH_USERS):
+                    users = known[first : min(first + BATCH_USERS, start + GROUP_USERS)]
+                    profiles = [UserProfile(catalogue, find_user(catalogue, user), parties) for user in users]
+                    for user, profile, best in zip(users, profiles, make_lists(profiles, k), strict=True):
+                        mine = {"user": user, "bucket": profile.user.bucket}
                         for place, item in enumerate(profile.describe(best), 1):
                             listed.append(vars(item) | mine | {"place": place})
                 rows += len(listed)

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verfedgnn.data.ids import StrArray
 from verfedgnn.evaluation.verdict import headline, list_points, narrow_lift, party_word
 from verfedgnn.reports.lift_report import TONES
 from verfedgnn.reports.phrases import describe_cost, describe_learnt, describe_served, warn_of_lists
@@ -30,6 +28,11 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
     parties = []
     for number in allowed:
         party = catalogue.parties[number]
+        row = figures.get(party.name, {})
+        columns = {
+            name: [str(value) for value in np.unique(values) if value]
+            for name, values in party.table.columns.items()
+        }
         parties.append(
             {
                 "name": party.name,
@@ -38,14 +41,21 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
                 "scale": party.table.scale,
                 "liked_from": party.liked_from,
                 "titles": party.table.titles is not None,
-                "test": figures.get(party.name, {}).get("test"),
-                "popularity": figures.get(party.name, {}).get("popularity"),
+                "test": row.get("test"),
+                "popularity": row.get("popularity"),
                 "examples": _choose_examples(catalogue, [number], allowed),
-                "columns": _list_values(party.table.columns),
+                "columns": {
+                    name: values for name, values in columns.items() if 1 < len(values) <= MOST_VALUES
+                },
                 "verdict": None if lift is None else _describe_verdict(narrow_lift(lift, party.name)),
             }
         )
     served = [figures[party["name"]] for party in parties if party["name"] in figures]
+    about = [
+        f"Cost: {describe_cost(metrics)}.",
+        f"Others learn: {describe_learnt(run.config)}".replace("`", ""),
+        f"Served: {describe_served(metrics)}.",
+    ]
     return {
         "name": catalogue.name,
         "users": len(run.parties[0].ratings.known_users),
@@ -57,7 +67,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
         "warning": warn_of_lists(metrics | {"parties": served}),
         "judged_by_lift": lift is not None,
         "verdict": None if lift is None or not whole_run else _describe_verdict(lift),
-        "about": _describe_training(catalogue) if whole_run else [],
+        "about": about if whole_run else [],
         "parties": parties,
     }
 
@@ -72,30 +82,23 @@ def _describe_verdict(lift: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _describe_training(catalogue: Catalogue) -> list[str]:
-    """Return what the training cost, what others learn from it, and what is served."""
-    metrics = catalogue.run.metrics
-    return [
-        f"Cost: {describe_cost(metrics)}.",
-        f"Others learn: {describe_learnt(catalogue.run.config)}".replace("`", ""),
-        f"Served: {describe_served(metrics)}.",
-    ]
-
-
 def _choose_examples(
     catalogue: Catalogue, here: Sequence[int], allowed: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Choose users with few, with a typical number of, and with many ratings at these parties, and the one with the most ratings only elsewhere."""
-    table = catalogue.parties[here[0]].table
-    counts: NDArray[np.int64] = np.zeros(table.n_users, np.int64)
-    elsewhere = np.zeros_like(counts)
-    for p in allowed:
-        found = counts if p in here else elsewhere
-        found += np.bincount(catalogue.parties[p].table.user, minlength=table.n_users)
+    tables = [party.ratings for party in catalogue.run.parties]
+    known = [catalogue.chosen[p] for p in allowed]
     if len(allowed) == len(catalogue.parties):
         # the page names all users of the run, also those of parties it does not serve
-        for p in set(range(len(catalogue.run.parties))) - set(catalogue.chosen):
-            elsewhere += np.bincount(catalogue.run.parties[p].ratings.user, minlength=table.n_users)
+        known = list(range(len(tables)))
+    shown = [catalogue.chosen[p] for p in here]
+    counts, elsewhere = (
+        sum(
+            (np.bincount(tables[p].user, minlength=tables[p].n_users) for p in chosen),
+            np.zeros(tables[0].n_users, np.int64),
+        )
+        for chosen in (shown, set(known) - set(shown))
+    )
     order = np.argsort(counts, kind="stable")
     order = order[counts[order] >= min(5, int(counts.max()))]
     places = {"few ratings": 0.1, "a typical user": 0.5, "many ratings": 0.95}
@@ -104,11 +107,6 @@ def _choose_examples(
     if only_elsewhere.any():
         chosen[NEW_HERE] = int(only_elsewhere.argmax())
     return [
-        {"label": name, "user": str(table.user_ids[row]), "ratings": int(counts[row])}
+        {"label": name, "user": str(catalogue.user_ids[row]), "ratings": int(counts[row])}
         for name, row in chosen.items()
     ]
-
-
-def _list_values(columns: Mapping[str, StrArray]) -> dict[str, list[str]]:
-    found = {name: [str(value) for value in np.unique(values) if value] for name, values in columns.items()}
-    return {name: values for name, values in found.items() if 1 < len(values) <= MOST_VALUES}
