@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from io import StringIO
-from typing import Any
+from typing import Any, Literal
 
 from rich.bar import Bar
 from rich.console import Console
@@ -96,7 +96,7 @@ class DataCheck:
         if self.overlap is not None:
             _show_overlap(console, self.overlap, [source.name for source in self.sources])
         for text in self.warnings:
-            console.print(f"  [yellow]warning[/] {escape(text)}", soft_wrap=True)
+            _say(console, "warning", text)
 
     def _console(self) -> Console:
         """Return a console that holds the whole result and prints nothing by itself."""
@@ -123,16 +123,15 @@ class DataCheck:
 
 
 def _overlap_json(overlap: UserOverlap) -> dict[str, Any]:
-    return {
-        "regions": [asdict(region) for region in overlap.regions],
-        "rules": {
-            rule: {"users": users, "ratings": ratings}
-            for rule, (users, ratings) in overlap.count_rules().items()
-        },
-        "shared": overlap.shared,
-        "shared_ignoring_case": overlap.shared_ignoring_case,
-        "shared_items": overlap.shared_items,
+    rules = {
+        rule: {"users": users, "ratings": ratings} for rule, (users, ratings) in overlap.count_rules().items()
     }
+    return {**asdict(overlap), "rules": rules, "shared": overlap.shared}
+
+
+def _say(console: Console, kind: Literal["error", "warning", "note"], text: str) -> None:
+    style = {"error": "bold red", "warning": "yellow", "note": "dim"}[kind]
+    console.print(f"  [{style}]{kind:7}[/] {escape(text)}", soft_wrap=True)
 
 
 def _show_source(console: Console, found: CheckedSource) -> None:
@@ -146,10 +145,9 @@ def _show_source(console: Console, found: CheckedSource) -> None:
         spread = f"{shape.lowest:g} to {shape.highest:g}, mean {shape.mean:.2f}"
         console.print(f"  {counts}, {spread}{span}", soft_wrap=True)
     for problem in found.problems:
-        mark = "[bold red]error[/]  " if problem.fatal else "[yellow]warning[/]"
-        console.print(f"  {mark} {escape(_sentence(problem, found.unit))}", soft_wrap=True)
+        _say(console, "error" if problem.fatal else "warning", _sentence(problem, found.unit))
     for note in found.notes:
-        console.print(f"  [dim]note    {escape(note)}[/]", soft_wrap=True)
+        _say(console, "note", note)
     if shape is not None:
         table = _plain_table("ratings", show_header=False)
         table.add_column(justify="right")
@@ -168,20 +166,20 @@ def _show_overlap(console: Console, overlap: UserOverlap, names: list[str]) -> N
     console.print(_overlap_picture(overlap, names))
     console.print(_rules_table(overlap))
     if overlap.shared_ignoring_case > overlap.shared:
-        more = (
+        text = (
             f"{overlap.shared:,} users are at two or more parties, {overlap.shared_ignoring_case:,} if capitals did not matter:"
             " spell ids in the same way everywhere"
         )
-        console.print(f"  [yellow]warning[/] {more}", soft_wrap=True)
+        _say(console, "warning", text)
     if not overlap.shared:
         text = "no user is at two parties: check that they spell user ids in the same way"
-        console.print(f"  [bold red]error[/]   {text}", soft_wrap=True)
+        _say(console, "error", text)
     for one, other, items in overlap.shared_items:
         text = (
             f"{format_count(items, 'item id')} at both {one} and {other}: they count as different items. If it is the same"
             " item, remove it at one party"
         )
-        console.print(f"  [yellow]warning[/] {escape(text)}", soft_wrap=True)
+        _say(console, "warning", text)
 
 
 def _overlap_picture(overlap: UserOverlap, names: list[str]) -> Table:

@@ -71,14 +71,26 @@ class RunAnswers:
 
     def recommend(self, row: int, parties: Sequence[int], k: int) -> Recommendations:
         """Return the k best items of these parties for a user of the run."""
-        return recommend_to(self.catalogue, ServedUser(row), parties, k)
+        return self._recommend(ServedUser(row), parties, k)
 
     def recommend_after(
         self, user: str | None, ratings: Mapping[Any, Any], parties: Sequence[int], k: int
     ) -> Recommendations:
         """Return the k best items for a newcomer with these ratings, or for a user of the run who has rated more since."""
         newer = self._read_ratings(ratings)
-        return recommend_to(self.catalogue, find_user(self.catalogue, user, newer), parties, k)
+        return self._recommend(find_user(self.catalogue, user, newer), parties, k)
+
+    def _recommend(self, user: ServedUser, parties: Sequence[int], k: int) -> Recommendations:
+        profile = UserProfile(self.catalogue, user, parties)
+        (best,) = make_lists([profile], k)
+        found = [
+            Recommendation(item.item, item.title, item.party, item.score, item.rating)
+            for item in profile.describe(best)
+        ]
+        everywhere = range(len(self.names))
+        return Recommendations(
+            found, lambda: [reason.in_words() for reason in profile.explain(best, everywhere)]
+        )
 
     def similar(self, item: Any, k: int, party: str | None) -> list[Recommendation]:
         """Return the k items of all parties that are most similar to `item`, which may be at several parties."""
@@ -133,18 +145,6 @@ class RunAnswers:
 def find_popular_item(table: Ratings) -> str:
     """Return the id of the item with the most ratings."""
     return str(table.item_ids[np.bincount(table.item, minlength=table.n_items).argmax()])
-
-
-def recommend_to(catalogue: Catalogue, user: ServedUser, parties: Sequence[int], k: int) -> Recommendations:
-    """Return the k best items of these parties for a user of the run or a newcomer."""
-    profile = UserProfile(catalogue, user, parties)
-    (best,) = make_lists([profile], k)
-    found = [
-        Recommendation(item.item, item.title, item.party, item.score, item.rating)
-        for item in profile.describe(best)
-    ]
-    everywhere = range(len(catalogue.parties))
-    return Recommendations(found, lambda: [reason.in_words() for reason in profile.explain(best, everywhere)])
 
 
 def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
