@@ -127,12 +127,10 @@ class Document(Fold):
 
     def write(self, folder: Path, name: str) -> tuple[Path, Path]:
         """Write NAME.html, NAME.md and the pictures of the Markdown to `folder`, and return the first two paths."""
-        page, text = folder / f"{name}.html", folder / f"{name}.md"
+        page, text = self.write_page(folder / f"{name}.html"), folder / f"{name}.md"
         with writing(folder):
-            make_folder(folder)
             for chart in self.pictures:
                 write_bytes(folder / f"{chart.name}.svg", standalone(chart.svg).encode())
-            write_bytes(page, make_printable(self.html()).encode())
             write_bytes(text, make_printable(self.markdown()).encode())
         return page, text
 

@@ -64,18 +64,14 @@ class View:
         self.allowed = allowed
 
     def find_user(self, user: str, model: ModelName | None) -> ServedUser:
-        """Return the user of the run with this id."""
-        self.check_model(model)
+        """Return the user of the run with this id, to be served by `model`."""
+        if model == ALONE and ALONE not in self.catalogue.rankers:
+            raise HttpProblem(404, "this run has no models of the parties alone", WITHOUT_ALONE)
         found = find_user(self.catalogue, user, model=model)
         if found.row is None:
             remedy = "POST their ratings to /v1/recommendations to serve them as a newcomer"
             raise HttpProblem(404, "this user was not in training", remedy)
         return found
-
-    def check_model(self, model: ModelName | None) -> None:
-        """Raise `HttpProblem` if the run lacks the models of the parties alone and `model` asks for them."""
-        if model == ALONE and ALONE not in self.catalogue.rankers:
-            raise HttpProblem(404, "this run has no models of the parties alone", WITHOUT_ALONE)
 
     def find_parties(self, party: str | None) -> list[int]:
         """Return the number of the party with this name, or the numbers of all allowed parties."""
@@ -229,7 +225,6 @@ def make_app(
     added.
     """
     metrics = metrics or ServerMetrics()
-
     app = FastAPI(
         dependencies=[Depends(_reject_unknown_parameters)],
         title="verfedgnn",
@@ -248,7 +243,16 @@ def make_app(
     _add_recommendations(app, catalogue)
     _add_items(app, folder)
     _add_page(app, catalogue)
-    _add_server_status(app, metrics)
+
+    @app.get("/health")
+    async def check_that_the_server_responds() -> Response:
+        return _respond({"status": "ok"})
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def show_metrics_for_prometheus() -> Response:
+        kind, text = metrics.render()
+        return Response(text, media_type=kind)
+
     return app
 
 
@@ -419,17 +423,6 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
 
     for path in files:
         app.get(path, include_in_schema=False)(send_file)
-
-
-def _add_server_status(app: FastAPI, metrics: ServerMetrics) -> None:
-    @app.get("/health")
-    async def check_that_the_server_responds() -> Response:
-        return _respond({"status": "ok"})
-
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def show_metrics_for_prometheus() -> Response:
-        kind, text = metrics.render()
-        return Response(text, media_type=kind)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

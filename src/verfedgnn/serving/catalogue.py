@@ -27,8 +27,6 @@ from verfedgnn.serving.split_test import ALONE, FEDERATED, ModelName, SplitTest
 Parts = NDArray[np.int8]
 WITHOUT_ALONE = "train with a gate (preset best, or --set gate=true), which also trains every party alone"
 """What to do about a run without models of the parties alone."""
-CACHED_ITEMS = 100_000
-"""Item descriptions kept in memory per party, at about 600 bytes each."""
 CACHED_FILTERS = 256
 """Item filters kept in memory per party, at one byte per item each."""
 NEIGHBOURS = 200
@@ -93,8 +91,6 @@ class PartyCatalogue:
         self._order = np.lexsort((self.table.item, self.table.user))
         self._ends = np.searchsorted(self.table.user[self._order], np.arange(self.table.n_users + 1))
         self._cached_filter = lru_cache(CACHED_FILTERS)(self._filter_column)
-        self.describe = lru_cache(CACHED_ITEMS)(self._describe)
-        """Return an item, by its row, as answers show it."""
 
     def find_ratings(self, user: int, *, training: bool = False) -> tuple[Rows, NDArray[np.float32]]:
         """Return the items and ratings of `user`; with `training`, only those of the training part."""
@@ -125,7 +121,8 @@ class PartyCatalogue:
             return torch.zeros(self.table.n_items, dtype=torch.bool)
         return torch.from_numpy(column == value)
 
-    def _describe(self, item: int) -> DescribedItem:
+    def describe(self, item: int) -> DescribedItem:
+        """Return an item, by its row, as answers show it."""
         title = "" if self.table.titles is None else str(self.table.titles[item])
         columns = {name: str(values[item]) for name, values in self.table.columns.items()}
         return DescribedItem(str(self.table.item_ids[item]), title, self.name, columns)

@@ -197,7 +197,9 @@ def _fold_in_likes(priors: Sequence[PartyPrior], rated: Sequence[UserRatings]) -
             if not len(liked[number]):
                 continue
             prior = priors[own.party]
-            share = _softmax(prior.level + prior.items @ z.astype(np.float32))
+            scores = prior.level + prior.items @ z.astype(np.float32)
+            share = np.exp(scores - scores.max())
+            share /= share.sum()
             centre = share @ prior.items
             spread = (prior.items * share[:, None]).T @ prior.items - np.outer(centre, centre)
             centres[number] = centre.astype(np.float64) + prior.common
@@ -210,9 +212,3 @@ def _fold_in_likes(priors: Sequence[PartyPrior], rated: Sequence[UserRatings]) -
     for pull, like, directions, centre in zip(pulls, likes, liked, centres, strict=True):
         pull[like] = directions - centre
     return FoldedUser(z, pulls)
-
-
-def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    shares: NDArray[np.float32] = np.exp(scores - scores.max())
-    shares /= shares.sum()
-    return shares
