@@ -29,7 +29,7 @@ from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.serving.catalogue import Catalogue, IdIndex
 from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankingQuery
 from verfedgnn.serving.run_answers import write_table
-from verfedgnn.serving.run_overview import describe_run
+from verfedgnn.serving.run_answers import describe_run
 from verfedgnn.serving.split_test import FEDERATED
 from verfedgnn.training.simple_models import ease_model
 

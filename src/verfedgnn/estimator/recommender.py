@@ -152,12 +152,7 @@ class VerFedRecommender:
         return recommender
 
     def predict(
-        self,
-        X: Any,
-        items: Any = None,
-        party: str | None = None,
-        *,
-        columns: Mapping[str, str] | None = None,
+        self, X: Any, items: Any = None, party: str | None = None, *, columns: Mapping[str, str] | None = None
     ) -> NDArray[np.float64]:
         """Predict the rating of each row (party, user, item) of a table, within the party's scale.
 

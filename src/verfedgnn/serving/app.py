@@ -38,15 +38,10 @@ from verfedgnn.serving.request_guard import (
     ServerMetrics,
     grant,
 )
-from verfedgnn.serving.run_overview import describe_run
+from verfedgnn.serving.run_answers import describe_run
 from verfedgnn.serving.schema import MAX_ITEMS, HttpProblem, NewcomerRating
 from verfedgnn.serving.split_test import ALONE, ModelName
-from verfedgnn.serving.user_lists import (
-    ServedUser,
-    UserProfile,
-    find_similar,
-    find_user,
-)
+from verfedgnn.serving.user_lists import ServedUser, UserProfile, find_similar, find_user
 from verfedgnn.upkeep.new_items import NewItems
 
 LARGEST_BATCH = 64

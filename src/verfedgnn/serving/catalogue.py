@@ -144,15 +144,11 @@ class ServedModels:
     @cached_property
     def priors(self) -> dict[ModelName, list[PartyPrior]]:
         """User priors: a joint one of the federated models, a separate one of each party alone."""
-        return {
-            name: fit_user_prior(models, self._data, ranks=self.ranks)
-            if name == FEDERATED
-            else [
-                fit_user_prior([model], [own], ranks=self.ranks)[0]
-                for model, own in zip(models, self._data, strict=True)
-            ]
-            for name, models in self.by_name.items()
-        }
+        priors = {FEDERATED: fit_user_prior(self.by_name[FEDERATED], self._data, ranks=self.ranks)}
+        if ALONE in self.by_name:
+            pairs = zip(self.by_name[ALONE], self._data, strict=True)
+            priors[ALONE] = [fit_user_prior([model], [own], ranks=self.ranks)[0] for model, own in pairs]
+        return priors
 
     def fold_in(
         self, name: ModelName, rated: Sequence[UserRatings], parties: Iterable[int]

@@ -370,12 +370,7 @@ def make_lists(
 
 
 def find_similar(
-    catalogue: Catalogue,
-    party: int,
-    item: int,
-    parties: Sequence[int],
-    k: int,
-    filters: Filters = NO_FILTERS,
+    catalogue: Catalogue, party: int, item: int, parties: Sequence[int], k: int, filters: Filters = NO_FILTERS
 ) -> list[SimilarItem]:
     """Return the k items most similar to `item`, by the cosine of item directions in taste space.
 
