@@ -28,8 +28,7 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.serving.catalogue import Catalogue, IdIndex
 from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankingQuery
-from verfedgnn.serving.run_answers import write_table
-from verfedgnn.serving.run_answers import describe_run
+from verfedgnn.serving.run_answers import describe_run, write_table
 from verfedgnn.serving.split_test import FEDERATED
 from verfedgnn.training.simple_models import ease_model
 
