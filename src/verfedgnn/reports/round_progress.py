@@ -84,8 +84,8 @@ class RoundProgress:
         self.console = error_console()
         self.unit = unit
         self.hidden = hidden
-        self.plain = not hidden and not drawable(self.console)
         self.plan = TrainingPlan()
+        seen = not hidden and drawable(self.console)
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -94,16 +94,17 @@ class RoundProgress:
             TextColumn("{task.fields[left]}"),
             console=self.console,
             transient=transient,
-            disable=hidden or self.plain,
+            disable=not seen,
         )
+        self.plain = not hidden and not seen
         self.tasks: dict[str, TaskID] = {}
         self.last = ""
         """The line of the current training that is printed when it ends."""
         self.printed = 0
-        """Tenths of the current training that were printed, the last of them at `printed_at`."""
         self.printed_at = 0.0
-        self.started = self.began = 0.0
-        """When the first training began, and the current one, whose first report was after `first` rounds."""
+        self.started = 0.0
+        """When the first training began."""
+        self.began = 0.0
         self.first = 0.0
         self.valid = ""
 
@@ -118,13 +119,13 @@ class RoundProgress:
 
     def _close(self) -> None:
         """Fill the bar of a training that stopped before its last round, and print its last line."""
-        early = ""
         for task in self.bar.tasks:
             early = "" if task.finished else " (no longer improving)"
-            note = f"{task.fields['note'].rstrip()}{early}".strip()
-            self.bar.update(task.id, total=task.completed, note=note, left="")
-        if self.last:
-            self._print(f"{self.last}{early}")
+            self.bar.update(
+                task.id, total=task.completed, note=f"{task.fields['note'].rstrip()}{early}".strip(), left=""
+            )
+            if self.last and task.id == list(self.tasks.values())[-1]:
+                self._print(f"{self.last}{early}")
         self.last = ""
 
     def line(self, text: str) -> None:
@@ -155,12 +156,14 @@ class RoundProgress:
         self.bar.update(self.tasks[label], completed=done, note=note, left=left)
         if not self.plain:
             return
-        self.last = f"{name}: {done:.0f}/{total} {self.unit}  {note}".rstrip()
+        tenth = int(10 * done // total)
+        line = f"{name}: {done:.0f}/{total} {self.unit}  {note}".rstrip()
+        self.last = line
         late = not self.plan.steps or time.monotonic() - self.printed_at >= STEP_SECONDS
-        if int(10 * done // total) > self.printed and done < total and late:
-            self.printed = int(10 * done // total)
+        if tenth > self.printed and done < total and late:
+            self.printed = tenth
             self.printed_at = time.monotonic()
-            self._print(f"{self.last}  {left}".rstrip())
+            self._print(f"{line}  {left}".rstrip())
 
     def _begin(self, label: str, done: float, task: TaskID) -> None:
         self.began = time.monotonic()
@@ -206,9 +209,10 @@ class NotebookProgress(RoundProgress):
             return
         self.shown = now
         left = self._describe_left(label, done, total)
-        words = f"{label}  {done:.0f}/{total} {self.unit}  {note}".rstrip() + f"  {left}".rstrip()
-        bar = f'<progress value="{done}" max="{total}"></progress>'
-        self.cell.update(self.html(f"{bar} {html_escape(words)}"))
+        words = html_escape(
+            f"{label}  {done:.0f}/{total} {self.unit}  {note}".rstrip() + f"  {left}".rstrip()
+        )
+        self.cell.update(self.html(f'<progress value="{done}" max="{total}"></progress> {words}'))
 
 
 @contextmanager
