@@ -24,17 +24,16 @@ _REPEAT_SECONDS = 60.0
 
 def log_event(event: str, **fields: Any) -> None:
     """Log an event. Fields that are None are left out; text, which a peer may have written, is made printable."""
-    _log(logging.INFO, event, fields)
+    EVENTS.info(event, extra=_make_extra(fields))
 
 
 def log_warning(event: str, **fields: Any) -> None:
     """Log an event that an operator should look at."""
-    _log(logging.WARNING, event, fields)
+    EVENTS.warning(event, extra=_make_extra(fields))
 
 
-def _log(level: int, event: str, fields: Mapping[str, Any]) -> None:
-    shown = {key: _shorten(value) for key, value in fields.items() if value is not None}
-    EVENTS.log(level, event, extra={"fields": shown})
+def _make_extra(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"fields": {key: _shorten(value) for key, value in fields.items() if value is not None}}
 
 
 def _shorten(value: Any) -> Any:
@@ -67,9 +66,8 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the JSON object of a record."""
-        level = record.levelname.lower()
-        head = {"time": _utc(record.created), "level": level, "event": record.getMessage()}
-        return json.dumps(head | getattr(record, "fields", {}))
+        fields = getattr(record, "fields", {})
+        return _json_line(record.created, record.levelname.lower(), record.getMessage(), fields)
 
 
 class TextLines(logging.Formatter):
@@ -87,6 +85,17 @@ def event_text(event: str, fields: Mapping[str, Any]) -> str:
     return event + "".join(f"  {key}={_format_field(value)}" for key, value in fields.items())
 
 
+def _format_field(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _json_line(moment: float, level: str, event: str, fields: Mapping[str, Any]) -> str:
+    when = datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"time": when, "level": level, "event": event, **fields})
+
+
 class _PlainText(io.TextIOBase):
     """A stream that writes each line of plain text, such as an error of the command, as a JSON object to another stream."""
 
@@ -99,8 +108,7 @@ class _PlainText(io.TextIOBase):
         *lines, self._begun = (self._begun + text).split("\n")
         for line in filter(str.strip, lines):
             level = next((name for name in ("error", "warning") if line.startswith(f"{name}:")), "info")
-            head = {"time": _utc(time.time()), "level": level, "event": line.removeprefix(f"{level}: ")}
-            self.stream.write(json.dumps(head) + "\n")
+            self.stream.write(_json_line(time.time(), level, line.removeprefix(f"{level}: "), {}) + "\n")
         return len(text)
 
     def flush(self) -> None:
@@ -119,13 +127,3 @@ def configure_log(*, as_json: bool, level: str) -> None:
     if as_json:
         sys.stderr = cast(TextIO, _PlainText(stream))
         sys.excepthook = lambda *error: EVENTS.critical("".join(traceback.format_exception(*error)))
-
-
-def _utc(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
-
-
-def _format_field(value: Any) -> str:
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
