@@ -80,11 +80,11 @@ def read_key(path: Path) -> Key:
     """Read a private key; raise `ConfigError` if other users can read its file."""
     remedy = "pass the file that verfedgnn wrote"
     try:
-        key = load_key(read_private(path), None)
+        pem = read_private(path)
     except OSError as error:
         raise CertificateError(f"cannot read the key {path}: {error.strerror or error}") from None
-    except ConfigError:
-        raise
+    try:
+        key = load_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise CertificateError(f"{path} holds no unencrypted private key in PEM; {remedy}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
@@ -275,13 +275,14 @@ def pinned_tls(roster: Mapping[str, str], refused: Callable[[str], None]) -> typ
         def do_handshake(self) -> None:
             try:
                 super().do_handshake()
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                raise
             except ssl.SSLError as error:
-                refused(f"TLS handshake failed ({error_reason(error)})")
+                if not isinstance(error, ssl.SSLWantReadError | ssl.SSLWantWriteError):
+                    refused(f"TLS handshake failed ({error_reason(error)})")
                 raise
             if peer_fingerprint(self) not in roster:
-                reason = f"the certificate of {_common_name(self)} is not in the roster"
+                subject: Any = (self.getpeercert() or {}).get("subject", ())  # the authority signed it
+                names = (value for part in subject for key, value in part if key == "commonName")
+                reason = f"the certificate of {next(names, 'an unnamed peer')} is not in the roster"
                 refused(reason)
                 raise ssl.SSLCertVerificationError(reason)
 
@@ -291,12 +292,6 @@ def pinned_tls(roster: Mapping[str, str], refused: Callable[[str], None]) -> typ
 def peer_fingerprint(tls: ssl.SSLObject) -> str:
     """Return the SHA-256 of the certificate of the other end."""
     return hashlib.sha256(tls.getpeercert(binary_form=True) or b"").hexdigest()
-
-
-def _common_name(tls: ssl.SSLObject) -> str:
-    """Return the name in the peer's certificate, which the authority signed."""
-    parts: Any = (tls.getpeercert() or {}).get("subject", ())
-    return next((value for part in parts for key, value in part if key == "commonName"), "an unnamed peer")
 
 
 def error_reason(error: OSError) -> str:

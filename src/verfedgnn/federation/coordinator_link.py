@@ -19,7 +19,6 @@ from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.transcript import (
     ALIGNMENT,
     CONTRIBUTORS,
-    TRAINING_NAME,
     Statements,
     Transcript,
     mark_message,
@@ -172,9 +171,7 @@ class CoordinatorLink:
         known = self._largest_array if msg.kind_of(data) is msg.RoundStart else None
         mark = mark_message((data,))
         try:
-            message = msg.decode(
-                data, min(64 * len(data), self.transport.largest) if known is None else known
-            )
+            message = msg.decode(data, known or min(64 * len(data), self.transport.largest))
         except ProtocolError:
             self.transcript.record("in", COORDINATOR, None, mark, self.stage)
             raise
@@ -199,7 +196,6 @@ class CoordinatorLink:
             "state": "gathering" if self.waits_for else "aligning",
             "waits_for": self.waits_for,
             "waits_since": self.waits_since,
-            "bytes": sizes,
             "parties": {
                 self.name: {"here": False, "joined": self.connected, **sizes},
                 COORDINATOR: {**coordinator, "up": 0, "down": 0},
@@ -223,7 +219,7 @@ def common_statements(message: msg.Message, model: Model | None) -> Statements:
             return {f"rows {message.session}": {"the number of users": message.users}}
         case msg.Welcome():
             training = {
-                TRAINING_NAME: message.training,
+                "the name of the training": message.training,
                 "the configuration": message.config,
                 "the numbers of items": message.items,
                 "the number of ratings": message.ratings,

@@ -144,7 +144,7 @@ class CoordinatorService:
 
     def _join_figures(self) -> None:
         """Report the figures of every training in those of the one whose folder holds its folder."""
-        files = {stage.stage.place: stage.store.metrics for stage in self.stages}
+        files = {stage.stage.place: stage.record.metrics for stage in self.stages}
         for place in reversed(list(files)[1:]):
             outer, _, name = place.rpartition("/")
             into, figures = (json.loads(files[one].read_text("utf-8")) for one in (outer, place))
@@ -391,7 +391,6 @@ class CoordinatorService:
     def status(self) -> dict[str, Any]:
         """Return the present status."""
         state, names, since, then = self._situation()
-        ledgers = [stage.record.ledger for stage in self.stages]
         return {
             "ready": True,
             "state": state,
@@ -399,7 +398,6 @@ class CoordinatorService:
             "waits_for": names,
             "waits_since": _wall_clock(since) if names else None,
             "next": then or None,
-            "bytes": {way: sum(ledger.total(way) for ledger in ledgers) for way in ("up", "down")},
             "parties": {name: self._party_status(name) for name in self.names},
         }
 

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verfedgnn.config.rules import fewest_parties_in_sum
 from verfedgnn.core.errors import ProtocolError, RunError
-from verfedgnn.core.files import writing
 from verfedgnn.federation.agreement import Stage
 from verfedgnn.federation.event_log import log_event, log_warning
-from verfedgnn.federation.stores import CoordinatorStore, TrainingRecord
+from verfedgnn.federation.stores import TrainingRecord
 from verfedgnn.privacy.protections import SumError
 from verfedgnn.protocol.coordinator import ClosedRound, Coordinator
 from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, Refused, Waiting
 from verfedgnn.protocol.states import CoordinatorState
-from verfedgnn.runs.metrics_file import history_entry, round_seconds
-from verfedgnn.runs.run import write_history
+from verfedgnn.runs.metrics_file import history_entry
 
 if TYPE_CHECKING:
     from verfedgnn.federation.coordinator_service import CoordinatorService
@@ -79,10 +77,8 @@ class CoordinatorStage:
         self._round_began = 0.0
         self._finish_deadline: float | None = None
         """Time until which absent parties may fetch the result; None while training."""
-        self.store = CoordinatorStore(stage.folder(run), agreement.digest(), stage.config)
-        restored = self.store.restore(self.coordinator)
-        self.record = restored or TrainingRecord()
-        if restored is not None:
+        self.record = TrainingRecord(stage.folder(run), agreement.digest(), stage.config)
+        if self.record.restore(self.coordinator):
             self._log("resuming from checkpoint", round=self.coordinator.round)
 
     def _log(self, event: str, **fields: Any) -> None:
@@ -313,16 +309,14 @@ class CoordinatorStage:
         if closed.valid_error is not None and self.stage.continues is None:  # all ratings train
             error = closed.valid_error
             entry = history_entry(closed.round, error, coordinator.config, record.ledger, record.seconds)
-            record.history.append(entry)
-            with writing(self.store.folder):
-                write_history(self.store.folder, record.history)
+            record.add_validation(entry)
             about = {"of": coordinator.rounds, "valid_error": error, "best": coordinator.best.error}
             self._log("validated", round=closed.round, **about)
         self.service.publisher.close_round()
         self._write_checkpoint()  # parties repeat the open round only
 
     def _write_checkpoint(self) -> None:
-        self.store.write_checkpoint(self.coordinator, self.record)
+        self.record.write_checkpoint(self.coordinator)
         self.service.transcript.sign()
 
     # -- the end -----------------------------------------------------------------------------------------
@@ -396,7 +390,7 @@ class CoordinatorStage:
     def _note_result(self, *names: str) -> None:
         """Write the result, and which parties have it; `names` are the new ones."""
         self.record.finished.update(names)
-        self.store.write_result(self.coordinator, self.record, dict(self.service.offences))
+        self.record.write_result(self.coordinator, dict(self.service.offences))
 
     # -- status ------------------------------------------------------------------------------------------
 
@@ -438,10 +432,7 @@ class CoordinatorStage:
             "rounds": coordinator.rounds if coordinator.began else None,
             "valid_error": coordinator.config.error_of(record.history[-1]) if record.history else None,
             "best_error": coordinator.best.error if coordinator.best.round else None,
-            "best_round": coordinator.best.round,
-            "seconds": round_seconds(record.seconds),
             "repeats": record.repeats,
-            "abandoned": record.abandoned,
         }
 
 

@@ -42,7 +42,7 @@ from verfedgnn.protocol.user_alignment import PartyAlignment, check_user_count, 
 from verfedgnn.runs.checkpoint import CheckpointSlots
 from verfedgnn.runs.forget_record import ForgottenUsers, gather_forgotten
 from verfedgnn.runs.ledger import Ledger
-from verfedgnn.runs.metrics_file import history_entry, round_seconds
+from verfedgnn.runs.metrics_file import history_entry
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run import Run, read_history, write_history
@@ -50,6 +50,8 @@ from verfedgnn.runs.run_before import find_before, read_before, recorded_before,
 from verfedgnn.runs.run_folder import FORGOTTEN
 from verfedgnn.training.finished import Trained, make_run
 from verfedgnn.training.simple_models import liked
+
+MaskMessage = msg.ShareRequest | msg.RoundShares | msg.Survivors
 
 
 class Realign(Exception):
@@ -175,9 +177,8 @@ def align_party(
         log_warning(f"left out {count}; remove them from your own data, too")
         ratings = ratings.select_users(~gone)
     data, alignment = _align(ratings, identity, link, each, pad_to)
-    (prepared,) = prepare(
-        [data], identity.agreement.config, torch.device("cpu"), secrets=[store.withholding_secret]
-    )
+    config, secrets = identity.agreement.config, [store.withholding_secret]
+    (prepared,) = prepare([data], config, torch.device("cpu"), secrets=secrets)
     store.save_alignment(prepared, alignment)
     if forgotten.hashes:
         ForgottenUsers(forgotten.hashes).write(store.folder / FORGOTTEN)
@@ -359,9 +360,7 @@ class PartyService:
             self._join(message)
         elif isinstance(message, msg.Finish) and event is PartyEvent.SKIP:
             self._skip(message)
-        elif isinstance(
-            message, msg.RoundStart | msg.Finish | msg.ShareRequest | msg.RoundShares | msg.Survivors
-        ):
+        elif isinstance(message, msg.RoundStart | msg.Finish | MaskMessage):
             if self.party is None:
                 raise ProtocolError("the coordinator goes on without parties that can take part")
             if isinstance(message, msg.RoundStart):
@@ -394,9 +393,7 @@ class PartyService:
             self._record_validation(message.round, mean_error(reply.error, reply.count, self.config))
         self.publisher.close_round()
 
-    def _answer_masks(
-        self, party: Party, message: msg.ShareRequest | msg.RoundShares | msg.Survivors
-    ) -> None:
+    def _answer_masks(self, party: Party, message: MaskMessage) -> None:
         if isinstance(message, msg.Survivors) and message.signatures is None:
             lost = len(self.identity.agreement.parties) - len(message.survivors)
             if lost and self.config.training.participation == 1:
@@ -497,8 +494,6 @@ class PartyService:
             "rounds": None if self.party is None else self.party.replica.rounds,
             "valid_error": errors[-1] if errors else None,
             "best_error": min(errors, default=None),
-            "seconds": round_seconds(self.seconds),
             "repeats": self.repeats,
             "epsilon_spent": self.ledger.epsilon,
-            "bytes": sizes,
         }

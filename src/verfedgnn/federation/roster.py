@@ -62,9 +62,8 @@ def create_federation(
     except CertificateError as error:
         raise ConfigError(f"{error}; set the name of the federation with --name") from None
     key, coordinator = _new_coordinator(authority_key, authority)
-    agreement = build_agreement(
-        {**rules, "config": config, "authority": authority, "coordinator": coordinator}
-    )
+    members = {"authority": authority, "coordinator": coordinator}
+    agreement = build_agreement({**rules, "config": config, **members})
     _new_folder(folder)
     c.write_secret(folder / AUTHORITY_KEY, c.key_pem(authority_key))
     c.write_secret(folder / COORDINATOR_KEY, c.key_pem(key))

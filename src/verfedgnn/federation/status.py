@@ -178,12 +178,12 @@ def _age(status: dict[str, Any], moment: float) -> str:
 
 def _format_value(status: dict[str, Any], key: str) -> str:
     value = status.get(key)
-    if value is None:
+    if value is None or value == []:
         return "–"
     if key == "waits_since":
         return f"{_age(status, value)} ago"
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "–"
+        return ", ".join(map(str, value))
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
@@ -286,10 +286,8 @@ def _serve(publisher: StatusPublisher, address: tuple[str, int]) -> _StatusServe
     try:
         server = _StatusServer(publisher, address)
     except OSError as error:
-        where = f"{address[0]}:{address[1]}"
-        raise ConfigError(
-            f"cannot serve the status at {where}: {error.strerror}; use another --status"
-        ) from None
+        problem = f"cannot serve the status at {address[0]}:{address[1]}: {error.strerror}"
+        raise ConfigError(f"{problem}; use another --status") from None
     threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
     return server
 

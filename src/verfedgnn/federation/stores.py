@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,32 +52,26 @@ _FIGURES = ("best_round", "seconds", "ratings", "privacy")
 """Fields of a party's result that are stored as they are."""
 
 
-@dataclass
 class TrainingRecord:
-    """What the coordinator has recorded of a training so far, besides the state of the protocol."""
-
-    ledger: Ledger = field(default_factory=Ledger)
-    history: list[dict[str, Any]] = field(default_factory=list)
-    """Validations, in the order of their rounds."""
-    seconds: float = 0.0
-    """Time spent in rounds."""
-    repeats: int = 0
-    """Number of restarted rounds."""
-    abandoned: int = 0
-    """Number of rounds without an update."""
-    finished: set[str] = field(default_factory=set)
-    """Parties that have received the result."""
-    ended: str | None = None
-    """Why the training ended before its last round; None if it did not."""
-
-
-class CoordinatorStore:
-    """The state of one training that survives a restart of the coordinator."""
+    """What the coordinator has recorded of one training, in memory and in the folder from which it resumes."""
 
     def __init__(self, folder: Path, agreement: str, config: Config) -> None:
         """Create the folder for the agreement with that digest; raise `RunError` if it belongs to another one."""
         self.folder = folder
         self.config = config
+        self.ledger = Ledger()
+        self.history: list[dict[str, Any]] = []
+        """Validations, in the order of their rounds."""
+        self.seconds = 0.0
+        """Time spent in rounds."""
+        self.repeats = 0
+        """Number of restarted rounds."""
+        self.abandoned = 0
+        """Number of rounds without an update."""
+        self.finished: set[str] = set()
+        """Parties that have received the result."""
+        self.ended: str | None = None
+        """Why the training ended before its last round; None if it did not."""
         self.metrics = folder / "metrics.json"
         self._checkpoints = CheckpointSlots(folder / "checkpoint")
         mark = folder / _MARK
@@ -90,53 +84,57 @@ class CoordinatorStore:
             write_bytes(folder / "config.toml", config.to_toml().encode())
             write_bytes(mark, f"{agreement}\n".encode())
 
-    def restore(self, coordinator: Coordinator) -> TrainingRecord | None:
-        """Load the last checkpoint into `coordinator` and return its record; None if there is nothing to resume.
+    def restore(self, coordinator: Coordinator) -> bool:
+        """Load the last checkpoint, also into `coordinator`; return whether there is anything to resume.
 
         A training that was cancelled before it started has figures and no checkpoint.
         """
+        if self.metrics.is_file():
+            metrics = json.loads(self.metrics.read_text("utf-8"))
+            self.finished = {party["name"] for party in metrics["parties"] if party["has_result"]}
+            self.ended = metrics.get("ended")
         checkpoint = self._checkpoints.read()
-        metrics = json.loads(self.metrics.read_text("utf-8")) if self.metrics.is_file() else None
-        if checkpoint is None and metrics is None:
-            return None
-        record = TrainingRecord()
-        if metrics is not None:
-            record.finished = {party["name"] for party in metrics["parties"] if party["has_result"]}
-            record.ended = metrics.get("ended")
-        if checkpoint is not None:
-            coordinator.restore(checkpoint.state)
-            record.ledger = Ledger.from_dict(checkpoint.values["ledger"])
-            for name in _KEPT:
-                setattr(record, name, checkpoint.values[name])
-            if (self.folder / "history.jsonl").is_file():
-                record.history = [e for e in read_history(self.folder) if e["round"] <= coordinator.round]
-        return record
+        if checkpoint is None:
+            return self.metrics.is_file()
+        coordinator.restore(checkpoint.state)
+        self.ledger = Ledger.from_dict(checkpoint.values["ledger"])
+        for name in _KEPT:
+            setattr(self, name, checkpoint.values[name])
+        if (self.folder / "history.jsonl").is_file():
+            self.history = [e for e in read_history(self.folder) if e["round"] <= coordinator.round]
+        return True
 
-    def write_checkpoint(self, coordinator: Coordinator, record: TrainingRecord) -> None:
+    def add_validation(self, entry: dict[str, Any]) -> None:
+        """Record a validation."""
+        self.history.append(entry)
+        with writing(self.folder):
+            write_history(self.folder, self.history)
+
+    def write_checkpoint(self, coordinator: Coordinator) -> None:
         """Write the state of the protocol and the record."""
-        values = {"ledger": record.ledger.to_dict(), **{name: getattr(record, name) for name in _KEPT}}
+        values = {"ledger": self.ledger.to_dict(), **{name: getattr(self, name) for name in _KEPT}}
         self._checkpoints.write(coordinator.round, coordinator.checkpoint(), values)
 
-    def write_result(self, coordinator: Coordinator, record: TrainingRecord, refused: dict[str, int]) -> None:
+    def write_result(self, coordinator: Coordinator, refused: dict[str, int]) -> None:
         """Write the public parameters of the best round, the ledger and the figures."""
         best = coordinator.best
         metrics = {
             "valid": self.config.judged(best.error) if best.round else None,
-            **summarise_cost(record.ledger, coordinator.round, len(coordinator.names), record.seconds),
+            **summarise_cost(self.ledger, coordinator.round, len(coordinator.names), self.seconds),
             "best_round": best.round,
             "public": coordinator.public_digest,
-            "parties": [{"name": name, "has_result": name in record.finished} for name in coordinator.names],
-            "repeats": record.repeats,
-            "abandoned": record.abandoned,
+            "parties": [{"name": name, "has_result": name in self.finished} for name in coordinator.names],
+            "repeats": self.repeats,
+            "abandoned": self.abandoned,
             "refused": refused,
             "config": self.config.fingerprint(),
             "seed": self.config.seed,
         }
-        if record.ended is not None:
-            metrics["ended"] = record.ended
+        if self.ended is not None:
+            metrics["ended"] = self.ended
         with writing(self.folder):
             write_public(self.folder, coordinator.public)
-            write_json(self.folder / "ledger.json", record.ledger.to_dict())
+            write_json(self.folder / "ledger.json", self.ledger.to_dict())
             write_json(self.metrics, metrics)
 
 

@@ -50,10 +50,8 @@ ALIGNMENT = "alignment"
 Statements = dict[str, dict[str, Any]]
 """What the coordinator must say to all parties alike: values with named fields, by subject."""
 
-ALIGNMENT_NAME = "the name of the alignment"
-TRAINING_NAME = "the name of the training"
 CONTRIBUTORS = "the parties in the sum of gradients"
-"""Fields of statements; the others are named where the statements are made, in words that a check can show."""
+"""A field of a statement; the others are named where the statements are made, in words that a check can show."""
 
 _FLUSH_SECONDS = 1.0
 _SHA256 = "^[0-9a-f]{64}$"
@@ -322,26 +320,20 @@ class _View:
 
     def __init__(self, transcript: CheckedTranscript) -> None:
         self.name = transcript.name
-        self.told: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-        """Distinct values by stage, training and subject; under no training, the names of the alignment and the trainings."""
-        self.trainings: dict[str, str] = {}
-        """Name of the last training by stage."""
-        self.replied: set[tuple[str, str, int]] = set()
-        """Stage, training and round of its replies with a gradient."""
+        self.told: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        """Distinct values by stage and subject; of the alignments, the last one counts."""
+        self.replied: set[tuple[str, int | None]] = set()
+        """Stage and round of its replies with a gradient."""
         for entry in transcript.entries:
-            stage, common = entry.stage or ALIGNMENT, entry.common or {}
-            if entry.kind == ALIGNMENT and entry.values is not None:  # the last alignment and training count
-                self.told[ALIGNMENT, "", "name"] = [{ALIGNMENT_NAME: str(entry.values.get("name"))}]
-            if "training" in common:
-                self.trainings[stage] = str(common["training"].get(TRAINING_NAME))
-                self.told[stage, "", "training"] = [{TRAINING_NAME: self.trainings[stage]}]
-            training = self.trainings.get(stage, "")
-            for subject, value in common.items():
-                values = self.told.setdefault((stage, training, subject), [])
+            stage = entry.stage or ALIGNMENT
+            if entry.kind == ALIGNMENT and entry.values is not None:
+                self.told[ALIGNMENT, "name"] = [{"the name of the alignment": entry.values.get("name")}]
+            for subject, value in (entry.common or {}).items():
+                values = self.told.setdefault((stage, subject), [])
                 if value not in values:
                     values.append(value)
-            if (entry.way, entry.kind) == ("out", "RoundReply") and entry.round is not None:
-                self.replied.add((stage, training, entry.round))
+            if (entry.way, entry.kind) == ("out", RoundReply.__name__):
+                self.replied.add((stage, entry.round))
 
 
 def compare_transcripts(transcripts: Sequence[CheckedTranscript], agreement: Agreement) -> list[Difference]:
@@ -396,7 +388,7 @@ def _compare_statements(views: Sequence[_View], names: Sequence[str]) -> Iterato
             one, other = (each.told[key][-1] for each in (reference, view))
             what = next((name for name in one if one[name] != other.get(name)), next(iter(other), ""))
             first, second = (_show(value.get(what), what, names) for value in (one, other))
-            round = _round_of(key[2])
+            round = _round_of(key[1])
             between = f"differs between {reference.name} and {view.name}"
             values = f"{reference.name} has {first}, {view.name} has {second}"
             text = f"{_where(key[0], round)}: {what} {between}: {values}"
@@ -407,12 +399,12 @@ def _compare_replies(views: Sequence[_View], names: Sequence[str]) -> Iterator[D
     """Find sums that name a party as a contributor whose transcript has no reply in that round."""
     by_name = {view.name: view for view in views}
     for teller in views:
-        for (stage, training, subject), values in teller.told.items():
+        for (stage, subject), values in teller.told.items():
             round = _round_of(subject)
-            if round is None or not subject.startswith("update "):
+            if not subject.startswith("update "):
                 continue
             for name in (names[index] for index in values[-1].get(CONTRIBUTORS, []) if index < len(names)):
-                if name in by_name and (stage, training, round) not in by_name[name].replied:
+                if name in by_name and (stage, round) not in by_name[name].replied:
                     told = f"the sum of gradients that {teller.name} received includes {name}"
                     gap = f"the transcript of {name} has no reply in that round"
                     text = f"{_where(stage, round)}: {told}, but {gap}"

@@ -1,9 +1,7 @@
 """A site of a job: what it keeps to itself, and what the controller and the executor share of their cells and FLARE's log.
 
-`local/verfedgnn.toml` in its FLARE workspace names its federation folder and its data.
-
-Nothing of it is part of a job. In texts, `{site}` is replaced by the name of the site, so that one file can serve all sites of a
-simulation.
+`local/verfedgnn.toml` in its FLARE workspace names its federation folder and its data. Nothing of it is part of a job. In it,
+`{site}` is replaced by the name of the site, so that one file can serve all sites of a simulation.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ def read_site_settings(local: Path, site: str) -> SiteSettings:
     """Return the settings of a site from the folder `local` of its FLARE workspace."""
     file = local / SITE_FILE
     try:
-        values = tomllib.loads(file.read_text("utf-8"))
+        values = tomllib.loads(file.read_text("utf-8").replace("{site}", site))
     except FileNotFoundError:
         raise ConfigError(
             f"{site} has no {file}; create it with `verfedgnn flare site WORKSPACE --federation FOLDER`"
@@ -76,7 +74,7 @@ def read_site_settings(local: Path, site: str) -> SiteSettings:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {error}") from None
     try:
-        return SiteSettings.model_validate(_fill_site(values, site))
+        return SiteSettings.model_validate(values)
     except ValidationError as error:
         raise ConfigError(f"{file}: {explain_invalid(error)}") from None
 
@@ -114,14 +112,6 @@ def allow_classes(resources: dict[str, Any]) -> None:
 
     allowed = resources.setdefault("class_allow_list", list(DEFAULT_CLASS_ALLOW_LIST))
     allowed += [name for name in ALLOWED_CLASSES if name not in allowed]
-
-
-def _fill_site(value: Any, site: str) -> Any:
-    if isinstance(value, str):
-        return value.replace("{site}", site)
-    if isinstance(value, dict):
-        return {key: _fill_site(part, site) for key, part in value.items()}
-    return value
 
 
 # -- what the controller and the executor of a job share -----------------------------------------------
