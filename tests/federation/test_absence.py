@@ -175,7 +175,7 @@ def test_a_fresh_folder_does_not_join_in_a_partys_name(
     federated = lose_in_round(tmp_path, small_parties, 5, settings(), absent=Absence(deadline=3))
     gone, other, _ = federated.parties
     wait_until(
-        lambda: SERVER in federated.services and federated.services[SERVER].stage.waiting_for is not None
+        lambda: SERVER in federated.services and federated.services[SERVER].stage.lacks_since is not None
     )
     shutil.rmtree(tmp_path / f"run-{gone}")
     federated.hub.wires[SERVER].events.put(TransportEvent("second", other))

@@ -51,11 +51,9 @@ class CoordinatorStage:
     """One training, from the first Hello to the last Finished; it resumes from the checkpoint in its folder."""
 
     def __init__(self, stage: Stage, service: CoordinatorService, run: Path, *, device: str = "cpu") -> None:
-        agreement = service.agreement
+        self.agreement = agreement = service.agreement
         self.stage = stage
         self.service = service
-        self.absent = agreement.absent
-        self.timeouts = agreement.timeouts
         self.coordinator = Coordinator(
             stage.config,
             [party.name for party in agreement.parties],
@@ -68,10 +66,8 @@ class CoordinatorStage:
         self.greeted: set[str] = set()
         """Parties that said hello to this training on their present connection."""
         self.search = LiarSearch()
-        self.waiting_for: list[str] | None = None
-        """Missing parties without which no round can start; None if there are enough."""
-        self._lacks_since: float | None = None
-        """Time at which the training began to lack parties; None if it does not."""
+        self.lacks_since: float | None = None
+        """Time since which no round can start, because parties are missing; None if there are enough."""
         self._asked = 0.0
         """Time at which the last messages of the open round were sent."""
         self._round_began = 0.0
@@ -109,7 +105,6 @@ class CoordinatorStage:
     def _admit_greeted(self) -> None:
         """Welcome all parties that said hello and do not take part yet."""
         coordinator = self.coordinator
-        self.waiting_for = None
         if not coordinator.round:
             self._write_checkpoint()  # from now on parties know this training by its name
         for name in coordinator.names:
@@ -169,31 +164,26 @@ class CoordinatorStage:
     def _open_if_ready(self) -> bool:
         """Open or restart a round if enough parties are present; return whether to go on."""
         if not self.coordinator.ready:
-            return self._wait_for_parties()
+            return self._act_on_absence()
         self._open_round()
         return True
 
-    def _wait_for_parties(self) -> bool:
-        """Note the missing parties, and act if they were missing for the agreed time; return whether to go on."""
-        self.waiting_for = self.missing
-        return self._act_on_absence()
-
     def _act_on_absence(self) -> bool:
         """Finish, or continue with fewer parties, if parties were missing for the agreed time; return whether to go on."""
-        now = time.monotonic()
-        if self._lacks_since is None:
-            self._lacks_since = now
-        if not self.absent.deadline or now < self._lacks_since + self.absent.deadline:
+        absent, now = self.agreement.absent, time.monotonic()
+        if self.lacks_since is None:
+            self.lacks_since = now
+        if not absent.deadline or now < self.lacks_since + absent.deadline:
             return False
         members = self.coordinator.members
-        if self.absent.then == "continue" and self.coordinator.began:
-            fewest = self.service.agreement.smallest_sum
+        if absent.then == "continue" and self.coordinator.began:
+            fewest = self.agreement.smallest_sum
             if not fewest <= len(members.present) < members.quorum:
                 return False
             self._warn("continuing without parties", missing=self.missing, needed=fewest)
             members.quorum = fewest
         else:
-            self.end(f"{', '.join(self.missing)} stayed away for {self.absent.deadline:g} s")
+            self.end(f"{', '.join(self.missing)} stayed away for {absent.deadline:g} s")
         return True
 
     def _open_round(self, among: list[int] | None = None) -> None:
@@ -203,12 +193,11 @@ class CoordinatorStage:
         """
         coordinator = self.coordinator
         members = coordinator.members
-        if self.waiting_for is not None:
+        if self.lacks_since is not None:
             log_event("enough parties are here", round=coordinator.round)
-            self.waiting_for = None
-        self._lacks_since = None
-        if len(members.present) >= self.service.agreement.quorum:
-            members.quorum = self.service.agreement.quorum
+            self.lacks_since = None
+        if len(members.present) >= self.agreement.quorum:
+            members.quorum = self.agreement.quorum
         restarted = bool(coordinator.open_parties)
         starts = coordinator.open(self.search.choose_parties(coordinator) if among is None else among)
         if restarted:
@@ -231,9 +220,9 @@ class CoordinatorStage:
     def _continue_round(self) -> bool:
         """Take the next step of the open round; return whether there was one to take."""
         coordinator = self.coordinator
-        if time.monotonic() > self._asked + self.timeouts.reply:
+        if time.monotonic() > self._asked + self.agreement.timeouts.reply:
             for name in set(coordinator.due) - coordinator.members.slow:
-                self._warn("party is late", party=name, seconds=self.timeouts.reply)
+                self._warn("party is late", party=name, seconds=self.agreement.timeouts.reply)
                 coordinator.lose(name, slow=True)
         due = coordinator.due
         absent = coordinator.absent
@@ -260,7 +249,7 @@ class CoordinatorStage:
         elif coordinator.ready:
             self._abandon("a party of the only possible sum was lost")
         else:
-            return self._wait_for_parties()
+            return self._act_on_absence()
         return True
 
     def _settle_commitments(self) -> bool:
@@ -339,9 +328,9 @@ class CoordinatorStage:
         """Write the result and send it to all connected parties; the others get it when they join again."""
         coordinator = self.coordinator
         messages = self._last_messages()
-        seconds = self.timeouts.finish
+        seconds = self.agreement.timeouts.finish
         if self is not self.service.stages[-1] and self.record.ended is None:
-            seconds = self.absent.deadline or math.inf  # the next training needs every party
+            seconds = self.agreement.absent.deadline or math.inf  # the next training needs every party
         self._finish_deadline = time.monotonic() + seconds
         if not coordinator.began:
             self._warn("no lists are trained", reason=self.record.ended)
@@ -398,25 +387,25 @@ class CoordinatorStage:
     def stalled(self) -> list[str]:
         """Parties whose answer the open round needs and that have been silent for unusually long."""
         usual = 5 * (self.service.publisher.seconds_per_round or 0.0)
-        patience = min(self.timeouts.reply, max(STALL_SECONDS, usual))
+        patience = min(self.agreement.timeouts.reply, max(STALL_SECONDS, usual))
         if not self.coordinator.open_parties or time.monotonic() < self._asked + patience:
             return []
         return self.coordinator.due
 
     def situation(self) -> Situation:
         """Return what a training does that began and is not over, and for whom it waits."""
-        members = self.coordinator.members
+        members, absent = self.coordinator.members, self.agreement.absent
         then = ""
-        if self.absent.deadline:
+        if absent.deadline:
             act = {"finish": "ends with its best model", "continue": "continues without them if it can"}
-            then = f"; after {self.absent.deadline:g} s without enough parties it {act[self.absent.then]}"
-        if self.waiting_for is not None:
+            then = f"; after {absent.deadline:g} s without enough parties it {act[absent.then]}"
+        if self.lacks_since is not None:
             needed = f"the training goes on when {members.quorum} parties are here"
-            return Situation("waiting", self.waiting_for, self._lacks_since or self._asked, needed + then)
+            return Situation("waiting", self.missing, self.lacks_since, needed + then)
         stalled = self.stalled
         if not stalled:
             return Situation("training", [])
-        left = max(0.0, self._asked + self.timeouts.reply - time.monotonic())
+        left = max(0.0, self._asked + self.agreement.timeouts.reply - time.monotonic())
         spared = len(members.present - set(stalled)) >= members.quorum
         after = "the others go on without it" if spared else f"the training waits for it{then}"
         told = f"if no answer comes within {left:.0f} s, {after}"
