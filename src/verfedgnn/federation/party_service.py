@@ -192,56 +192,47 @@ def _align(
 ) -> tuple[PartyData, str]:
     """Return the party's data over the rows of the federation, and the name of the alignment.
 
-    Rows of users whom this party does not know have the id "".
+    Rows of users whom this party does not know have the id "". Without an alignment the users are sorted by id, and its name is a
+    hash of the list, which has to be the same everywhere.
     """
     agreement = identity.agreement
     if agreement.alignment == "none":
         check_user_count(ratings.n_users, agreement.min_users)
-        return _align_equal_lists(ratings, identity.name)
-    party = PartyAlignment(
-        identity.name,
-        ratings.user_ids,
-        agreement.alignment,
-        agreement.digest(),
-        identity,
-        each,
-        pad_to=pad_to,
-        most_users=agreement.max_users,
-        fewest_users=agreement.min_users,
-        rule=agreement.config.users,
-    )
-    about = {"users": ratings.n_users - party.ambiguous, "ambiguous": party.ambiguous or None}
-    log_event("aligning users", method=agreement.alignment, rule=agreement.config.users, **about)
-    log_event(describe_reveals(agreement.alignment, agreement.config.users))
-    _exchange(party, link)
-    assert party.rows is not None
-    taking_part = int((party.rows >= 0).sum())
-    log_event("users aligned", rows=party.users, own=taking_part, left_out=ratings.n_users - taking_part)
-    ids = np.full(party.users, "", ratings.user_ids.dtype)
-    ids[party.rows[party.rows >= 0]] = ratings.user_ids[party.rows >= 0]
-    placed = place_users(ratings, party.rows, ids, agreement.config.users)
-    return PartyData(identity.name, replace(placed, name=identity.name)), party.alignment
-
-
-def _exchange(party: PartyAlignment, link: CoordinatorLink) -> None:
-    """Send and receive messages until the party has its rows."""
-    link.greet(party.hello)
-    while party.rows is None:
-        message = link.receive()
-        if isinstance(message, msg.AlignStart | msg.Sealed | msg.UserRows):
-            try:
-                link.send(*party.handle(message))
-            except (DataError, ProtocolError) as error:
-                link.refuse(error)
-                raise
-
-
-def _align_equal_lists(ratings: Ratings, name: str) -> tuple[PartyData, str]:
-    """Sort the users by id; the name of the alignment is a hash of the list, which has to be the same everywhere."""
-    users = sort_ids(ratings.user_ids)
-    digest = hashlib.sha256("\n".join(users.tolist()).encode()).hexdigest()
-    placed = place_users(ratings, find_positions(ratings.user_ids, users), users)
-    return PartyData(name, replace(placed, name=name)), digest
+        ids = sort_ids(ratings.user_ids)
+        rows = find_positions(ratings.user_ids, ids)
+        alignment = hashlib.sha256("\n".join(ids.tolist()).encode()).hexdigest()
+    else:
+        party = PartyAlignment(
+            identity.name,
+            ratings.user_ids,
+            agreement.alignment,
+            agreement.digest(),
+            identity,
+            each,
+            pad_to=pad_to,
+            most_users=agreement.max_users,
+            fewest_users=agreement.min_users,
+            rule=agreement.config.users,
+        )
+        about = {"users": ratings.n_users - party.ambiguous, "ambiguous": party.ambiguous or None}
+        log_event("aligning users", method=agreement.alignment, rule=agreement.config.users, **about)
+        log_event(describe_reveals(agreement.alignment, agreement.config.users))
+        link.greet(party.hello)
+        while party.rows is None:
+            message = link.receive()
+            if isinstance(message, msg.AlignStart | msg.Sealed | msg.UserRows):
+                try:
+                    link.send(*party.handle(message))
+                except (DataError, ProtocolError) as error:
+                    link.refuse(error)
+                    raise
+        rows, alignment = party.rows, party.alignment
+        own = int((rows >= 0).sum())
+        log_event("users aligned", rows=party.users, own=own, left_out=ratings.n_users - own)
+        ids = np.full(party.users, "", ratings.user_ids.dtype)
+        ids[rows[rows >= 0]] = ratings.user_ids[rows >= 0]
+    placed = place_users(ratings, rows, ids, agreement.config.users)
+    return PartyData(identity.name, replace(placed, name=identity.name)), alignment
 
 
 # -- one training -------------------------------------------------------------------------------------
