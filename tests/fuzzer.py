@@ -267,6 +267,7 @@ class ServiceParty:
         align_party(store, self.link, ratings)
         (stage,) = store.stages
         self.service = PartyService(store, stage, self.link)
+        self.link.begin(stage.name, self.service._hello, self.service.candidate)
 
     def take(self, event: TransportEvent) -> None:
         if event.kind == "joined":

@@ -59,7 +59,7 @@ class CoordinatorLink:
         self.heard: float | None = None
         """Unix time of the last message from the coordinator; None before the first."""
         self.waits_for = [COORDINATOR]
-        """Members for whom the training waits."""
+        """Members for whom the training waits; the coordinator if it is away or silent."""
         self.waits_since: float | None = time.time()
         self._model: Model | None = None
         """Model of the present training; None before it."""
@@ -68,21 +68,22 @@ class CoordinatorLink:
         self._hello: Callable[[], msg.Message]
         self._last_heard = 0.0
         self._last_hello = 0.0
-        self._silent = False
-        """Whether the coordinator is connected and has sent nothing for long."""
         aligns = identity.agreement.alignment != "none"
         transport.largest = largest_alignment(identity.agreement.max_users if aligns else 0)
         self._largest_alignment = transport.largest
         publisher.update(self.status, now=True)
 
-    def begin(self, stage: str, candidate: Candidate | None = None) -> None:
-        """Expect the messages of the alignment, or of a training in which `candidate` wants to take part."""
+    def begin(self, stage: str, hello: Callable[[], msg.Message], candidate: Candidate | None = None) -> None:
+        """Send `hello()`, now and on every new connection, to align users or to let `candidate` take part in a training."""
         self.stage = stage
+        self._hello = hello
         self._model = None
         if candidate is not None:
             self._model = candidate.setup.model
             self._largest_array = candidate.largest_array
             self.transport.largest = max(candidate.largest_message, self._largest_alignment)
+        if self.connected:
+            self._say_hello()
 
     def send(self, *messages: msg.Message) -> None:
         """Send messages to the coordinator."""
@@ -97,12 +98,6 @@ class CoordinatorLink:
     def refuse(self, error: VerFedGNNError) -> None:
         """Tell the coordinator why this party leaves."""
         self.send(msg.Refused(reason=str(error)[:500]))
-
-    def greet(self, hello: Callable[[], msg.Message]) -> None:
-        """Send `hello()`, now and on every new connection."""
-        self._hello = hello
-        if self.connected:
-            self._say_hello()
 
     def _say_hello(self) -> None:
         self._last_hello = time.monotonic()
@@ -147,8 +142,7 @@ class CoordinatorLink:
         now = time.monotonic()
         silence = now - self._last_heard
         idle = self.timeouts.idle
-        if silence > SILENT_SECONDS and not self._silent:
-            self._silent = True
+        if silence > SILENT_SECONDS and self.waits_for != [COORDINATOR]:
             start = time.strftime("%H:%M:%S", time.localtime(time.time() - silence))
             then = f"this party joins again after {idle:g} s of silence"
             log_warning("no message from the coordinator", since=start, next=then)
@@ -178,7 +172,6 @@ class CoordinatorLink:
         common = common_statements(message, self._model)
         self.transcript.record("in", COORDINATOR, message, mark, self.stage, common)
         self.ledger.record(type(message).__name__, "down", self.name, len(data))
-        self._silent = False
         self._wait_for(message.missing if isinstance(message, msg.Waiting) else [])
         if isinstance(message, msg.Refused):
             raise ProtocolError(f"the coordinator refused: {message.reason}")
@@ -191,7 +184,7 @@ class CoordinatorLink:
         sizes = {way: self.ledger.total(way) for way in ("up", "down")}
         coordinator = {"here": self.connected, "connected": self.connected, "heard": self.heard}
         return {
-            "ready": self.connected and not self._silent,
+            "ready": self.waits_for != [COORDINATOR],
             "stage": self.stage,
             "state": "gathering" if self.waits_for else "aligning",
             "waits_for": self.waits_for,

@@ -91,6 +91,8 @@ class CoordinatorService:
         """The parties for which the training waits, as it was last told to operators and the other parties."""
         self._reported_second: dict[str, float] = {}
         """Time at which each party heard last of a second process under its name."""
+        self._looked = 0.0
+        """Time of the last look for revoked certificates and missing parties."""
         self.stages = [
             CoordinatorStage(stage, self, publisher.folder, device=device) for stage in list_stages(agreement)
         ]
@@ -136,8 +138,10 @@ class CoordinatorService:
             event = self.transport.next(_TICK)
             if event is not None:
                 self._handle(event)
-            self._exclude_revoked()
-            self._announce_waiting()
+            if time.monotonic() - self._looked >= _TICK:
+                self._looked = time.monotonic()
+                self._exclude_revoked()
+                self._announce_waiting()
             while stage.step():
                 pass
             self.publisher.update(self.status)

@@ -85,7 +85,6 @@ def run_party(
         except Realign:
             log_warning("another party has no aligned users, aligning again")
             store.clear()
-            link.begin(ALIGNMENT)
     link.transcript.finish()
     link.transport.close()  # the coordinator is not needed to choose the gate
     publisher = link.publisher
@@ -217,7 +216,7 @@ def _align(
         about = {"users": ratings.n_users - party.ambiguous, "ambiguous": party.ambiguous or None}
         log_event("aligning users", method=agreement.alignment, rule=agreement.config.users, **about)
         log_event(describe_reveals(agreement.alignment, agreement.config.users))
-        link.greet(party.hello)
+        link.begin(ALIGNMENT, party.hello)
         while party.rows is None:
             message = link.receive()
             if isinstance(message, msg.AlignStart | msg.Sealed | msg.UserRows):
@@ -290,7 +289,6 @@ class PartyService:
         self.party: Party | None = None
         """The party of the present stay; None until it has joined."""
         self.state = PartyState.GREETING
-        link.begin(stage.name, self.candidate)
         if not stage.first:
             link.ledger = Ledger()
         results = [store.read_result(other) for other in store.stages if other is not stage]
@@ -314,7 +312,7 @@ class PartyService:
         about = {"stage": self.stage.name, "party": self.identity.name, "round": self.round}
         spent = self.ledger.epsilon
         log_event("party ready", **about, users=data.users, items=data.items, epsilon_spent=spent)
-        self.link.greet(self._hello)
+        self.link.begin(self.stage.name, self._hello, self.candidate)
         while self.state is not PartyState.FINISHED:
             message = self.link.receive(self.status, lambda: self.state is PartyState.GREETING)
             try:
