@@ -244,7 +244,7 @@ def _service(
 ) -> Iterator[_Service]:
     """Lock the run folder, publish the status and open the transport of a member; undo that at the end."""
     from verfedgnn.core.files import lock_folder
-    from verfedgnn.federation.event_log import FailureLog, log_warning
+    from verfedgnn.federation.event_log import RepeatedWarning, log_warning
     from verfedgnn.federation.websocket_transport import WebsocketTransport
 
     page = _parse_address(f"127.0.0.1:{status}" if (status or "").isdigit() else status, "--status")
@@ -254,7 +254,7 @@ def _service(
         Halt(quiet=True) as halt,
         lock_folder(run),
         StatusPublisher(run, identity, port=page) as publisher,
-        closing(WebsocketTransport(identity, FailureLog(), listen)) as transport,
+        closing(WebsocketTransport(identity, RepeatedWarning("connection failed"), listen)) as transport,
     ):
         yield _Service(halt, publisher, transport)
 

@@ -268,7 +268,7 @@ def _as_file(data: bytes) -> Iterator[str]:
         os.close(reader)
 
 
-def pinned_tls(roster: Mapping[str, str], refused: Callable[[str], None]) -> type[ssl.SSLObject]:
+def pinned_tls(roster: Mapping[str, str], refused: Callable[[str], object]) -> type[ssl.SSLObject]:
     """Return a class of TLS connections whose handshake fails unless the peer's certificate is in the roster."""
 
     class PinnedTls(ssl.SSLObject):

@@ -20,7 +20,7 @@ from verfedgnn.core.files import writing
 from verfedgnn.federation import coordinator_stage
 from verfedgnn.federation.agreement import list_stages
 from verfedgnn.federation.coordinator_stage import CoordinatorStage, Situation
-from verfedgnn.federation.event_log import log_event, log_warning
+from verfedgnn.federation.event_log import RepeatedWarning, log_event, log_warning
 from verfedgnn.federation.roster import MemberIdentity, RevocationWatch
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
@@ -89,8 +89,7 @@ class CoordinatorService:
         self._hello_times: dict[str, list[float]] = {}
         self._announced: list[str] = []
         """The parties for which the training waits, as it was last told to operators and the other parties."""
-        self._reported_second: dict[str, float] = {}
-        """Time at which each party heard last of a second process under its name."""
+        self._warn_of_second = RepeatedWarning("a second process of a party was refused")
         self._looked = 0.0
         """Time of the last look for revoked certificates and missing parties."""
         self.stages = [
@@ -179,9 +178,7 @@ class CoordinatorService:
             log_event("party disconnected", party=name, **where)
             self._lose(name)
         elif event.kind == "second":
-            if now - self._reported_second.get(name, -math.inf) > 60:
-                self._reported_second[name] = now
-                log_warning("a second process of a party was refused", party=name)
+            if self._warn_of_second(name):
                 self.send(name, msg.Waiting(missing=[], second=True))
         elif event.kind != "part" and self.offences[name] < MOST_OFFENCES and name not in self.revoked:
             try:

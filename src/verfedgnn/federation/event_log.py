@@ -45,20 +45,23 @@ def _shorten(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
-class FailureLog:
-    """Log lines on failed connections: each reason at once, then at most once a minute with the number of times."""
+class RepeatedWarning:
+    """Log lines on one event: each reason at once, then at most once a minute with the number of times."""
 
-    def __init__(self) -> None:
+    def __init__(self, event: str) -> None:
+        self.event = event
         self._logged: dict[str, float] = {}
         self._since: Counter[str] = Counter()
 
-    def __call__(self, reason: str) -> None:
-        """Note a failure."""
+    def __call__(self, reason: str) -> bool:
+        """Note that the event happened; return whether it was logged."""
         self._since[reason] += 1
         now = time.monotonic()
-        if now - self._logged.get(reason, -_REPEAT_SECONDS) >= _REPEAT_SECONDS:
+        due = now - self._logged.get(reason, -_REPEAT_SECONDS) >= _REPEAT_SECONDS
+        if due:
             self._logged[reason] = now
-            log_warning("connection failed", reason=reason, times=self._since.pop(reason))
+            log_warning(self.event, reason=reason, times=self._since.pop(reason))
+        return due
 
 
 class JsonLines(logging.Formatter):
@@ -66,8 +69,9 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the JSON object of a record."""
-        fields = getattr(record, "fields", {})
-        return _json_line(record.created, record.levelname.lower(), record.getMessage(), fields)
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        head = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
+        return json.dumps(head | getattr(record, "fields", {}))
 
 
 class TextLines(logging.Formatter):
@@ -91,29 +95,21 @@ def _format_field(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def _json_line(moment: float, level: str, event: str, fields: Mapping[str, Any]) -> str:
-    when = datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
-    return json.dumps({"time": when, "level": level, "event": event, **fields})
-
-
 class _PlainText(io.TextIOBase):
-    """A stream that writes each line of plain text, such as an error of the command, as a JSON object to another stream."""
+    """A stream that logs each line of plain text, such as an error of the command."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self._begun = ""
 
     def write(self, text: str) -> int:
-        """Write the lines that `text` completes."""
+        """Log the lines that `text` completes."""
         *lines, self._begun = (self._begun + text).split("\n")
         for line in filter(str.strip, lines):
             level = next((name for name in ("error", "warning") if line.startswith(f"{name}:")), "info")
-            self.stream.write(_json_line(time.time(), level, line.removeprefix(f"{level}: "), {}) + "\n")
+            number = logging.getLevelNamesMapping()[level.upper()]
+            EVENTS.log(number, line.removeprefix(f"{level}: "))
         return len(text)
-
-    def flush(self) -> None:
-        """Flush the other stream."""
-        self.stream.flush()
 
 
 def configure_log(*, as_json: bool, level: str) -> None:

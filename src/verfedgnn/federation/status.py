@@ -92,7 +92,7 @@ class StatusPublisher:
         self._written = 0.0
         self.start_stage()
         self.status = self._complete({"state": STARTING})
-        self._server = _serve(self, port) if port is not None else None
+        self._server = _StatusServer(self, port) if port is not None else None
 
     def __enter__(self) -> StatusPublisher:
         self.update(lambda: {"state": STARTING}, now=True)
@@ -212,7 +212,12 @@ class _StatusServer(ThreadingHTTPServer):
         self.readers = ConnectionTable()
         self.names = {"localhost", address[0].lower(), socket.gethostname().lower()}
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, _StatusHandler)
+        try:
+            super().__init__(address, _StatusHandler)
+        except OSError as error:
+            problem = f"cannot serve the status at {address[0]}:{address[1]}: {error.strerror}"
+            raise ConfigError(f"{problem}; use another --status") from None
+        threading.Thread(target=self.serve_forever, name="status", daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self.readers.add(request, client_address[0])
@@ -225,11 +230,6 @@ class _StatusServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log nothing: the reader has gone, and its address is nobody's business."""
 
-    def admits(self, header: str) -> bool:
-        """Return whether a Host header names this server: by an address, or by a name of this machine."""
-        host = parse_host_header(header)
-        return is_address(host) or host.lower() in self.names
-
 
 class _StatusHandler(BaseHTTPRequestHandler):
     timeout = IDLE_SECONDS
@@ -237,7 +237,8 @@ class _StatusHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, _StatusServer)
         status = self.server.publisher.status
-        if not self.server.admits(self.headers.get("Host", "")):
+        host = parse_host_header(self.headers.get("Host", ""))
+        if not is_address(host) and host.lower() not in self.server.names:
             # Without this check, a web page could read the status through a browser under a name of its own.
             self.send_error(403, explain="Use the address or the host name of this machine.")
         elif self.path == "/metrics":
@@ -246,9 +247,13 @@ class _StatusHandler(BaseHTTPRequestHandler):
             self._send("application/json", json.dumps(status).encode())
         elif self.path == "/":
             self._send("text/html; charset=utf-8", page(status).encode())
-        elif self.path in _CHECKS:
-            code = HTTPStatus.OK if _CHECKS[self.path](status) else HTTPStatus.SERVICE_UNAVAILABLE
-            self._send("text/plain; charset=utf-8", f"{status['state']}\n".encode(), code)
+        elif self.path in ("/healthz", "/readyz"):
+            state = status["state"]
+            good = state != STOPPED and time.time() - status["updated"] < HANGING_SECONDS
+            if self.path == "/readyz":  # the coordinator accepts parties, or the party hears the coordinator
+                good &= state == "finished" or bool(status.get("ready"))
+            code = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
+            self._send("text/plain; charset=utf-8", f"{state}\n".encode(), code)
         else:
             self.send_error(404)
 
@@ -266,30 +271,6 @@ class _StatusHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: the addresses of readers are nobody's business."""
-
-
-def _is_healthy(status: dict[str, Any]) -> bool:
-    """Return whether the process works: another one must not be started, and this one not be killed."""
-    return bool(status["state"] != STOPPED and time.time() - status["updated"] < HANGING_SECONDS)
-
-
-def _is_ready(status: dict[str, Any]) -> bool:
-    """Return whether the coordinator accepts parties, or the party hears the coordinator."""
-    return _is_healthy(status) and (status["state"] == "finished" or bool(status.get("ready")))
-
-
-_CHECKS = {"/healthz": _is_healthy, "/readyz": _is_ready}
-"""Health checks, answered with 200 or 503 and the state."""
-
-
-def _serve(publisher: StatusPublisher, address: tuple[str, int]) -> _StatusServer:
-    try:
-        server = _StatusServer(publisher, address)
-    except OSError as error:
-        problem = f"cannot serve the status at {address[0]}:{address[1]}: {error.strerror}"
-        raise ConfigError(f"{problem}; use another --status") from None
-    threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
-    return server
 
 
 def exposition(status: dict[str, Any]) -> tuple[str, bytes]:

@@ -201,18 +201,13 @@ def read_lines(file: Path) -> Iterator[tuple[bytes, TranscriptEntry | None]]:
     try:
         with file.open("rb") as lines:
             while line := lines.readline(MOST_BYTES):
-                yield line.removesuffix(b"\n"), _read_entry(line)
+                entry = None
+                if line.endswith(b"\n"):
+                    with suppress(ValidationError):
+                        entry = TranscriptEntry.model_validate_json(line)
+                yield line.removesuffix(b"\n"), entry
     except OSError as error:
         raise RunError(f"cannot read the transcript {file}: {error.strerror or error}") from None
-
-
-def _read_entry(line: bytes) -> TranscriptEntry | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        return TranscriptEntry.model_validate_json(line)
-    except ValidationError:
-        return None
 
 
 # -- the check of several transcripts ----------------------------------------------------------------------------------------

@@ -156,7 +156,10 @@ class WebsocketTransport:
     """One member's end: the coordinator's listens, a party's connects and reconnects. Only the agreed peers are admitted."""
 
     def __init__(
-        self, identity: MemberIdentity, refused: Callable[[str], None], listen: tuple[str, int] | None = None
+        self,
+        identity: MemberIdentity,
+        refused: Callable[[str], object],
+        listen: tuple[str, int] | None = None,
     ) -> None:
         """`refused` is called with the reason whenever a connection fails. By default, `listen` is the agreed address."""
         agreement = identity.agreement
