@@ -103,9 +103,8 @@ class FederationController(Controller):  # type: ignore[misc]
         here = {client.name for client in clients}
         missing = [party.name for party in agreement.parties if party.name not in here]
         if len(here) < (agreement.quorum if began else len(agreement.parties)):
-            raise RunError(
-                f"the job runs without {', '.join(missing)}; start these sites, then resubmit the job"
-            )
+            remedy = "start these sites, then resubmit the job"
+            raise RunError(f"the job runs without {', '.join(missing)}; {remedy}")
 
     def _take_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         if client_task.result.get_return_code() != ReturnCode.OK:
@@ -142,9 +141,8 @@ def identify_clients(clients: Sequence[Client], job: str) -> Identify:
 
     def identify(message: Message) -> str | None:
         client = by_token.get(message.get_header(CellMessageHeaderKeys.TOKEN))
-        if client is None or message.get_header(MessageHeaderKey.ORIGIN) != job_site.job_cell(
-            client.get_fqcn(), job
-        ):
+        origin = message.get_header(MessageHeaderKey.ORIGIN)
+        if client is None or origin != job_site.job_cell(client.get_fqcn(), job):
             return None
         return str(client.name)
 

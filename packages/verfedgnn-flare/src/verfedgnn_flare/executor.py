@@ -13,7 +13,6 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
-from nvflare.fuel.f3.message import Message
 
 from verfedgnn.cli.service_commands import read_own_ratings
 from verfedgnn.config import Config
@@ -78,9 +77,8 @@ class PartyExecutor(Executor):  # type: ignore[misc]
         identity = load_party(settings.federation)
         job_site.check_agreement(identity.agreement, self.agreement)
         if identity.name != site:
-            raise ConfigError(
-                f"the key in {settings.federation} is {identity.name}'s, but this site is {site}"
-            )
+            owner = f"the key in {settings.federation} is {identity.name}'s"
+            raise ConfigError(f"{owner}, but this site is {site}")
         store = PartyStore(settings.run_folder, identity)
         if store.is_trained:
             load_finished(store, settings.device)
@@ -94,7 +92,8 @@ class PartyExecutor(Executor):  # type: ignore[misc]
         transport = JobTransport(
             fl_ctx.get_engine().get_cell(),
             {COORDINATOR: server},
-            lambda message: _identify_server(message, server),
+            # FLARE's server admits no message whose origin is not the cell of its sender
+            lambda message: COORDINATOR if message.get_header(MessageHeaderKey.ORIGIN) == server else None,
             link_seconds=identity.agreement.timeouts.link,
         )
         with closing(transport), lock_folder(store.folder), pool as each, publisher:
@@ -108,14 +107,6 @@ def read_server_cell(task: Shareable) -> str:
     if not isinstance(cell, str) or FQCN.split(cell)[0] != FQCN.ROOT_SERVER:
         raise ProtocolError("the task names no cell of FLARE's server")
     return cell
-
-
-def _identify_server(message: Message, server: str) -> str | None:
-    """Return the coordinator's name for a message from its cell.
-
-    FLARE's server admits no message whose origin is not the cell of its sender.
-    """
-    return COORDINATOR if message.get_header(MessageHeaderKey.ORIGIN) == server else None
 
 
 def _read_own_ratings(settings: job_site.SiteSettings, config: Config) -> Ratings:
