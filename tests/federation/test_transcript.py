@@ -250,7 +250,7 @@ def test_a_party_that_gets_other_updates_is_found(tmp_path: Path, small_parties:
     found = verify_all(federated)
     assert not found["agree"]
     first = found["differences"][0]
-    assert (first["stage"], first["round"], first["field"]) == ("ratings", 4, "update sum")
+    assert (first["stage"], first["round"], first["field"]) == ("ratings", 4, "the sum of gradients")
     assert "party-1" in first["between"]
     assert "round 4: the sum of gradients differs between party-0 and party-1" in found["verdict"]
     with_coordinator = verify_all(federated, SERVER, "party-1")
@@ -269,7 +269,7 @@ def test_a_party_that_gets_another_active_set_is_found(
 
     found = verify_all(deceived(tmp_path, small_parties, lie))
     first = found["differences"][0]
-    assert (first["round"], first["field"]) == (4, "instruction active")
+    assert (first["round"], first["field"]) == (4, "the active parties")
     assert "party-0 has party-0, party-1, party-2, party-1 has party-0, party-1" in first["text"]
 
 
@@ -289,7 +289,7 @@ def test_a_party_that_gets_another_survivor_list_is_found(
     found = verify_all(federated)
     assert not found["agree"]
     first = found["differences"][0]
-    assert (first["round"], first["field"]) == (4, "survivors survivors")
+    assert (first["round"], first["field"]) == (4, "the list of parties whose masked replies are added up")
     assert "party-0 has party-0, party-1, party-2, party-1 has party-0, party-1" in first["text"]
 
 

@@ -80,11 +80,11 @@ def site(
     settings: dict[str, Any] = {
         "federation": _absolute(federation),
         "ratings": ratings if ratings is None or "://" in ratings else _absolute(Path(ratings)),
-        "out": None if out is None else _absolute(out),
+        "out": out and _absolute(out),
         "reading": {option: texts[-1] for option, texts in asdict(reading).items() if texts},
         "device": device,
         "threads": threads,
-        "after": None if after is None else _absolute(after),
+        "after": after and _absolute(after),
     }
     given = {key: value for key, value in settings.items() if value not in (None, {})}
     file = prepare_site(workspace, given)
