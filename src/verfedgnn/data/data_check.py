@@ -5,7 +5,6 @@ A source is usable exactly when `read_ratings` with the same options reads it. E
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option, worded
-from verfedgnn.data.column_names import RATING_ROLES, Table
+from verfedgnn.data.column_names import RATING_ROLES
 from verfedgnn.data.ids import TEXT
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_checks import SHOWN, DataProblem, check_rows, used_ids
-from verfedgnn.data.rating_reader import as_ratings, is_synthetic, list_tables, locate
+from verfedgnn.data.rating_reader import as_ratings, default_duplicates, is_synthetic, list_tables, locate
 from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
-from verfedgnn.data.table_sources import is_inter, open_memory, open_table, read_rows, read_text
+from verfedgnn.data.table_sources import Table, open_table, read_rows
 from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time
 
 FEW = 5
@@ -142,14 +141,11 @@ def check_source(name: str, source: Any, *, now: int | None = None, **options: A
         plain = _find_plain(source, options)
         if plain is None:
             return _check_ratings(name, shown, as_ratings(source, name=name, **options), now)
-        if not isinstance(plain, str | Path):
-            table = open_memory(plain, name, options.get("columns") or {}, RATING_ROLES)
-            return _check_table(name, shown, table, now, options)
-        repeated = options.get("duplicates") or ("first" if is_inter(plain) else "error")
         opening: dict[str, Any] = {key: options.get(key) for key in ("columns", "encoding", "delimiter")}
-        return _check_table(
-            name, str(plain), open_table(plain, **opening), now, {**options, "duplicates": repeated}
-        )
+        repeated = options.get("duplicates") or default_duplicates(plain)
+        table = open_table(plain, name, **opening)
+        shown = str(plain) if isinstance(plain, str | Path) else shown
+        return _check_table(name, shown, table, now, {**options, "duplicates": repeated})
     except MissingColumns as error:
         if error.only_ratings:
             return _check_ratings(name, shown, as_ratings(source, name=name, **options), now)
@@ -184,8 +180,7 @@ def _check_table(
     text = table.text
     broken: list[int] = []
     told: list[DataProblem] = []
-    read = table.read if text is None else partial(read_text, text, broken=broken)
-    rows = read_rows(replace(table, names=roles, read=read))
+    rows = read_rows(replace(table, names=roles), broken)
     if text is not None and broken:
         where = text.lines(broken[:SHOWN])
         remedy = f"correct them, or name the delimiter with {option('delimiter')} (now {text.delimiter!r})"
