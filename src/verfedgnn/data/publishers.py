@@ -23,11 +23,28 @@ from verfedgnn.data.value_parsing import parse_numbers
 
 PAPER_SUBSET = (6000, 3000)
 """Number of users and items in the paper's dense subset of BookCrossing."""
-_GENRES_100K = (
-    "unknown|Action|Adventure|Animation|Children's|Comedy|Crime|Documentary|Drama|Fantasy|Film-Noir|Horror|Musical|Mystery"
-    "|Romance|Sci-Fi|Thriller|War|Western"
-)
-"""The content of u.genre, for copies that lack it."""
+_GENRES = [
+    "unknown",
+    "Action",
+    "Adventure",
+    "Animation",
+    "Children's",
+    "Comedy",
+    "Crime",
+    "Documentary",
+    "Drama",
+    "Fantasy",
+    "Film-Noir",
+    "Horror",
+    "Musical",
+    "Mystery",
+    "Romance",
+    "Sci-Fi",
+    "Thriller",
+    "War",
+    "Western",
+]
+"""The genres of MovieLens-100K, in the order of its flags."""
 _BLOCK = 16 << 20
 
 
@@ -37,14 +54,12 @@ def read_movielens_100k(path: Path, items: Path | None, **options: Any) -> Ratin
     ratings = _read_stars(_headless(text), "ml-100k", options)
     if items is None:
         return ratings
-    genres = _genre_names(items.with_name("u.genre"))
-    flags = [f"genre-{n}" for n in range(len(genres))]
-    columns = ("item", "title", "released", "video", "link", *flags)
+    columns = ("item", "title", "released", "video", "link", *_GENRES)
     about = TextTable(items, delimiter="|", columns=columns, quoted=False, encoding="latin-1")
-    table = about.read(dict.fromkeys(["item", "title", *flags], TEXT))
-    has = pc.make_struct(*(pc.equal(table[flag], "1") for flag in flags))
+    table = about.read(dict.fromkeys(["item", "title", *_GENRES], TEXT))
+    has = pc.make_struct(*(pc.equal(table[genre], "1") for genre in _GENRES))
     return _described(
-        ratings, table["item"], table["title"], genre=pc.case_when(has, *map(pa.scalar, genres))
+        ratings, table["item"], table["title"], genre=pc.case_when(has, *map(pa.scalar, _GENRES))
     )
 
 
@@ -76,13 +91,9 @@ def read_movielens_csv(path: Path, items: Path | None, **options: Any) -> Rating
     ratings = _read_stars(open_table(path), "movielens", options)
     if items is None:
         return ratings
-    columns = TextTable(items).header_names()
-    if len(columns) < 3:
-        raise DataError(
-            f"{items} has columns {', '.join(columns)} instead of movieId, title, genres; download it again"
-        )
-    films = TextTable(items).read(dict.fromkeys(columns[:3], TEXT))
-    return _described_films(ratings, *(films[column] for column in columns[:3]))
+    roles = ("item", "title", "genres")
+    films = read_rows(open_table(items, required=roles, keep=("genres",)))
+    return _described_films(ratings, *(pc.cast(films[role], TEXT) for role in roles))
 
 
 def _headless(text: TextTable) -> Table:
@@ -95,14 +106,6 @@ def _read_stars(table: Table, name: str, options: dict[str, Any]) -> Ratings:
     rows = read_rows(table)
     lowest = 0.5 if (parse_numbers(rows["rating"]).values % 1 > 0).any() else 1.0
     return rate_rows(rows, **{"scale": (lowest, 5.0), "name": name, "where": table.at, **options})
-
-
-def _genre_names(path: Path) -> list[str]:
-    if not path.exists():
-        return _GENRES_100K.split("|")
-    with reading(path):
-        lines = path.read_text("latin-1").splitlines()
-    return [line.split("|")[0] for line in lines if "|" in line]
 
 
 def _described_films(ratings: Ratings, ids: Any, titles: Any, genres: Any) -> Ratings:
@@ -178,16 +181,8 @@ def read_yelp(path: Path, businesses: Path | None, **options: Any) -> Ratings:
     """
     read_first_bytes(path)
     table = _read_json(path, {"user_id": TEXT, "business_id": TEXT, "stars": pa.float64(), "date": TEXT})
-    try:
-        dates = pc.cast(table["date"], pa.timestamp("s"))
-    except pa.ArrowInvalid as error:
-        reason = str(error).splitlines()[0][:120]
-        raise DataError(
-            f"{path} has an invalid date ({reason}); write dates as 2018-07-07 22:09:11"
-        ) from error
-    order = pc.sort_indices(dates).to_numpy()
-    columns = [table["user_id"], table["business_id"], table["stars"], dates]
-    rows = pa.table(columns, ["user", "item", "rating", "time"]).take(order)
+    order = pc.sort_indices(table["date"]).to_numpy()
+    rows = table.rename_columns(["user", "item", "rating", "time"]).take(order)
     own = {"scale": (1, 5), "name": "yelp", "where": lambda row: f"line {order[row] + 1} of {path.name}"}
     ratings = rate_rows(rows, **{"duplicates": "last", **own, **options})
     if businesses is None:
