@@ -50,7 +50,7 @@ FETCH = {
 }
 """Download pages of the data sets that are known by name."""
 
-SYNTHETIC_OPTIONS = ("users", "items", "ratings", "dim", "noise", "categories")
+SYNTHETIC_OPTIONS = ("users", "items", "ratings", "categories")
 
 
 def read_ratings(
