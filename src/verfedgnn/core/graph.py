@@ -203,3 +203,9 @@ def _pointers(counts: NDArray[np.integer[Any]]) -> Tensor:
 
 def _int32(values: NDArray[np.integer[Any]]) -> Tensor:
     return torch.from_numpy(values.astype(np.int32))
+
+
+def clip_rows(x: Tensor, bound: float) -> Tensor:
+    """Shorten every row of `x` (..., C) to an l2 norm of at most `bound`."""
+    clipped: Tensor = x * (bound / x.norm(dim=-1, keepdim=True).clamp(min=bound))
+    return clipped

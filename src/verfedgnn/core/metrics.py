@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from verfedgnn.core.list_metrics import Score, rank_each
 from verfedgnn.core.pairs import Pairs
+
+CHUNK_SCORES = 1 << 23
+"""Scores held in memory at a time."""
+MOST_SCORES = 1 << 26
+"""Scores from which a choice between models is made; beyond that, users are sampled."""
+
+Score = Callable[[Tensor], Tensor]
+"""Returns the scores (n, M_p) of n users, given their rows."""
 
 
 @dataclass(frozen=True)
@@ -110,3 +117,71 @@ def measure_ranking(
     return RankingScores(
         float(found.recall.sum()), float(found.ndcg.sum()), float(found.hit.sum()), len(found.users)
     )
+
+
+@dataclass(frozen=True)
+class UserRanks:
+    """The quality of each judged user's list."""
+
+    users: Tensor
+    """Rows of the users with wanted items."""
+    recall: Tensor
+    """Found items, divided by min(K, wanted items)."""
+    ndcg: Tensor
+    """Normalised discounted cumulative gain, with a gain of 1 for every wanted item."""
+    hit: Tensor
+    """1 if the list has any wanted item, else 0."""
+
+
+def sample_users(users: Tensor, items: int) -> Tensor:
+    """Return the users whose scores of all items are at most `MOST_SCORES`: every n-th, so that nothing but the data decides."""
+    count = max(1, MOST_SCORES // max(1, items))
+    if len(users) <= count:
+        return users
+    return users[torch.linspace(0, len(users) - 1, count, device=users.device).long()]
+
+
+def rank_each(
+    score: Score,
+    users: int,
+    items: int,
+    seen: Sequence[Pairs],
+    wanted: Pairs,
+    k: int = 20,
+    *,
+    sample: bool = False,
+) -> UserRanks:
+    """Rank the catalogue for every user who has `wanted` items, or for a `sample` of them, without the items in `seen`."""
+    device = wanted.user.device
+    judged = torch.unique(wanted.user).long()
+    if sample:
+        judged = sample_users(judged, items)
+    seen_user = torch.cat([pairs.user for pairs in seen]).long()
+    seen_item = torch.cat([pairs.item for pairs in seen]).long()
+    row_of = torch.full((users,), -1, dtype=torch.long, device=device)
+    ranks = []
+    for chunk in judged.split(max(1, CHUNK_SCORES // max(1, items))):
+        row_of.fill_(-1)
+        row_of[chunk] = torch.arange(len(chunk), device=device)
+        scores = score(chunk)
+        hidden = row_of[seen_user]
+        scores[hidden[hidden >= 0], seen_item[hidden >= 0]] = -torch.inf
+        row = row_of[wanted.user.long()]
+        ranks.append(list_quality(scores, row[row >= 0], wanted.item.long()[row >= 0], k))
+    recall, ndcg, hit = (
+        torch.cat(ranks, 1) if ranks else torch.zeros((3, 0), dtype=torch.float64, device=device)
+    )
+    return UserRanks(judged, recall, ndcg, hit)
+
+
+def list_quality(scores: Tensor, row: Tensor, item: Tensor, k: int) -> Tensor:
+    """Return recall, NDCG and hit (3, n) of the k highest scores (n, M) of each user, who want the pairs (row, item)."""
+    users, items = scores.shape
+    k = min(k, items)
+    discount = 1 / torch.log2(torch.arange(k, device=scores.device, dtype=torch.float64) + 2)
+    ideal = torch.cat([discount.new_zeros(1), discount.cumsum(0)])
+    wanted = torch.unique(row * items + item)
+    best = torch.bincount(wanted // items, minlength=users).clamp(max=k)
+    first = torch.arange(users, device=scores.device).unsqueeze(1) * items
+    hits = torch.isin(scores.topk(k, 1).indices + first, wanted).double()
+    return torch.stack([hits.sum(1) / best, hits @ discount / ideal[best], (hits.sum(1) > 0).double()])

@@ -23,10 +23,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verfedgnn.core.connection_table import ConnectionTable
+from verfedgnn.core.connection_table import ConnectionTable, is_address, parse_host_header
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.files import make_folder, replace_quickly, writing
-from verfedgnn.core.hosts import is_address, parse_host_header
 
 if TYPE_CHECKING:
     from verfedgnn.federation.roster import MemberIdentity

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from verfedgnn.config import Config
-from verfedgnn.core.list_metrics import Score
-from verfedgnn.core.metrics import RankingScores, RatingErrors, measure_errors, measure_ranking
+from verfedgnn.core.metrics import RankingScores, RatingErrors, Score, measure_errors, measure_ranking
+from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.core.rating_means import fit_means
-from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
