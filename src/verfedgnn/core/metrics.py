@@ -24,19 +24,14 @@ Score = Callable[[Tensor], Tensor]
 class RatingErrors:
     """Sums of prediction errors, which can be added over parties."""
 
-    squared: float
-    absolute: float
-    count: int
+    squared: float = 0.0
+    absolute: float = 0.0
+    count: int = 0
 
     def __add__(self, other: RatingErrors) -> RatingErrors:
         return RatingErrors(
             self.squared + other.squared, self.absolute + other.absolute, self.count + other.count
         )
-
-    @classmethod
-    def zero(cls) -> RatingErrors:
-        """Return the errors of no ratings, the start of a sum."""
-        return cls(0.0, 0.0, 0)
 
     @property
     def rmse(self) -> float | None:
@@ -62,43 +57,29 @@ def measure_errors(
 
 def squared_errors(users: Tensor, items: Tensor, pairs: Pairs) -> Tensor:
     """Return the squared error of h_u . h_v for each rated pair."""
-    return _errors(users, items, pairs).square()
+    predicted = (users[pairs.user] * items[pairs.item]).sum(-1)
+    return (predicted - pairs.rating).double().square()
 
 
 def mean_by_user(values: Tensor, pairs: Pairs) -> Tensor:
     """Return the mean value of each user among `pairs`."""
     count = torch.bincount(pairs.user)
-    total = torch.zeros(len(count), dtype=values.dtype, device=values.device).index_add_(
-        0, pairs.user, values
-    )
+    total = values.new_zeros(len(count)).index_add_(0, pairs.user, values)
     return total[count > 0] / count[count > 0]
-
-
-def _errors(users: Tensor, items: Tensor, pairs: Pairs) -> Tensor:
-    return ((users[pairs.user] * items[pairs.item]).sum(-1) - pairs.rating).double()
 
 
 @dataclass(frozen=True)
 class RankingScores:
     """Sums of ranking scores over users with wanted items, which can be added over parties."""
 
-    recall: float
-    ndcg: float
-    hits: float
-    users: int
+    recall: float = 0.0
+    ndcg: float = 0.0
+    hits: float = 0.0
+    users: int = 0
 
     def __add__(self, other: RankingScores) -> RankingScores:
-        return RankingScores(
-            self.recall + other.recall,
-            self.ndcg + other.ndcg,
-            self.hits + other.hits,
-            self.users + other.users,
-        )
-
-    @classmethod
-    def zero(cls) -> RankingScores:
-        """Return the scores of no users, the start of a sum."""
-        return cls(0.0, 0.0, 0.0, 0)
+        recall, ndcg, hits = self.recall + other.recall, self.ndcg + other.ndcg, self.hits + other.hits
+        return RankingScores(recall, ndcg, hits, self.users + other.users)
 
     def means(self, k: int) -> dict[str, float | None]:
         """Return the averages over users by name; None if there are no users."""
