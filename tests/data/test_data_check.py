@@ -35,7 +35,8 @@ from verfedgnn.data.parties import read_parties
 from verfedgnn.data.text_files import TextTable
 
 Command = Callable[..., tuple[int, str, str]]
-NOW = 1_750_000_000
+LATEST = 5_000_000_000
+"""A time far in the future."""
 
 BAD = """user,item,rating,time
 1,a,3,1700000000
@@ -70,7 +71,7 @@ def kinds(found: CheckedSource) -> dict[str, tuple[int, tuple[int, ...]]]:
 def test_every_kind_of_problem_with_its_lines(tmp_path: Path, packed: bool) -> None:
     text = gzip.compress(BAD.encode()) if packed else BAD
     path = put(tmp_path / f"bad.csv{'.gz' if packed else ''}", text)
-    found = check_source("bad", path, scale=(1, 5), now=NOW)
+    found = check_source("bad", path, scale=(1, 5))
     assert found.unit == "line"
     assert not found.usable
     assert kinds(found) == {
@@ -167,7 +168,7 @@ def test_times_of_every_unit_and_year(
         {"user": ["a", "b"], "item": [1, 2], "rating": [1.0, 2.0], "time": pa.array(values, kind)}
     )
     pq.write_table(table, tmp_path / "t.parquet")
-    found = check_source("t", tmp_path / "t.parquet", now=NOW)
+    found = check_source("t", tmp_path / "t.parquet")
     assert found.usable
     assert kinds(found).get("future", (0, ()))[0] == future
     time = read_ratings(tmp_path / "t.parquet").time
@@ -317,16 +318,14 @@ def test_real_layouts_have_their_own_readers(real_data: Path) -> None:
 
 @given(
     st.lists(
-        st.tuples(
-            st.integers(0, 5), st.integers(0, 5), st.floats(-10, 10, width=32), st.integers(0, NOW + 10**9)
-        ),
+        st.tuples(st.integers(0, 5), st.integers(0, 5), st.floats(-10, 10, width=32), st.integers(0, LATEST)),
         min_size=1,
         max_size=60,
     )
 )
 def test_bars_count_every_rating_once(rows: list[tuple[int, int, float, int]]) -> None:
     user, item, rating, time = (np.array(column) for column in zip(*rows, strict=True))
-    shape = describe_ratings(user, item, rating, time, NOW)
+    shape = describe_ratings((user, item, rating, time))
     assert shape is not None
     assert sum(count for _, count in shape.values) == len(rows)
     assert shape.users == len(set(user.tolist()))

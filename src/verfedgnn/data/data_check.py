@@ -58,9 +58,8 @@ class Distribution:
     values: Bars
     """Count of each rating, or of ten equal bins if there are many different ratings."""
     first: str | None
-    """Day of the first rating; None without times."""
     last: str | None
-    """Day of the last rating; None without times."""
+    """Day of the last rating; like that of the first, None without times."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +68,6 @@ class CheckedSource:
 
     name: str
     source: str
-    """Path of the source."""
     unit: str
     """Unit of the problems' places: "line" for text files, "position" for tables in memory, "row" for everything else."""
     problems: tuple[DataProblem, ...]
@@ -77,11 +75,9 @@ class CheckedSource:
     shape: Distribution | None
     """Distribution of the rows without a problem."""
     users: pa.Array
-    """Distinct user ids."""
     items: pa.Array
-    """Distinct item ids."""
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Number of ratings of each of these users."""
+    """Number of ratings of each of the distinct `users`."""
     columns: tuple[str, ...] = ()
     """Values of `--columns` that make an unreadable source readable, if they can be guessed."""
 
@@ -105,7 +101,6 @@ class UserOverlap:
     """How the users of several sources overlap."""
 
     parties: int
-    """Number of sources."""
     regions: tuple[OverlapRegion, ...]
     """Every combination of parties that has users, the largest first."""
     shared_ignoring_case: int
@@ -128,11 +123,8 @@ class UserOverlap:
         return {"all": self.count_from(self.parties), "2": self.count_from(2), "any": self.count_from(1)}
 
 
-def check_source(name: str, source: Any, *, now: int | None = None, **options: Any) -> CheckedSource:
-    """Check one source with the options of `read_ratings`. Times after `now`, in seconds since 1970, lie in the future.
-
-    A source is a path or a name, or a table in memory as `as_ratings` takes it.
-    """
+def check_source(name: str, source: Any, **options: Any) -> CheckedSource:
+    """Check one source with the options of `read_ratings`: a path or a name, or a table in memory as `as_ratings` takes it."""
     shown = str(source) if isinstance(source, str | Path) else "in memory"
     try:
         plain = _find_plain(source, options)
@@ -141,7 +133,7 @@ def check_source(name: str, source: Any, *, now: int | None = None, **options: A
             duplicates = options.get("duplicates") or default_duplicates(plain)
             opening: dict[str, Any] = {key: options.get(key) for key in ("columns", "encoding", "delimiter")}
             table = open_table(plain, name, **opening)
-            return _check_table(name, shown, table, now, {**options, "duplicates": duplicates})
+            return _check_table(name, shown, table, {**options, "duplicates": duplicates})
     except MissingColumns as error:
         if not error.only_ratings:
             return _unreadable(name, shown, error, error.flags)
@@ -153,7 +145,7 @@ def check_source(name: str, source: Any, *, now: int | None = None, **options: A
         return _unreadable(name, shown, error, error.flags if isinstance(error, MissingColumns) else ())
     columns = (ratings.user, ratings.item, ratings.rating, ratings.time)
     users, items = pa.array(ratings.user_ids, TEXT), pa.array(ratings.item_ids, TEXT)
-    return _describe(CheckedSource(name, shown, "row", (), ratings.notes, None, users, items), columns, now)
+    return _describe(CheckedSource(name, shown, "row", (), ratings.notes, None, users, items), columns)
 
 
 def _find_plain(source: Any, options: Mapping[str, Any]) -> Any:
@@ -171,9 +163,7 @@ def _find_plain(source: Any, options: Mapping[str, Any]) -> Any:
     return files[0] if len(files) == 1 else None
 
 
-def _check_table(
-    name: str, source: str, table: Table, now: int | None, options: Mapping[str, Any]
-) -> CheckedSource:
+def _check_table(name: str, source: str, table: Table, options: Mapping[str, Any]) -> CheckedSource:
     """Check rows one by one."""
     # Columns of items need no check.
     roles = {role: column for role, column in table.names.items() if role in (*RATING_ROLES, "time")}
@@ -190,7 +180,7 @@ def _check_table(
     checked = check_rows(
         *(rows[role] if role in roles else None for role in (*RATING_ROLES, "time")),
         scale=options.get("scale"),
-        duplicates=options.get("duplicates") or "error",
+        duplicates=options["duplicates"],
         missing=options.get("missing") or "error",
     )
     good = np.flatnonzero(~checked.bad)
@@ -200,18 +190,16 @@ def _check_table(
     found = CheckedSource(
         name, source, table.unit, tuple(checked.problems), (*table.notes, *checked.notes), None, users, items
     )
-    found = _describe(found, columns, now, good)
+    found = _describe(found, columns, good)
+    wanted = {row for problem in found.problems for row in problem.places}
+    number = _number_rows(table, broken, sorted(wanted))
+    for problem in found.problems:
+        problems.append(replace(problem, places=tuple(number[row] for row in problem.places)))
     catalogue = options.get("catalogue")
     if catalogue is not None and len(items) > catalogue:
         said = f"{len(items):,} items have ratings, more than the declared catalogue of {catalogue:,}"
-        problems.append(
-            DataProblem("catalogue", said, f"declare a larger {option('catalogue')}", 1, fatal=True)
-        )
-    number = _number_rows(
-        table, broken, sorted({row for problem in found.problems for row in problem.places})
-    )
-    for problem in found.problems:
-        problems.append(replace(problem, places=tuple(number[row] for row in problem.places)))
+        remedy = f"declare a larger {option('catalogue')}"
+        problems.append(DataProblem("catalogue", said, remedy, 1, fatal=True))
     return replace(found, problems=tuple(problems))
 
 
@@ -228,14 +216,12 @@ def _number_rows(table: Table, broken: list[int], rows: list[int]) -> dict[int, 
 
 
 def _describe(
-    found: CheckedSource, columns: Columns, now: int | None, row_of: NDArray[np.int64] | None = None
+    found: CheckedSource, columns: Columns, row_of: NDArray[np.int64] | None = None
 ) -> CheckedSource:
     """Return a source with the distribution of its ratings and with warnings about them; `row_of` are the rows of the ratings."""
-    warnings = _find_warnings(columns, now, row_of)
+    problems = (*found.problems, *_find_warnings(columns, row_of))
     counts = np.bincount(columns[0], minlength=len(found.users))
-    return replace(
-        found, problems=(*found.problems, *warnings), shape=describe_ratings(*columns, now), counts=counts
-    )
+    return replace(found, problems=problems, shape=describe_ratings(columns), counts=counts)
 
 
 def _unreadable(name: str, source: str, error: DataError, flags: tuple[str, ...] = ()) -> CheckedSource:
@@ -244,24 +230,24 @@ def _unreadable(name: str, source: str, error: DataError, flags: tuple[str, ...]
     return CheckedSource(name, source, "row", (problem,), (), None, nobody, nobody, columns=flags)
 
 
-def describe_ratings(
-    user: NDArray[Any],
-    item: NDArray[Any],
-    rating: NDArray[Any],
-    time: NDArray[np.int64] | None,
-    now: int | None = None,
-) -> Distribution | None:
-    """Describe ratings given by codes of users and items; return None if there are no ratings.
+def describe_ratings(columns: Columns) -> Distribution | None:
+    """Describe ratings; return None if there are none.
 
-    Times before 1990 or after `now` are probably mistakes. They are left out unless all times are like that.
+    Times before 1990 or in the future are probably mistakes. They are left out unless all times are like that.
     """
+    user, item, rating, time = columns
     if not len(rating):
         return None
     first = last = None
     if time is not None:
-        likely = (time >= EARLIEST) & (time <= latest_plausible_time(now))
+        likely = (time >= EARLIEST) & (time <= latest_plausible_time())
         days = (time[likely] if likely.any() else time).astype("datetime64[s]").astype("datetime64[D]")
         first, last = str(days.min()), str(days.max())
+    stars, counts = np.unique(rating, return_counts=True)
+    labels = [f"{value:g}" for value in stars]
+    if len(stars) > _VALUES:
+        counts, edges = np.histogram(rating, 10)
+        labels = [f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges)]
     return Distribution(
         ratings=len(rating),
         users=len(np.unique(user)),
@@ -269,19 +255,10 @@ def describe_ratings(
         lowest=float(rating.min()),
         highest=float(rating.max()),
         mean=float(rating.mean(dtype=np.float64)),
-        values=_values(rating),
+        values=tuple(zip(labels, counts.tolist(), strict=True)),
         first=first,
         last=last,
     )
-
-
-def _values(rating: NDArray[Any]) -> Bars:
-    stars, counts = np.unique(rating, return_counts=True)
-    if len(stars) <= _VALUES:
-        return tuple(zip(map("{:g}".format, stars), counts.tolist(), strict=True))
-    counts, edges = np.histogram(rating, 10)
-    labels = (f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges))
-    return tuple(zip(labels, counts.tolist(), strict=True))
 
 
 def measure_overlap(sources: Sequence[CheckedSource]) -> UserOverlap:
@@ -323,7 +300,7 @@ def _number_users(ids: Sequence[pa.Array]) -> list[NDArray[np.int64]]:
     return np.split(union.astype(np.int64), np.cumsum([len(users) for users in ids])[:-1])
 
 
-def _find_warnings(columns: Columns, now: int | None, row_of: NDArray[np.int64] | None) -> list[DataProblem]:
+def _find_warnings(columns: Columns, row_of: NDArray[np.int64] | None) -> list[DataProblem]:
     """Find problems of usable ratings that are likely to be mistakes or to reduce accuracy."""
     user, _, rating, time = columns
     if not len(rating):
@@ -345,7 +322,7 @@ def _find_warnings(columns: Columns, now: int | None, row_of: NDArray[np.int64] 
         what = "have the rating 0, where the others begin at 1 or more"
         warn("zeros", rating == 0, what, "if 0 means 'not rated', remove them")
     if time is not None:
-        late, early = time > latest_plausible_time(now), time < EARLIEST
+        late, early = time > latest_plausible_time(), time < EARLIEST
         warn("future", late, "have a time in the future", "check the unit and the zone of times")
         remedy = "check that times are seconds or milliseconds since 1970"
         warn("early", early, "have a time before 1990", remedy)

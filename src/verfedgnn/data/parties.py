@@ -12,7 +12,8 @@ from verfedgnn.core.errors import ConfigError, DataError, MissingColumns
 from verfedgnn.core.option_names import option, reading_table
 from verfedgnn.core.user_rule import UserRule, describe_rule, fewest_parties
 from verfedgnn.data.ids import StrArray, find_positions, sort_ids
-from verfedgnn.data.rating_reader import as_ratings, is_folder_of_tables, list_tables, locate, refuse_address
+from verfedgnn.data.publishers import find_layout
+from verfedgnn.data.rating_reader import as_ratings, list_tables, locate, refuse_address
 from verfedgnn.data.ratings import Ratings, format_count, pool_tables
 from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.data.table_sources import table_stem, tables_by_party
@@ -323,9 +324,11 @@ def sources_of(
     named = [_named(entry) for entry in given]
     if len(named) == 1 and not named[0][0]:
         source = named[0][1]
-        if str(source) == "synthetic" or by is not None or not is_folder_of_tables(locate(source)):
+        path = None if str(source) == "synthetic" or by is not None else locate(source)
+        tables = [] if path is None or path.is_file() or find_layout(path) is not None else list_tables(path)
+        if len(tables) < 2:
             return {table_stem(source): source}, True
-        named = [("", table) for table in list_tables(locate(source))]
+        named = [("", table) for table in tables]
     names = [name or table_stem(source) for name, source in named]
     _refuse_same_names(names)
     return dict(zip(names, (source for _, source in named), strict=True)), False

@@ -51,9 +51,7 @@ class DataProblem:
     text: str
     """Description of the problem for people, with the number of rows."""
     remedy: str
-    """What to do about the problem."""
     count: int
-    """Number of rows."""
     places: tuple[int, ...] = ()
     """The first few rows, in order."""
     fatal: bool = False
@@ -69,9 +67,8 @@ class CheckedRows:
     rating: NDArray[np.float64]
     time: NDArray[np.int64] | None
     users: pa.Array
-    """Distinct user ids, in no particular order."""
     items: pa.Array
-    """Distinct item ids, in no particular order."""
+    """Distinct ids of items, like those of users in no particular order."""
     gone: Mask
     """Rows that lack something and are left out."""
     bad: Mask
@@ -168,7 +165,7 @@ def check_rows(
         outside = ~bad & ((parsed.values < scale[0]) | (parsed.values > scale[1]))
         what = f"have a rating outside the scale {scale[0]:g} to {scale[1]:g}"
         note("off-scale", outside, what, f"correct them or give another {option('scale')}")
-    seconds, notes = (None, ()) if time is None else parse_times(_chunked(time), gone)
+    seconds, notes = (None, ()) if time is None else parse_times(time, gone)
     outcomes = {"error": "", "mean": "the mean rating is taken"}
     remedy = f"keep one with {option('duplicates', 'first')}, or use last or mean"
     pair = users.astype(np.int64) * len(item_ids) + items
@@ -257,8 +254,8 @@ def make_ratings(
         name=name,
         notes=(*notes, *rows.notes, *lack),
     )
-    repeats = [problem.count for problem in rows.problems if problem.kind == "repeated"]
-    return _without_repeated(table, duplicates, rows.bad[kept], repeats[0]) if repeats else table
+    repeated = rows.bad[kept]
+    return _without_repeated(table, duplicates, repeated) if repeated.any() else table
 
 
 def rate_rows(rows: pa.Table, **options: Any) -> Ratings:
@@ -310,7 +307,7 @@ def first_per_item(
     return dictionary[first]
 
 
-def _without_repeated(table: Ratings, duplicates: str, repeated: Mask, count: int) -> Ratings:
+def _without_repeated(table: Ratings, duplicates: str, repeated: Mask) -> Ratings:
     """Keep one row of each pair; `repeated` masks all rows of a pair but the first."""
     kept = np.flatnonzero(~repeated)
     key = table.user.astype(np.int64) * table.n_items + table.item
@@ -321,7 +318,9 @@ def _without_repeated(table: Ratings, duplicates: str, repeated: Mask, count: in
         means = np.bincount(pair, weights=table.rating) / np.bincount(pair)
         table = replace(table, rating=means[pair].astype(np.float32))
     outcome = "took the mean rating" if duplicates == "mean" else f"kept the {duplicates}"
-    return table.take(kept).with_notes(f"{count_rows(count, 'repeat a (user, item) pair')}: {outcome}")
+    return table.take(kept).with_notes(
+        f"{count_rows(int(repeated.sum()), 'repeat a (user, item) pair')}: {outcome}"
+    )
 
 
 def used_ids(codes: NDArray[np.int32], ids: pa.Array) -> tuple[NDArray[np.int32], pa.Array]:
@@ -331,8 +330,3 @@ def used_ids(codes: NDArray[np.int32], ids: pa.Array) -> tuple[NDArray[np.int32]
         return codes, ids
     recoded = np.cumsum(there, dtype=np.int32) - np.int32(1)
     return recoded[codes], ids.filter(pa.array(there))
-
-
-def _chunked(values: Any) -> pa.ChunkedArray:
-    array = values if isinstance(values, Column) else pa.array(values, from_pandas=True)
-    return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])

@@ -32,7 +32,14 @@ from verfedgnn.data.rating_checks import check_options, fill_in, find_absent, no
 from verfedgnn.data.ratings import Mask, Ratings, format_count, pool_tables
 from verfedgnn.data.read_options import EventWeights, check_events
 from verfedgnn.data.synthetic import synthetic_ratings
-from verfedgnn.data.table_sources import TABLE_SUFFIXES, is_inter, is_table, open_table, read_rows, table_stem
+from verfedgnn.data.table_sources import (
+    TABLE_SUFFIXES,
+    is_inter,
+    open_table,
+    plain_name,
+    read_rows,
+    table_stem,
+)
 from verfedgnn.data.text_files import missing_file, reading
 from verfedgnn.data.value_parsing import NO_TIME, note_missing_times, parse_times
 
@@ -226,11 +233,8 @@ def list_tables(folder: Path) -> list[Path]:
     """Return the tables of a folder, sorted by name; raise `DataError` if there are none."""
     with reading(folder):
         names = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    files = [
-        entry
-        for entry in names
-        if entry.is_file() and is_table(entry) and not entry.name.lower().startswith("readme")
-    ]
+    tables = [entry for entry in names if plain_name(entry).endswith(TABLE_SUFFIXES)]
+    files = [entry for entry in tables if entry.is_file() and not entry.name.lower().startswith("readme")]
     if not files:
         shown = ", ".join(entry.name for entry in names[:8]) or "nothing"
         raise DataError(
@@ -238,11 +242,6 @@ def list_tables(folder: Path) -> list[Path]:
             f" {', '.join(TABLE_SUFFIXES)}); it holds {shown}. Give the path of a file"
         )
     return files
-
-
-def is_folder_of_tables(path: Path) -> bool:
-    """Return whether a path is a folder of several tables without a publisher's layout, one organisation per table."""
-    return path.is_dir() and find_layout(path) is None and len(list_tables(path)) > 1
 
 
 def required_columns(events: EventWeights | None) -> tuple[str, ...]:

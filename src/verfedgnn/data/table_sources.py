@@ -4,7 +4,7 @@ A source yields Arrow record batches with one column per role (user, item, ratin
 ratings and other text as codes, so that 100 million rows take 4 bytes a column and row; times stay as they are written.
 """
 
-import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -124,23 +124,21 @@ def open_table(
             names = match(file.schema_arrow.names, source=str(path))
         return Table(names, partial(_read_parquet, path), lambda row: f"row {row + 1} of {path.name}")
     line = head.split(b"\n", 1)[0]
-    tabs = _plain_name(path).endswith((".tsv", ".inter"))
+    tabs = plain_name(path).endswith((".tsv", ".inter"))
     likely = "\t" if tabs else max(",\t;|", key=lambda character: line.count(character.encode()))
     text = TextTable(path, delimiter=delimiter or likely, encoding=encoding, quoted=not is_inter(path))
     fields = text.header_names()
-    if "rating" in required and not columns and len(fields) in (3, 4) and _is_number(fields[2]):
+    if (
+        "rating" in required
+        and not columns
+        and len(fields) in (3, 4)
+        and re.fullmatch(r"\s*-?\d+(\.\d*)?\s*", fields[2])
+    ):
         text = replace(text, columns=("user", "item", "rating", "time")[: len(fields)])
         note = f"no header: the columns were read as {', '.join(text.columns)}"
         return replace(text_source(text, {name: name for name in text.columns}), notes=(note,))
     advice = " (or add a header if it has none)"
     return text_source(text, match(fields, source=str(path), advice=advice))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def _read_parquet(path: Path, names: dict[str, str], _: list[int] | None) -> Iterator[pa.RecordBatch]:
@@ -165,17 +163,13 @@ def table_stem(source: str | Path) -> str:
     return name[: len(name) - len(suffix)] or name
 
 
-def is_table(path: Path) -> bool:
-    """Return whether a file is a table by its name."""
-    return _plain_name(path).endswith(TABLE_SUFFIXES)
-
-
 def is_inter(source: str | Path) -> bool:
     """Return whether a source is a RecBole table: tab separated, with the type after each column name."""
-    return _plain_name(source).endswith(".inter")
+    return plain_name(source).endswith(".inter")
 
 
-def _plain_name(path: str | Path) -> str:
+def plain_name(path: str | Path) -> str:
+    """Return the name of a file in lower case, without .gz."""
     return Path(path).name.lower().removesuffix(".gz")
 
 

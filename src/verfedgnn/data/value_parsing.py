@@ -147,42 +147,38 @@ def _cast(words: Column, kind: pa.DataType = _NUMBER) -> Column | None:
         return None
 
 
-def latest_plausible_time(now: int | None = None) -> int:
+def latest_plausible_time() -> int:
     """Return the latest plausible time of a rating: one day from now, because time zones differ."""
-    return (int(clock.time()) if now is None else now) + _DAY
+    return int(clock.time()) + _DAY
 
 
 def parse_times(
-    column: pa.ChunkedArray, but: Mask | None = None, *, gaps: bool = False
+    values: Any, but: Mask | None = None, *, gaps: bool = False
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     """Parse numbers (seconds or milliseconds), dates or timestamps to seconds since 1970.
 
     Return the seconds, or None if the column cannot be parsed or, unless `gaps` are allowed, lacks a time; and notes for the
     user. `but` masks rows that will be left out. They, and gaps, have the time `NO_TIME`.
     """
-    if but is not None and but.any():
-        kept, notes = parse_times(column.filter(pa.array(~but)), gaps=gaps)
-        time = np.full(len(but), NO_TIME)
-        time[~but] = NO_TIME if kept is None else kept
-        return None if kept is None else time, notes
-    if pa.types.is_dictionary(column.type):
-        column = pc.cast(column, column.type.value_type)
-    parsed = _parse_time_text(column) if is_text(column.type) else column
+    column = values if isinstance(values, Column) else pa.array(values, from_pandas=True)
+    rows = np.arange(len(column)) if but is None else np.flatnonzero(~but)
+    given = column if len(rows) == len(column) else column.take(pa.array(rows))
+    if pa.types.is_dictionary(given.type):
+        given = pc.cast(given, given.type.value_type)
+    parsed = _parse_time_text(given) if is_text(given.type) else given
     seconds = _as_seconds(parsed)
     if seconds is None:
-        return None, (_why_unreadable(column),)
+        return None, (_why_unreadable(given),)
     missing = seconds.null_count
     if missing and (not gaps or missing == len(seconds)):
         return None, (note_missing_times(missing),)
     numbers: NDArray[np.int64] = np.asarray(seconds.drop_null())
-    notes = ()
+    notes: tuple[str, ...] = ()
     if not _is_date(parsed.type) and len(numbers) and np.median(np.abs(numbers)) > LATEST_SECONDS:
         numbers, notes = numbers // 1000, ("times were read as milliseconds",)
-    if missing:
-        times = np.full(len(seconds), NO_TIME)
-        times[np.asarray(pc.is_valid(seconds), bool)] = numbers
-        return times, notes
-    return numbers, notes
+    times = np.full(len(column), NO_TIME)
+    times[rows[np.asarray(pc.is_valid(seconds), bool)]] = numbers
+    return times, notes
 
 
 def note_missing_times(count: int) -> str:
