@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 from verfedgnn.cli import night_command
 from verfedgnn.cli.main import app
 from verfedgnn.cli.night_command import read_nights
+from verfedgnn.core.errors import RunError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -136,6 +139,47 @@ def test_what_night_sets_itself_is_refused(tmp_path: Path, words: list[str]) -> 
     done = CliRunner().invoke(app, ["night", str(tmp_path), "--", *words])
     assert done.exit_code
     assert not (tmp_path / night_command.HISTORY).exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("night", "../mine"),
+        ("night", "MINE"),
+        ("night", "."),
+        ("result", "\x1b[2J"),
+        ("result", ["kept"]),
+        ("reason", 3),
+        ("seconds", "long"),
+        ("started", "yesterday"),
+    ],
+)
+def test_a_history_of_somebody_else_removes_nothing_outside(nights: Nights, field: str, value: Any) -> None:
+    mine = nights.folder.parent / "mine"
+    mine.mkdir()
+    nights.folder.mkdir()
+    line = asdict(night_command.Night("mon", "kept", "", "2026-11-16T01:00:00+00:00", 1.0, ""))
+    line[field] = str(mine) if value == "MINE" else value
+    (nights.folder / night_command.HISTORY).write_text(f"{json.dumps(line)}\n")
+    assert nights.night("tue", "--keep", "1")[0] == 1
+    assert mine.is_dir()
+    shown = CliRunner().invoke(app, ["nights", str(nights.folder), "--textfile", str(mine / "night.prom")])
+    assert isinstance(shown.exception, RunError)
+
+
+def test_a_history_that_is_a_link_is_not_followed(nights: Nights) -> None:
+    nights.folder.mkdir()
+    (nights.folder / night_command.HISTORY).symlink_to(nights.folder.parent / "mine")
+    assert nights.night("mon")[0] == 1
+    assert not (nights.folder.parent / "mine").exists()
+
+
+@pytest.mark.parametrize("name", [".", "..", "../mine", "/tmp/mine", "a/b"])
+def test_a_night_is_a_folder_in_the_folder_of_nights(nights: Nights, name: str) -> None:
+    nights.night("mon")
+    assert nights.night(name)[0] == 1
+    assert nights.words() == {"mon": "promoted"}
+    assert (nights.folder / "mon").is_dir()
 
 
 def test_the_history_is_shown_and_measured(nights: Nights, tmp_path: Path) -> None:

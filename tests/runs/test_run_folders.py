@@ -15,7 +15,8 @@ import pytest
 import verfedgnn as vf
 from helpers import config
 from verfedgnn.core import files
-from verfedgnn.core.errors import Interrupted
+from verfedgnn.core.array_files import read_arrays, write_arrays
+from verfedgnn.core.errors import Interrupted, RunError
 from verfedgnn.runs.embeddings import export_embeddings
 
 
@@ -126,6 +127,42 @@ def test_a_foreign_run_links_to_no_other_files(trained: Path, tmp_path: Path, pl
     (foreign / place).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(vf.RunError, match="outside the run"):
         vf.Run.load(foreign)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("history", 2_000_000),
+        ("history", -1),
+        ("item_rows", 10**9),
+        ("history_pointers", -5),
+        ("history_pointers", 10**12),
+    ],
+)
+def test_weights_between_items_lead_to_items_of_the_run(
+    trained: Path, tmp_path: Path, name: str, value: int
+) -> None:
+    """`forget` and `items add` hand them to native code, which wrote wherever they led."""
+    file = Path(copytree(trained, tmp_path / "run")) / "lists" / "model" / "party-0.safetensors"
+    arrays = read_arrays(file)
+    arrays[name][-1] = value
+    write_arrays(file, arrays)
+    with pytest.raises(RunError, match="lead outside"):
+        vf.Run.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("column", ["user", "item"])
+@pytest.mark.parametrize("value", [-1, 2_000_000_000, 0.5])
+def test_ratings_of_a_foreign_run_are_of_its_users_and_items(
+    trained: Path, tmp_path: Path, column: str, value: float
+) -> None:
+    file = Path(copytree(trained, tmp_path / "run")) / "parties" / "party-0.parquet"
+    table = pq.read_table(file)
+    values = [value, *table[column].to_pylist()[1:]]
+    place = table.column_names.index(column)
+    pq.write_table(table.set_column(place, column, pa.array(values)), file)
+    with pytest.raises(RunError, match="of no user or item"):
+        vf.Run.load(tmp_path / "run")
 
 
 def test_a_link_to_a_whole_run_is_followed(trained: Path, tmp_path: Path) -> None:

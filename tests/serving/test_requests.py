@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 import verfedgnn as vf
 from verfedgnn.serving.catalogue import Catalogue
@@ -25,6 +26,7 @@ from verfedgnn.serving.request_guard import (  # noqa: E402
     ApiKey,
     digest_key,
 )
+from verfedgnn.serving.schema import Newcomer, NewItemsRequest, StrictRequest  # noqa: E402
 
 KEY = "a-key-that-is-long-enough"
 
@@ -112,6 +114,28 @@ def test_large_requests_are_refused(client: Any) -> None:
             yield b" " * 100_000
 
     assert client.post("/v1/recommendations", content=pieces()).status_code == 413
+
+
+MANY = {f"k{number}": 1 for number in range(20_000)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Newcomer, MANY | {"ratings": []}),
+        (Newcomer, {"ratings": [], "where": MANY}),
+        (Newcomer, {"ratings": [{}] * 10_000}),
+        (Newcomer, {"ratings": [MANY]}),
+        (NewItemsRequest, {"items": [{"item": "x", "ratings": [{}] * 10_000}] * 60}),
+        (NewItemsRequest, {"items": [{"item": "x", "columns": MANY}] * 10}),
+        (NewItemsRequest, {"items": [{}] * 1000}),
+    ],
+)
+def test_a_request_does_not_multiply_into_errors(kind: type[StrictRequest], body: dict[str, Any]) -> None:
+    """2 MB had 1.3 million errors, which took 22 s, in which nobody was answered, and 1.7 GB."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() <= 20
 
 
 def test_metrics_count_routes_and_name_nobody(client: Any, known: str) -> None:

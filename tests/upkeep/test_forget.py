@@ -64,6 +64,7 @@ def test_nothing_of_the_user_stays(folder: Path, command: Command) -> None:
     record = json.loads(out)
     assert record["ratings"][before.parties[0].name] == int((before.parties[0].ratings.user == ROW).sum())
     assert USER not in (folder / "forget.json").read_text()
+    assert any("which items these users rated" in text for text in record["remains"])
     assert not list(folder.rglob("checkpoint")), "a finished run needs none"
 
 
@@ -96,6 +97,8 @@ def test_the_user_is_average_and_only_rated_items_change(folder: Path) -> None:
             rated = np.isin(np.arange(len(old.items)), party.ratings.item[party.ratings.user == ROW])
             assert (new.items[~rated] == old.items[~rated]).all()
             assert (new.items[rated] != old.items[rated]).any()
+            assert (new.embeddings[~rated] == old.embeddings[~rated]).all()
+            assert (new.embeddings[rated] != old.embeddings[rated]).any(1).all(), "no trace of the ratings"
     worse = after.evaluate()["test"]["rmse"] - before.evaluate()["test"]["rmse"]
     assert worse < 0.03, "the repaired model is about as good"
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.core.errors import ConfigError, Interrupted, NotPromoted, RunError
-from verfedgnn.core.files import make_folder, switch_link, writing
+from verfedgnn.core.files import check_file_name, make_folder, switch_link, writing
 
 HISTORY = "nights.jsonl"
 """File in a folder of nights with a line for each night."""
@@ -56,6 +56,13 @@ class Night:
     seconds: float
     data: str
     """Hash of the files that were trained on."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` or `TypeError` for a line from elsewhere: the folder of a night may be removed."""
+        check_file_name(self.night)
+        datetime.fromisoformat(self.started)
+        if self.result not in EXITS or not isinstance(self.reason, str) or not 0 <= self.seconds < 1e9:
+            raise ValueError("a line is not one of a night")
 
 
 def night(
@@ -91,7 +98,12 @@ def night(
     with writing(folder):
         make_folder(folder)
     with _alone(folder):
-        tonight = name or datetime.now(UTC).strftime("%Y-%m-%d")
+        try:
+            tonight = check_file_name(name or datetime.now(UTC).strftime("%Y-%m-%d"))
+        except ValueError:
+            raise ConfigError(
+                "--name is that of a folder in it; use letters, digits, '.', '-' and '_'"
+            ) from None
         before = read_nights(folder)
         open_night = _find_unfinished(folder, before) or tonight
         done = next((each for each in before if each.night == open_night and each.result in _DONE), None)
@@ -129,10 +141,10 @@ def nights(
 def read_nights(folder: Path) -> list[Night]:
     """Return the history of a folder of nights, oldest first; a night that was tried again has its last result."""
     file = folder / HISTORY
-    lines = file.read_text("utf-8").splitlines() if file.is_file() else []
     try:
+        lines = file.read_text("utf-8").splitlines() if file.is_file() else []
         nights = [Night(**json.loads(line)) for line in lines]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{file} cannot be read ({error}); move it away to begin a new history") from None
     return list({each.night: each for each in nights}.values())
 
@@ -231,10 +243,12 @@ def _hash_files(command: Sequence[str]) -> str:
 
 
 def _record(folder: Path, result: Night) -> None:
-    with writing(folder), (folder / HISTORY).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(result)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    with writing(folder):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        with open(os.open(folder / HISTORY, flags, 0o600), "a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(result)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _prune(folder: Path, keep: int) -> None:

@@ -48,6 +48,21 @@ class ItemScores:
     items: int
     """Size M_p of the catalogue."""
 
+    def check(self, users: int) -> None:
+        """Raise `ValueError` if places lead outside, as in a file from elsewhere: native code would follow them."""
+        size, ends = len(self.kept), self.pointers
+        inside = all(
+            not rows.is_floating_point() and bool(((rows >= 0) & (rows < count)).all())
+            for rows, count in ((self.history, size), (self.kept, self.items), (ends, len(self.history) + 1))
+        )
+        if (
+            not inside
+            or self.weights.shape != (size, size)
+            or len(ends) != users + 1
+            or (ends.diff() < 0).any()
+        ):
+            raise ValueError("weights between items lead outside the catalogue")
+
     def score(self, users: Tensor) -> Tensor:
         """Return the scores (n, M_p) of all items for n users, given their rows."""
         rows = users.long()

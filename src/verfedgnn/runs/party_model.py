@@ -73,4 +73,5 @@ class PartyModel:
                 arrays["history"],
                 len(arrays["items"]),
             )
+            own.check(len(arrays["users"]))
         return cls(arrays["users"], arrays["items"], arrays["embeddings"], own)

@@ -82,6 +82,9 @@ def _party(arrow: Any, users: Any) -> tuple[PartyData, NDArray[np.int8]]:
     # Arrow hands out read-only arrays, which torch refuses to wrap.
     columns = {name: np.array(arrow[name].to_numpy()) for name in arrow.column_names}
     part = columns.pop("part")
+    for rows, size in ((columns["user"], len(users)), (columns["item"], len(about["item_ids"]))):
+        if rows.dtype.kind not in "iu" or not ((rows >= 0) & (rows < size)).all():
+            raise ValueError("a rating is of no user or item of the run")
     ratings = Ratings(
         **columns,
         user_ids=users,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 from starlette.responses import Response
 
 from verfedgnn.runs.added_items import MOST_COLUMNS, Id, Number, Seconds, Text
@@ -18,6 +19,10 @@ MAX_ITEMS = 1000
 """Maximum number of items per response."""
 MAX_RATINGS = 10_000
 """Maximum number of ratings of one newcomer."""
+MAX_FIELDS = 20
+"""Maximum number of fields of an object, beyond which unknown ones are not named."""
+MAX_FILTERS = 10
+"""Maximum number of item columns by which a request filters."""
 
 
 class HttpProblem(Exception):
@@ -42,10 +47,26 @@ class HttpProblem(Exception):
         return Response(orjson.dumps(self.as_dict()), self.status, self.headers, "application/json")
 
 
+def _check_size(values: Any, most: int) -> Any:
+    """Refuse a large object at once. Each of its entries could become an error of its own, and millions of errors stop a server."""
+    if isinstance(values, dict) and len(values) > most:
+        raise ValueError(f"there are more than {most} fields")
+    return values
+
+
+def _at_most(most: int) -> BeforeValidator:
+    return BeforeValidator(partial(_check_size, most=most))
+
+
 class StrictRequest(BaseModel):
-    """A request body that rejects unknown fields."""
+    """A request body that rejects unknown fields. Its lists fail at their first error."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, values: Any) -> Any:
+        return _check_size(values, MAX_FIELDS)
 
 
 class NewcomerRating(StrictRequest):
@@ -65,13 +86,13 @@ class Newcomer(StrictRequest):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"ratings": [{"item": "50", "rating": 5}], "k": 5, "why": 3}]}
     )
-    ratings: Annotated[list[NewcomerRating], Field(max_length=MAX_RATINGS)]
+    ratings: Annotated[list[NewcomerRating], Field(max_length=MAX_RATINGS), FailFast()]
     """The user's ratings; an empty list returns recommendations for the average user."""
     k: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 10
     """Maximum number of items."""
     party: Id | None = None
     """Party whose items are recommended; all by default."""
-    where: Annotated[dict[str, str], Field(max_length=10)] = {}
+    where: Annotated[dict[str, str], Field(max_length=MAX_FILTERS), _at_most(MAX_FILTERS)] = {}
     """Filters by item column, such as {"category": "book"}."""
     user: Id | None = None
     """Id of the user; if it is known, the ratings are added to those that the server has."""
@@ -96,16 +117,16 @@ class NewItem(StrictRequest):
     item: Id
     """Id under which the item is recommended from now on."""
     title: Text = ""
-    columns: Annotated[dict[Id, Text], Field(max_length=MOST_COLUMNS)] = {}
+    columns: Annotated[dict[Id, Text], Field(max_length=MOST_COLUMNS), _at_most(MOST_COLUMNS)] = {}
     """Item columns, by which requests can be filtered."""
-    ratings: Annotated[list[FirstRating], Field(max_length=MAX_RATINGS)] = []
+    ratings: Annotated[list[FirstRating], Field(max_length=MAX_RATINGS), FailFast()] = []
     """First ratings; they add to those that the item has already."""
 
 
 class NewItemsRequest(StrictRequest):
     """New items of one party."""
 
-    items: Annotated[list[NewItem], Field(min_length=1, max_length=MAX_ITEMS)]
+    items: Annotated[list[NewItem], Field(min_length=1, max_length=MAX_ITEMS), FailFast()]
     party: Id | None = None
     """Party that offers the items; needed only if several are served."""
 

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from verfedgnn.config import load_config
 from verfedgnn.core.array_files import read_arrays, write_arrays
@@ -216,6 +217,7 @@ def _remove_users(folder: Path, journal: UserJournal) -> dict[str, Any]:
     remains = [
         f"the other users' vectors were trained together with these users, {UNTIL}",
         f"weights between items (EASE) and the mixture of the gate are sums over all users, {UNTIL}",
+        f"the model shows which items were estimated again, and so which items these users rated, {UNTIL}",
         "older run folders, and your own files and databases, from which the next training reads",
     ]
     if is_federated(folder):
@@ -289,7 +291,19 @@ def _repair(
         mine = train[table.item[train] == item]
         found = prior.estimate(table.user[mine].astype(np.int64), table.rating[mine], exposure=1.0)
         vectors[item] = torch.from_numpy((found - absorbed[item]).astype(np.float32))
-    return replace(model, items=vectors)
+    return replace(model, items=vectors, embeddings=_follow(model, vectors, items))
+
+
+def _follow(model: PartyModel, vectors: Tensor, items: Rows) -> Tensor:
+    """Return the embeddings, those of `items` by the regression on vectors that holds for the other items.
+
+    As they were, they would be a trace of the users' ratings.
+    """
+    others = np.setdiff1d(np.arange(len(vectors)), items)
+    slopes = np.linalg.pinv(vectors[others].numpy()) @ model.embeddings[others].numpy()
+    embeddings = model.embeddings.clone()
+    embeddings[items] = vectors[items] @ torch.from_numpy(slopes)
+    return embeddings
 
 
 def _forget_history(scores: ItemScores, rows: Rows) -> ItemScores:
