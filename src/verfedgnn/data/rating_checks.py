@@ -291,9 +291,7 @@ def _refuse(rows: CheckedRows, rating: Any, name: str, at: Callable[[int], str])
         )
 
 
-def first_per_item(
-    values: Any, what: str, item: NDArray[np.int32], n_items: int, kept: Any = slice(None)
-) -> StrArray:
+def first_per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int, kept: Any) -> StrArray:
     """Return the first non-empty value of each item."""
     coded = isinstance(values, Column) and pa.types.is_dictionary(values.type)
     codes, texts = encode_unordered(values if coded else as_item_text(values, what))
