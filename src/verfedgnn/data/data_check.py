@@ -342,7 +342,27 @@ def foresee_training(sources: Sequence[CheckedSource], overlap: UserOverlap | No
     """Return warnings about a training with these sources, each with its remedy; `overlap` is that of several sources."""
     if not all(source.usable for source in sources):
         return []
-    return _foresee_sizes(sources) + ([] if overlap is None else _foresee_federation(sources, overlap))
+    warnings = []
+    shapes = [(source.name, source.shape) for source in sources if source.shape is not None]
+    for name, shape in shapes:
+        if shape.ratings < FEWEST_RATINGS:
+            warnings.append(
+                f"{name} has {format_count(shape.ratings, 'rating')}: its validation or test part may be empty, and "
+                "training refuses that; add ratings"
+            )
+        elif shape.users < FEWEST_USERS:
+            warnings.append(
+                f"{name} has {format_count(shape.users, 'user')}: training runs, but its figures say nothing about other "
+                "users; add users"
+            )
+    parties = fitting_parties(sources)
+    if parties is not None:
+        _, shape = shapes[0]
+        warnings.append(
+            f"{format_count(shape.items, 'item')} with {format_count(shape.ratings, 'rating')} are too few for {PARTIES} "
+            f"parties: pass {option('parties', parties)} to {worded('`train`', '`fit`')}"
+        )
+    return warnings if overlap is None else warnings + _foresee_federation(sources, overlap)
 
 
 def fitting_parties(sources: Sequence[CheckedSource]) -> int | None:
@@ -419,31 +439,6 @@ def conclude(
 def lists_only(sources: Sequence[CheckedSource]) -> bool:
     """Return whether all ratings of a source are equal, so that only lists can be learnt from it."""
     return any(source.shape is not None and source.shape.lowest == source.shape.highest for source in sources)
-
-
-def _foresee_sizes(sources: Sequence[CheckedSource]) -> list[str]:
-    """Return warnings about sources that are too small to train or to judge."""
-    warnings = []
-    shapes = [(source.name, source.shape) for source in sources if source.shape is not None]
-    for name, shape in shapes:
-        if shape.ratings < FEWEST_RATINGS:
-            warnings.append(
-                f"{name} has {format_count(shape.ratings, 'rating')}: its validation or test part may be empty, and "
-                "training refuses that; add ratings"
-            )
-        elif shape.users < FEWEST_USERS:
-            warnings.append(
-                f"{name} has {format_count(shape.users, 'user')}: training runs, but its figures say nothing about other "
-                "users; add users"
-            )
-    parties = fitting_parties(sources)
-    if parties is not None:
-        _, shape = shapes[0]
-        warnings.append(
-            f"{format_count(shape.items, 'item')} with {format_count(shape.ratings, 'rating')} are too few for {PARTIES} "
-            f"parties: pass {option('parties', parties)} to {worded('`train`', '`fit`')}"
-        )
-    return warnings
 
 
 def _foresee_federation(sources: Sequence[CheckedSource], overlap: UserOverlap) -> list[str]:
