@@ -16,7 +16,7 @@ import pytest
 
 import verfedgnn as vf
 from hub import SERVER, agree
-from verfedgnn.core.version import installed_version
+from verfedgnn.core.installed import installed_version
 from verfedgnn.federation import doctor
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.certificates import issue, key_pem, make_request, new_key, tls_context

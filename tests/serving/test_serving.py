@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 import verfedgnn as vf
 from verfedgnn.cli.main import app, main
-from verfedgnn.core.choices import Choices
 from verfedgnn.core.item_item import ItemScores
+from verfedgnn.core.pairs import Choices
 from verfedgnn.reports.phrases import warn_of_lists
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare

@@ -19,8 +19,8 @@ from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import DATA, RUN, Device, Threads, use_threads
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.tables import run_table, verdict_texts
+from verfedgnn.core.connection_table import is_loopback
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.hosts import is_loopback
 from verfedgnn.federation import PARTY_KEY
 from verfedgnn.federation.status import StatusPublisher, describe_process, make_tables
 

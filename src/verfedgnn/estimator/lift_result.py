@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import Any, Literal
 
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.frames import make_frame
+from verfedgnn.core.installed import make_frame
 from verfedgnn.core.option_names import worded
 from verfedgnn.evaluation.lift import WAYS
 from verfedgnn.evaluation.verdict import NEW, answers, judged_tables, list_points

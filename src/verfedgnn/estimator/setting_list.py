@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from verfedgnn.config.reference import SettingEntry, find_settings
-from verfedgnn.core.frames import make_frame
+from verfedgnn.core.installed import make_frame
 
 
 def settings(name: str | None = None) -> SettingList:

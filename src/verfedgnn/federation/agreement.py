@@ -23,9 +23,9 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, fie
 from verfedgnn.config import Config, build_config, explain_invalid, presets
 from verfedgnn.config.rules import active_count, fewest_parties_in_sum, too_few
 from verfedgnn.config.sections import Section
+from verfedgnn.core.connection_table import is_address
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
-from verfedgnn.core.hosts import is_address
 from verfedgnn.federation.certificates import COORDINATOR, Certificate, check_name, format_day
 from verfedgnn.runs.run_folder import FINAL, LISTS
 

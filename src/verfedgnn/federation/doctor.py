@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from verfedgnn.core.errors import VerFedGNNError
-from verfedgnn.core.version import installed_version
+from verfedgnn.core.installed import installed_version
 from verfedgnn.data import Ratings
 from verfedgnn.data.ratings import format_count
 from verfedgnn.federation.certificates import Certificate, format_day

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
-from verfedgnn.core.printable import make_printable
+from verfedgnn.core.option_names import make_printable
 
 EVENTS = logging.getLogger("verfedgnn.federation")
 """Logger of all events."""

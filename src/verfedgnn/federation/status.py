@@ -25,10 +25,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verfedgnn.core.connection_table import ConnectionTable
+from verfedgnn.core.connection_table import ConnectionTable, is_address, parse_host_header
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.files import make_folder, replace_quickly, writing
-from verfedgnn.core.hosts import is_address, parse_host_header
+from verfedgnn.core.files import make_folder, write_bytes, writing
 
 if TYPE_CHECKING:
     from verfedgnn.federation.roster import MemberIdentity
@@ -119,7 +118,7 @@ class StatusPublisher:
             with writing(self.folder):
                 make_folder(self.folder)
                 text = json.dumps(self.status, indent=1, allow_nan=False)
-                replace_quickly(self.folder / "status.json", f"{text}\n".encode())
+                write_bytes(self.folder / "status.json", f"{text}\n".encode(), flush=False)
 
     def start_stage(self) -> None:
         """Forget the durations of an earlier training's rounds."""

@@ -32,7 +32,7 @@ from typing import Any
 
 from verfedgnn.core.connection_table import ConnectionTable, shut_down
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.version import installed_version
+from verfedgnn.core.installed import installed_version
 from verfedgnn.federation.certificates import error_reason, peer_fingerprint, pinned_tls
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.transport import (

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.printable import make_printable
+from verfedgnn.core.option_names import make_printable
 
 GNNS = ("gcn", "gat", "ggnn")
 """Names of the built-in GNNs."""

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from verfedgnn.core.files import make_folder, write_bytes, writing
-from verfedgnn.core.printable import make_printable
+from verfedgnn.core.option_names import make_printable
 from verfedgnn.reports.svg_charts import standalone
 
 Tone = Literal["good", "likely-good", "same", "mixed", "unclear", "likely-bad", "bad"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from verfedgnn.core.version import installed_version
+from verfedgnn.core.installed import installed_version
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
 from verfedgnn.reports.document import (
     Block,

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.core.version import installed_version
+from verfedgnn.core.installed import installed_version
 from verfedgnn.runs.added_items import AddedItem
 from verfedgnn.runs.run import Run
 from verfedgnn.serving import schema

@@ -43,7 +43,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.core.rating_scale import upper_quarter
+from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.data import Ratings
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.upkeep.item_prior import climb, measure_variance

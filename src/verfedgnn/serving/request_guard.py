@@ -37,10 +37,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from verfedgnn.core.connection_table import is_loopback, parse_host_header
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import read_private
-from verfedgnn.core.hosts import is_loopback, parse_host_header
-from verfedgnn.core.printable import make_printable
+from verfedgnn.core.option_names import make_printable
 from verfedgnn.serving.schema import HttpProblem
 
 KEY_VARIABLE = "VERFEDGNN_API_KEY"

@@ -33,7 +33,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from verfedgnn.core.connection_table import ConnectionTable
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.printable import make_printable
+from verfedgnn.core.option_names import make_printable
 from verfedgnn.runs.added_items import ADDED
 from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_folder import FORGET_JOURNAL, FORGET_RECORD
