@@ -26,7 +26,7 @@ import torch
 
 from serving_load import PATH, generate
 from serving_server import ROOT, cpu_seconds, make_run, served, wait_for_quiet
-from verfedgnn.core.version import installed_version
+from verfedgnn.core.installed import installed_version
 
 
 def measure(

@@ -42,7 +42,6 @@ from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.party_service import PartyService, Realign, align_party
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import PartyStore
-from verfedgnn.federation.transcript import Transcript
 from verfedgnn.federation.transport import TransportEvent
 from verfedgnn.protocol.messages import HEADER, decode, encode
 from verfedgnn.protocol.user_alignment import CoordinatorAlignment, PartyAlignment
@@ -263,12 +262,12 @@ class ServiceParty:
 
     def __init__(self, hub: Hub, folder: Path, identity: Any, ratings: vf.Ratings) -> None:
         self.wire = Wire(hub, identity.name)
-        transcript = Transcript(folder, identity)
-        self.link = CoordinatorLink(identity, self.wire, lambda: False, transcript, StatusPublisher(folder))
+        self.link = CoordinatorLink(identity, self.wire, lambda: False, StatusPublisher(folder))
         store = PartyStore(folder, identity)
         align_party(store, self.link, ratings)
         (stage,) = store.stages
         self.service = PartyService(store, stage, self.link)
+        self.link.begin(stage.name, self.service._hello, self.service.candidate)
 
     def take(self, event: TransportEvent) -> None:
         if event.kind == "joined":
@@ -300,7 +299,7 @@ class HostedCoordinator:
 
     def __init__(self, hub: Hub, folder: Path, identity: Any, hostile: str) -> None:
         self.wire = Wire(hub, SERVER)
-        self.service = CoordinatorService(identity, self.wire, folder, StatusPublisher(folder))
+        self.service = CoordinatorService(identity, self.wire, StatusPublisher(folder))
         self.bad = hostile
 
     def take(self, event: TransportEvent) -> None:
@@ -382,8 +381,7 @@ def attack_training(fuzzer: Fuzzer, folder: Path, seed: int) -> None:
             member.take(event)
     if not fuzzer.done:
         results = {
-            bytes(member.service.store.read_result(member.service.stage).arrays["public"].numpy())
-            for member in members
+            bytes(member.service.store.read_result(member.service.stage).public.numpy()) for member in members
         }
         assert len(results) == 1, "the honest training ends as if nobody had attacked"
 

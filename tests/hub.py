@@ -13,6 +13,7 @@ import torch
 
 import verfedgnn as vf
 from verfedgnn.core.errors import Interrupted, VerFedGNNError
+from verfedgnn.federation import party_service
 from verfedgnn.federation.agreement import Agreement, Member, Timeouts, build_agreement
 from verfedgnn.federation.certificates import (
     issue,
@@ -24,11 +25,10 @@ from verfedgnn.federation.certificates import (
 )
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
-from verfedgnn.federation.party_service import run_party
+from verfedgnn.federation.party_service import PartyService, load_finished, run_party
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import PartyStore
-from verfedgnn.federation.transcript import Transcript
 from verfedgnn.federation.transport import TransportEvent, too_large
 from verfedgnn.protocol.messages import EncodedMessage
 
@@ -78,6 +78,8 @@ class Hub:
         self.wires: dict[str, Wire] = {}
         self.lock = threading.RLock()
         self.seen: list[tuple[str, str, bytes]] = []
+        self.services: dict[str, Any] = {}
+        """The present service of each member."""
 
     def attach(self, wire: Wire) -> None:
         with self.lock:
@@ -133,6 +135,18 @@ def agree(
     return agreement, {name: MemberIdentity(agreement, file) for name, file in files.items()}
 
 
+class ObservedParty(PartyService):
+    """A party's service that the hub knows while it runs."""
+
+    def run(self) -> None:
+        wire: Any = self.link.transport
+        wire.hub.services[self.identity.name] = self
+        super().run()
+
+
+party_service.PartyService = ObservedParty  # type: ignore[misc]
+
+
 class Trial:
     """A federation whose services run in threads; a killed service is restarted, as a service manager would."""
 
@@ -143,7 +157,6 @@ class Trial:
         self.agreement, self.identities = agree(folder, list(self.parties), config, **values)
         self.hub = Hub()
         self.errors: dict[str, list[BaseException]] = {}
-        self.services: dict[str, Any] = {}
         self.align_options: dict[str, dict[str, Any]] = {}
         """Options of the alignment, by party."""
         self.runs: dict[str, vf.Run] = {}
@@ -176,6 +189,10 @@ class Trial:
         self.stopping = True
         assert not alive, f"still running: {alive}; errors: {self.errors}"
 
+    @property
+    def services(self) -> dict[str, Any]:
+        return self.hub.services
+
     def public(self, name: str) -> torch.Tensor:
         return self.runs[name].public
 
@@ -201,18 +218,15 @@ class Trial:
         folder = self.folder / f"run-{name}"
         identity = self.identities[name]
         if name == SERVER:
-            service = CoordinatorService(identity, wire, folder, StatusPublisher(folder, identity))
+            service = CoordinatorService(identity, wire, StatusPublisher(folder, identity))
             self.services[name] = service
             service.run(lambda: self.stopping)
             return
         store = PartyStore(folder, identity)
         publisher = StatusPublisher(folder, identity)
-        transcript = Transcript(folder, identity)
-        link = CoordinatorLink(identity, wire, lambda: self.stopping, transcript, publisher)
-        self.runs[name] = run_party(
-            store,
-            link,
-            lambda: self.parties[name].ratings,
-            on_start=lambda service: self.services.update({name: service}),
-            **self.align_options.get(name, {}),
-        )
+        if store.is_trained:
+            self.runs[name] = load_finished(store)
+            return
+        link = CoordinatorLink(identity, wire, lambda: self.stopping, publisher)
+        options = self.align_options.get(name, {})
+        self.runs[name] = run_party(store, link, lambda: self.parties[name].ratings, **options)

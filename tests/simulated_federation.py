@@ -183,6 +183,7 @@ class Simulation:
         self.publisher: Any = Publisher()
         self.transcript: Any = self.publisher
         self.offences: Counter[str] = Counter()
+        self.revoked: set[str] = set()
         self.counts: Counter[str] = Counter()
         self.hidden: defaultdict[tuple[Place, int], dict[int, NDArray[Any]]] = defaultdict(dict)
         self.reveals: list[tuple[tuple[int, Place, str], list[int], list[int]]] = []

@@ -92,7 +92,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"verfedgnn.{_HOMES[name]}"), name)
     if name == "__version__":
-        return import_module("verfedgnn.core.version").installed_version()
+        return import_module("verfedgnn.core.installed").installed_version()
     if name == "data":
         return import_module("verfedgnn.data")
     raise AttributeError(f"module 'verfedgnn' has no attribute '{name}'")

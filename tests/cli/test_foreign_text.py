@@ -12,7 +12,7 @@ import pytest
 
 import verfedgnn as vf
 from helpers import config
-from verfedgnn.core.printable import make_printable
+from verfedgnn.core.option_names import make_printable
 from verfedgnn.reports.console import SafeConsole
 
 Command = Callable[..., tuple[int, str, str]]

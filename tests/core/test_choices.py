@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from verfedgnn.core.choices import Choices
+from verfedgnn.core.pairs import Choices
 
 
 def never(*_: object) -> NoReturn:

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from verfedgnn.core import item_item
-from verfedgnn.core.choices import Choices
 from verfedgnn.core.item_item import ItemScores, fit_item_scores, fit_residuals
-from verfedgnn.core.pairs import Pairs
+from verfedgnn.core.pairs import Choices, Pairs
 
 
 def pairs(rated: NDArray[np.bool_]) -> Pairs:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verfedgnn.core import list_metrics
-from verfedgnn.core.list_metrics import list_quality, rank_each, sample_users
+from verfedgnn.core import metrics
+from verfedgnn.core.metrics import list_quality, rank_each, sample_users
 from verfedgnn.core.pairs import Pairs
 
 
@@ -39,7 +39,7 @@ def test_every_user_is_judged_as_by_brute_force(seed: int, k: int, chunk: int) -
     seen = [pairs(np.argwhere(kind == part).tolist()) for part in (1, 2)]
     wanted = pairs(np.argwhere(kind == 3).tolist())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(list_metrics, "CHUNK_SCORES", chunk)
+        patch.setattr(metrics, "CHUNK_SCORES", chunk)
         found = rank_each(lambda rows: scores[rows].clone(), users, items, seen, wanted, k)
     judged = [user for user in range(users) if (kind[user] == 3).any()]
     assert found.users.tolist() == judged
@@ -63,7 +63,7 @@ def test_nobody_with_something_to_find_gives_no_users() -> None:
 
 
 def test_a_choice_looks_at_every_nth_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(list_metrics, "MOST_SCORES", 100)
+    monkeypatch.setattr(metrics, "MOST_SCORES", 100)
     users = torch.arange(0, 20, 2)
     assert sample_users(users, 5).tolist() == users.tolist()
     assert sample_users(users, 25).tolist() == [0, 6, 12, 18]

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from helpers import means_errors
-from verfedgnn.core import list_metrics
-from verfedgnn.core.list_metrics import Score
-from verfedgnn.core.metrics import RatingErrors, measure_errors, measure_ranking
+from verfedgnn.core import metrics
+from verfedgnn.core.metrics import RatingErrors, Score, measure_errors, measure_ranking
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.data import TEST, TRAIN, split_by_rating, synthetic_ratings
 
@@ -41,7 +40,7 @@ def test_ranking_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     users, items = torch.tensor([[1.0], [1.0], [1.0]]), torch.tensor([[5.0], [4.0], [3.0], [2.0], [1.0]])
     seen, wanted = pairs((0, 0, 5.0)), pairs((0, 2, 5.0), (0, 4, 5.0), (1, 3, 5.0))
     for chunk in (1 << 23, 5):  # all users at once, and one at a time
-        monkeypatch.setattr(list_metrics, "CHUNK_SCORES", chunk)
+        monkeypatch.setattr(metrics, "CHUNK_SCORES", chunk)
         found = measure_ranking(products(users, items), 3, 5, [seen], wanted, k=2)
         # user 0 is shown items 1, 2: finds item 2 in second place, of two wanted; user 1 is shown 0, 1: nothing
         assert found.users == 2

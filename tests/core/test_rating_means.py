@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verfedgnn.core import rating_means
-from verfedgnn.core.choices import Choices
-from verfedgnn.core.pairs import Pairs
+from verfedgnn.core.pairs import Choices, Pairs
 from verfedgnn.core.rating_means import Floats, Means, fit_means
 
 SCALE = (1.0, 5.0)

@@ -30,11 +30,9 @@ def test_movielens_100k(tmp_path, packed):
         "10\t2\t3\t881250949\n9\t1\t5\t881250950\n",
         packed=packed,
     )
-    put(tmp_path / "u.genre", "unknown|0\nAction|1\nComedy|2\n\n")
-    put(
-        tmp_path / "u.item",
-        "1|Amélie (2001)|01-Jan-1995||http://x|0|0|1\n2|Heat|||http://y|0|1|1\n".encode("latin-1"),
-    )
+    comedy, action = ("|".join("1" if k in flags else "0" for k in range(19)) for flags in ({5}, {1, 5}))
+    films = f"1|Amélie (2001)|01-Jan-1995||http://x|{comedy}\n2|Heat|||http://y|{action}\n"
+    put(tmp_path / "u.item", films.encode("latin-1"))
     ratings = read_ratings(tmp_path)
     assert rows(ratings) == {("10", "2", 3.0), ("9", "1", 5.0)}
     assert ratings.user_ids.tolist() == ["9", "10"]  # as numbers, not as text

@@ -48,7 +48,7 @@ def test_an_option_for_one_of_several(two: list[str], command: Command) -> None:
     code, _, err = command("train", *words, *options, "--set", "epochs=1", "--json")
     assert code == 0, err
     assert "2 parties, 20 users" in err
-    reading = ReadOptions(
+    reading = ReadOptions.from_texts(
         columns=("books:user=uid,item=book,rating=points",),
         encoding=("latin-1",),
         duplicates=("film:first",),
@@ -69,7 +69,7 @@ def test_an_option_for_one_of_several(two: list[str], command: Command) -> None:
 def test_options_that_cannot_be_meant(two: list[str]) -> None:
     def read(**options: str | tuple[str, ...]) -> Callable[[], object]:
         texts = {name: (text,) if isinstance(text, str) else text for name, text in options.items()}
-        return lambda: read_parties(two, reading=ReadOptions(**texts))
+        return lambda: read_parties(two, reading=ReadOptions.from_texts(**texts))
 
     fails(read(scale="flm:1,5"), "--scale flm:... names an unknown source", "film, books")
     fails(read(columns="book:user=uid"), "--columns book:...", "film, books")

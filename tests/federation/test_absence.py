@@ -77,7 +77,7 @@ def test_after_the_deadline_the_others_continue_if_agreed(
     service = federated.services[SERVER]
     assert not federated.errors
     assert service.coordinator.round == 9
-    assert service.record.ended is None
+    assert service.stage.record.ended is None
     assert service.coordinator.public_state.updates[-1].parties == [1, 2]
     first, second = (federated.public(name) for name in list(federated.parties)[1:])
     assert torch.equal(first, second)
@@ -104,7 +104,7 @@ def test_a_revoked_party_is_locked_out_and_the_others_go_on(
     service = federated.services[SERVER]
     assert revoked.is_set()
     assert service.coordinator.round == 9
-    assert service.record.ended is None
+    assert service.stage.record.ended is None
     assert service.coordinator.public_state.updates[-1].parties == [1, 2]
     assert torch.equal(*(federated.public(name) for name in rest))
     assert list(federated.errors) == [gone]
@@ -175,7 +175,7 @@ def test_a_fresh_folder_does_not_join_in_a_partys_name(
     federated = lose_in_round(tmp_path, small_parties, 5, settings(), absent=Absence(deadline=3))
     gone, other, _ = federated.parties
     wait_until(
-        lambda: SERVER in federated.services and federated.services[SERVER].stage.waiting_for is not None
+        lambda: SERVER in federated.services and federated.services[SERVER].stage.lacks_since is not None
     )
     shutil.rmtree(tmp_path / f"run-{gone}")
     federated.hub.wires[SERVER].events.put(TransportEvent("second", other))

@@ -118,7 +118,7 @@ def test_quorum(count: int, asked: int, quorum: int) -> None:
 )
 def test_addresses(address: str, host: str, port: int) -> None:
     agreement = build_agreement(values(address=address))
-    assert (agreement.host, agreement.port) == (host, port)
+    assert agreement.endpoint == (host, port)
 
 
 ADDRESSES = (
@@ -276,7 +276,6 @@ def test_from_init_to_a_roster(command: Command) -> None:
     assert lines[-1].startswith("next, at each party: ")
     assert sorted(path.name for path in Path("fed").iterdir()) == [
         "authority.key",
-        "authority.pem",
         "coordinator.key",
         "federation.toml",
     ]
@@ -310,7 +309,6 @@ def test_from_init_to_a_roster(command: Command) -> None:
         c.key_fingerprint(c.read_key(Path("fed/authority.key")))
         == c.Certificate(agreement.authority).key_fingerprint
     )
-    assert Path("fed/authority.pem").read_text() == agreement.authority
     assert (agreement.config.seed, agreement.config.model.dim, agreement.config.masking) == (3, 8, True)
 
 
@@ -440,7 +438,7 @@ def test_rotation_and_revocation(founded: Command) -> None:
         (["approve", "film", "film/film.csr"], "cannot read the agreement"),
         (["approve", "fed", "none.csr"], "cannot read the request none.csr"),
         (["approve", "fed", "film/key.pem"], "film/key.pem: this is a private key"),
-        (["approve", "fed", "fed/authority.pem"], "not a certificate request"),
+        (["approve", "fed", "fed/federation.toml"], "not a certificate request"),
         (["show", "film"], "cannot read the agreement film/federation.toml"),
     ],
 )
@@ -490,7 +488,7 @@ def test_a_fourth_party_keeps_all_required(tmp_path: Path) -> None:
     )
 
     def admit(*names: str) -> Agreement:
-        requests = [request_membership(name, tmp_path / name).request_file for name in names]
+        requests = [request_membership(name, tmp_path / name)[1] for name in names]
         return admit_parties(hub, requests, replace=False, confirm=lambda fingerprints: None)
 
     assert admit("film", "book", "music").quorum == 3
@@ -506,7 +504,7 @@ def test_a_chosen_number_of_parties_survives_approvals(tmp_path: Path) -> None:
     about: dict[str, Any] = {"preset": "paper", "model": None, "config_file": None, "overrides": {}}
     create_federation(hub, **about, name="shops", address="127.0.0.1:7443", min_parties=2)
     for name in ("film", "book", "music"):
-        request = request_membership(name, tmp_path / name).request_file
+        request = request_membership(name, tmp_path / name)[1]
         agreed = admit_parties(hub, [request], replace=False, confirm=lambda fingerprints: None)
     assert (agreed.min_parties, agreed.quorum, agreed.problem) == (2, 2, None)
 

@@ -171,7 +171,9 @@ def test_federation_equals_local_runtime_bit_for_bit(
     assert_same(federated, run)
     coordinator = federated.services[SERVER]
     assert federated.runs[small_parties[0].name].metrics["public"] == run.metrics["public"]
-    here, there = (ledger.total(kind="RoundReply") for ledger in (coordinator.record.ledger, run.ledger))
+    here, there = (
+        ledger.total(kind="RoundReply") for ledger in (coordinator.stage.record.ledger, run.ledger)
+    )
     assert here == pytest.approx(
         there, rel=0.005
     )  # a handful of residues without masks may need a bit less than with them
@@ -284,7 +286,7 @@ def test_training_goes_on_without_a_killed_party(tmp_path: Path, small_parties: 
     service = federated.services[SERVER]
     assert not federated.errors
     assert service.coordinator.round == 9
-    assert service.record.repeats == 1, "with three parties, all shares are needed"
+    assert service.stage.record.repeats == 1, "with three parties, all shares are needed"
     assert torch.equal(federated.public(rest[0]), federated.public(rest[1]))
     # Later it comes back and fetches the result; its items are those of its last checkpoint.
     federated.threads.clear()
@@ -332,8 +334,8 @@ def test_a_slow_party_is_left_out_and_taken_back(
     federated.run({slow: in_round(3, held), other: in_round(10, wait)})
     assert not federated.errors
     service = federated.services[SERVER]
-    assert service.record.repeats == 1
-    assert slow in coordinator().members.present | service.record.finished
+    assert service.stage.record.repeats == 1
+    assert slow in coordinator().members.present | service.stage.record.finished
     assert 15 < federated.services[slow].ledger.count("gradient") < 30, "it takes part again"
     publics = [federated.public(party.name) for party in small_parties]
     assert torch.equal(publics[0], publics[1])
@@ -354,7 +356,7 @@ def test_a_late_reply_brings_no_second_sum(tmp_path: Path, clock: Clock) -> None
     messages = [(name, decode(data)) for name, _, data in federated.hub.seen]
     replies = [(name, m.round) for name, m in messages if isinstance(m, RoundReply)]
     assert len(replies) == len(set(replies)), "a repeated release gives the difference of two sums"
-    assert federated.services[SERVER].record.repeats == 0
+    assert federated.services[SERVER].stage.record.repeats == 0
 
 
 def test_a_slow_party_that_cannot_be_spared_is_waited_for(
@@ -366,7 +368,7 @@ def test_a_slow_party_that_cannot_be_spared_is_waited_for(
     held = late(federated, clock, slow, lambda: slow in federated.services[SERVER].coordinator.members.slow)
     federated.run({slow: in_round(3, held)})
     assert_same(federated, local(small_parties))
-    assert federated.services[SERVER].record.repeats == 0
+    assert federated.services[SERVER].stage.record.repeats == 0
 
 
 def test_a_coordinator_started_once_more_remembers_who_has_the_result(
@@ -378,7 +380,7 @@ def test_a_coordinator_started_once_more_remembers_who_has_the_result(
     federated.stopping = False
     federated.start(SERVER)
     federated.join(180)
-    assert len(federated.services[SERVER].record.finished) == 3
+    assert len(federated.services[SERVER].stage.record.finished) == 3
 
 
 def test_a_hung_party_costs_one_timeout(
@@ -394,7 +396,7 @@ def test_a_hung_party_costs_one_timeout(
 
     federated.run({hung: in_round(3, hang)})
     assert not federated.errors
-    assert federated.services[SERVER].record.repeats == 1
+    assert federated.services[SERVER].stage.record.repeats == 1
     assert torch.equal(federated.public(hung), federated.public(small_parties[1].name))
 
 

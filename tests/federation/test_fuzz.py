@@ -90,7 +90,7 @@ def federation_at_work(
     """Return a coordinator service before its first round, and its parties."""
     setting = trial(folder, parties, config(masking=False, epochs=400), min_parties=2)
     service = CoordinatorService(
-        setting.identities[SERVER], Wire(setting.hub, SERVER), folder / "run", StatusPublisher(folder / "run")
+        setting.identities[SERVER], Wire(setting.hub, SERVER), StatusPublisher(folder / "run")
     )
     prepared = prepare(parties, setting.agreement.config, parties_device())
     members = [

@@ -136,7 +136,7 @@ def test_who_lies_under_a_mask_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     assert not federated.errors
     assert service.offences == {liar: 1}
     assert service.coordinator.round == 30
-    assert 1 < service.record.abandoned < 12
+    assert 1 < service.stage.record.abandoned < 12
     replies: dict[tuple[str, int], int] = {}
     for name, _, data in federated.hub.seen:
         message = decode(data)
@@ -157,7 +157,7 @@ def test_too_few_to_find_a_liar_among(tmp_path: Path, small_parties: list[vf.Par
     federated.join()
     (error,) = federated.errors[SERVER]
     assert "One of party-0, party-1, party-2 sends values that are not gradients" in str(error)
-    assert federated.services[SERVER].record.abandoned == 3
+    assert federated.services[SERVER].stage.record.abandoned == 3
 
 
 def test_a_party_with_a_key_nobody_can_use_is_refused_itself(

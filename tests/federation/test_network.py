@@ -16,10 +16,10 @@ import pytest
 
 import verfedgnn as vf
 from hub import SERVER, agree
-from verfedgnn.core.version import installed_version
+from verfedgnn.core.installed import installed_version
 from verfedgnn.federation import doctor
 from verfedgnn.federation.agreement import Agreement
-from verfedgnn.federation.certificates import issue, key_pem, make_request, new_key
+from verfedgnn.federation.certificates import issue, key_pem, make_request, new_key, tls_context
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.transport import PART_BYTES, Transport, TransportEvent
 
@@ -28,7 +28,11 @@ pytest.importorskip("websockets", reason="the extra 'federation' is not installe
 from verfedgnn.core.connection_table import MAX_CONNECTIONS
 from verfedgnn.federation import websocket_transport
 from verfedgnn.federation.doctor import examine, summarise_findings
-from verfedgnn.federation.websocket_transport import MESSAGES_IN_FLIGHT, MOST_PARTS, connect, tls_context
+from verfedgnn.federation.websocket_transport import (
+    MESSAGES_IN_FLIGHT,
+    MOST_PARTS,
+    WebsocketTransport,
+)
 
 
 @pytest.fixture
@@ -46,7 +50,7 @@ class Net:
     def __init__(self, agreement: Agreement, identities: dict[str, MemberIdentity]) -> None:
         self.agreement = agreement
         self.identities = identities
-        self.address = (agreement.host, agreement.port)
+        self.address = agreement.endpoint
         self.refused: list[str] = []
         self.open: list[Transport] = []
         self.sockets: list[socket.socket] = []
@@ -54,7 +58,7 @@ class Net:
 
     def join(self, name: str) -> Transport:
         listen = self.address if name == SERVER else None
-        self.open.append(connect(self.identities[name], self.refused.append, listen))
+        self.open.append(WebsocketTransport(self.identities[name], self.refused.append, listen))
         return self.open[-1]
 
     def raw(self, certificate: str, key: bytes, authority: str) -> ssl.SSLSocket:
@@ -224,9 +228,9 @@ def test_a_party_speaks_to_its_coordinator_only(
         key=identities["book"].key_pem(),
     )
     refused: list[str] = []
-    with socket.create_server((agreement.host, agreement.port)) as listener:
+    with socket.create_server(agreement.endpoint) as listener:
         listener.settimeout(180)
-        film = connect(identities["film"], refused.append)
+        film = WebsocketTransport(identities["film"], refused.append)
         accepted, _ = listener.accept()
         with (
             accepted,
@@ -504,10 +508,10 @@ def test_who_sends_pings_and_takes_no_answer_is_disconnected(
 def test_a_port_in_use_is_said_at_once(federation: tuple[Agreement, dict[str, MemberIdentity]]) -> None:
     agreement, identities = federation
     with (
-        socket.create_server((agreement.host, agreement.port)),
+        socket.create_server(agreement.endpoint),
         pytest.raises(vf.ConfigError, match=r"cannot listen on .*use another --listen"),
     ):
-        connect(identities[SERVER], [].append, (agreement.host, agreement.port))
+        WebsocketTransport(identities[SERVER], [].append, agreement.endpoint)
 
 
 def test_a_party_says_why_it_does_not_get_through(
@@ -515,7 +519,7 @@ def test_a_party_says_why_it_does_not_get_through(
 ) -> None:
     agreement, identities = federation
     reasons: list[str] = []
-    film = connect(identities["film"], reasons.append)
+    film = WebsocketTransport(identities["film"], reasons.append)
     deadline = time.monotonic() + 180
     while not reasons and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -186,7 +186,7 @@ def test_a_round_that_a_party_cannot_repeat_is_abandoned(
 
     federated.run({name: cut_power, SERVER: restart})
     assert not federated.errors
-    assert federated.services[SERVER].record.abandoned == 1
+    assert federated.services[SERVER].stage.record.abandoned == 1
     lines = [json.loads(line) for line in (folder / LEDGER).read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6], "no round is released twice"
     assert len({run.metrics["public"] for run in federated.runs.values()}) == 1

@@ -21,6 +21,7 @@ from message_samples import ALL
 from verfedgnn.federation.agreement import Agreement, save_agreement
 from verfedgnn.federation.coordinator_link import common_statements
 from verfedgnn.federation.transcript import (
+    CONTRIBUTORS,
     TRANSCRIPT,
     Transcript,
     TranscriptEntry,
@@ -217,7 +218,7 @@ def test_a_transcript_of_many_statements_is_compared_in_a_moment(honest: Trial) 
     """20,000 values of one subject took 40 s, and ten times as many a hundred times as long."""
     checked = [check_transcript(honest.folder / f"run-{name}", honest.agreement) for name in PARTIES[:2]]
     entry = next(entry for entry in checked[0].entries if entry.common and "training" not in entry.common)
-    many = [{"update 1": {"parties": 7, "sum": str(n)}} for n in range(40_000)]
+    many = [{"update 1": {CONTRIBUTORS: 7, "sum": str(n)}} for n in range(40_000)]
     checked[0].entries += [entry.model_copy(update={"common": common}) for common in many]
     began = time.process_time()
     compare_transcripts(checked, honest.agreement)
@@ -262,7 +263,7 @@ def test_a_party_that_gets_other_updates_is_found(tmp_path: Path, small_parties:
     found = verify_all(federated)
     assert not found["agree"]
     first = found["differences"][0]
-    assert (first["stage"], first["round"], first["field"]) == ("ratings", 4, "update sum")
+    assert (first["stage"], first["round"], first["field"]) == ("ratings", 4, "the sum of gradients")
     assert "party-1" in first["between"]
     assert "round 4: the sum of gradients differs between party-0 and party-1" in found["verdict"]
     with_coordinator = verify_all(federated, SERVER, "party-1")
@@ -281,7 +282,7 @@ def test_a_party_that_gets_another_active_set_is_found(
 
     found = verify_all(deceived(tmp_path, small_parties, lie))
     first = found["differences"][0]
-    assert (first["round"], first["field"]) == (4, "instruction active")
+    assert (first["round"], first["field"]) == (4, "the active parties")
     assert "party-0 has party-0, party-1, party-2, party-1 has party-0, party-1" in first["text"]
 
 
@@ -301,7 +302,7 @@ def test_a_party_that_gets_another_survivor_list_is_found(
     found = verify_all(federated)
     assert not found["agree"]
     first = found["differences"][0]
-    assert (first["round"], first["field"]) == (4, "survivors survivors")
+    assert (first["round"], first["field"]) == (4, "the list of parties whose masked replies are added up")
     assert "party-0 has party-0, party-1, party-2, party-1 has party-0, party-1" in first["text"]
 
 

@@ -69,8 +69,8 @@ def federate(folder: Path, parties: list[vf.PartyData]) -> Path:
         min_parties=len(parties),
     )
     for party in parties:
-        asked = roster.request_membership(party.name, folder / party.name)
-        roster.admit_parties(home, [asked.request_file], replace=False, confirm=lambda shown: None)
+        _, request, _ = roster.request_membership(party.name, folder / party.name)
+        roster.admit_parties(home, [request], replace=False, confirm=lambda shown: None)
     for party in parties:
         shutil.copy(home / "federation.toml", folder / party.name)
         write_ratings(folder / party.name / "ratings.csv", party)

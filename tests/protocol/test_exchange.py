@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import verfedgnn as vf
 from helpers import config, federation, same
+from verfedgnn.core.graph import clip_rows
 from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.core.random_streams import simulated_secret
-from verfedgnn.core.vectors import clip_rows
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.rating_dp import SkellamNoise
 from verfedgnn.protocol.messages import RoundReply, RoundStart

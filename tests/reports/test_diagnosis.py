@@ -6,13 +6,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import verfedgnn as vf
 from verfedgnn.cli.next_step import command_text, fresh_path, training_words
 from verfedgnn.data.read_options import ReadOptions
-from verfedgnn.reports.diagnosis import Customers, diagnose
+from verfedgnn.reports.phrases import diagnose
 
 BEST = vf.Config.preset("best")
 FINE = {"rmse": 0.8, "ndcg@20": 0.3}
@@ -75,16 +74,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"history": curve(1.0, 0.9, 0.8)},
         "still improving in the last round (RMSE 0.9000 to 0.8000)",
     ),
-    "most left out": (
-        {},
-        {"customers": Customers(users=20, shared=20, left_out=80, given=100)},
-        "leaves out 80 of 100 customers",
-    ),
-    "few shared": (
-        {},
-        {"customers": Customers(users=100, shared=10)},
-        "90 of 100 customers are at one party only",
-    ),
 }
 
 
@@ -100,25 +89,6 @@ def test_a_flat_curve_and_lists_by_stars() -> None:
     by_stars = metrics(test={"rmse": 0.8, "ndcg@20": 0.1})
     del by_stars["lists"]
     assert "--preset best" in diagnose(by_stars, BEST)[0] or 'preset="best"' in diagnose(by_stars, BEST)[0]
-
-
-def test_customers_are_counted() -> None:
-    parties = vf.split_items(vf.data.synthetic_ratings(users=30, items=20, ratings=200, seed=2), parties=2)
-    counted = Customers.count(parties)
-    known = [set(party.ratings.user.tolist()) for party in parties]
-    assert (counted.users, counted.shared, counted.left_out) == (
-        len(known[0] | known[1]),
-        len(known[0] & known[1]),
-        0,
-    )
-    wanted = known[0] & known[1]
-    tables = [
-        party.ratings.select_users(np.bincount(party.ratings.user, minlength=30) > 0) for party in parties
-    ]
-    named = [vf.PartyData(party.name, table) for party, table in zip(parties, tables, strict=True)]
-    counted = Customers.count(vf.data.align_users(named, "all"))
-    assert counted.left_out == sum(map(len, known)) - 2 * len(wanted)
-    assert counted.given == sum(map(len, known))
 
 
 def test_a_command_is_quoted_and_its_folder_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

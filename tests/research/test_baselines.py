@@ -19,6 +19,7 @@ from verfedgnn.protocol.messages import RoundReply
 from verfedgnn.runs.metrics_file import evaluate
 from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.training.local_runtime import local_federation
+from verfedgnn.training.train import train
 from verfedgnn_research.baselines import METHODS, Where, in_all, method
 from verfedgnn_research.baselines.central_gnn import cut, pooled
 from verfedgnn_research.baselines.fedpergnn import PseudoParty, like
@@ -242,7 +243,7 @@ def test_fedpergnn_counts_items_and_edges_not_sums(small_parties: list[vf.PartyD
     """Its ledger is that of the same training without an exchange, plus item embeddings every round and edges once."""
     config = configured("fedpergnn")
     trained = method("fedpergnn").train(small_parties, config, Where(CPU))
-    without = vf.train(small_parties, config.with_values({"exchange.mode": "off"}), party=PseudoParty)
+    without = train(small_parties, config.with_values({"exchange.mode": "off"}), party=PseudoParty)
     rounds = trained.rounds
     items = [p.ratings.n_items for p in small_parties]
     for party, own in zip(small_parties, items, strict=True):
@@ -293,4 +294,4 @@ def test_fedpergnn_sums_of_attention_fit_the_wire(small_parties: list[vf.PartyDa
 
 def test_a_variant_of_a_party_leaves_no_run_folder(small_parties: list[vf.PartyData], tmp_path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(vf.ConfigError, match="subclass of Party"):
-        vf.train(small_parties, configured("fedpergnn"), party=PseudoParty, out=tmp_path / "run")
+        train(small_parties, configured("fedpergnn"), party=PseudoParty, out=tmp_path / "run")

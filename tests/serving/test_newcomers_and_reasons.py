@@ -32,7 +32,7 @@ from verfedgnn.serving.app import make_app  # noqa: E402
 
 def test_a_newcomer_to_a_ranking_is_the_most_probable_one(ranking_run: vf.Run) -> None:
     catalogue = Catalogue(ranking_run, "ranking")
-    places = catalogue.priors[FEDERATED]
+    places = catalogue.lists.priors[FEDERATED]
     liked = [
         UserRatings(0, np.array([0, 3, 5]), np.array([5, 5, 4], np.float32)),
         UserRatings(2, np.array([1]), np.array([5], np.float32)),
@@ -80,7 +80,7 @@ def test_reasons_of_lists_add_up_for_trained_users(run: vf.Run, catalogue: Catal
 
 def test_a_newcomer_without_likes_is_the_average_user_with_their_items(catalogue: Catalogue) -> None:
     disliked = UserRatings(0, np.array([1, 2]), np.array([1, 2], np.float32))
-    prior = catalogue.priors[FEDERATED][0]
+    prior = catalogue.lists.priors[FEDERATED][0]
     profile = UserProfile(catalogue, ServedUser(None, [disliked]), [0]).at
     assert profile[0].vector.numpy() == pytest.approx(prior.mean, abs=1e-5)
     assert profile[0].owned.tolist() == profile[0].rated.tolist() == [1, 2]
@@ -229,7 +229,7 @@ def test_bad_ratings_are_named(
 
 def test_reasons_add_up_and_change_with_the_rating(rating_catalogue: Catalogue) -> None:
     items = np.arange(6, dtype=np.int64)
-    places = rating_catalogue.priors[FEDERATED]
+    places = rating_catalogue.lists.priors[FEDERATED]
     high = UserRatings(0, items, np.array([5, 4, 3, 2, 1, 5], np.float32))
     fold = fold_in(places, [high], ranks=False)
     profile = UserProfile(rating_catalogue, ServedUser(None, [high]), [0])

@@ -19,7 +19,7 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from served import serving  # noqa: E402
-from verfedgnn.core.hosts import is_loopback  # noqa: E402
+from verfedgnn.core.connection_table import is_loopback  # noqa: E402
 from verfedgnn.serving.app import make_app  # noqa: E402
 from verfedgnn.serving.request_guard import (  # noqa: E402
     LARGEST_BODY,

@@ -21,15 +21,14 @@ from typer.testing import CliRunner
 
 import verfedgnn as vf
 from verfedgnn.cli.main import app, main
-from verfedgnn.core.choices import Choices
 from verfedgnn.core.item_item import ItemScores
+from verfedgnn.core.pairs import Choices
 from verfedgnn.reports.phrases import warn_of_lists
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.serving.catalogue import Catalogue, IdIndex
 from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankingQuery
-from verfedgnn.serving.run_answers import write_table
-from verfedgnn.serving.run_overview import describe_run
+from verfedgnn.serving.run_answers import describe_run, write_table
 from verfedgnn.serving.split_test import FEDERATED
 from verfedgnn.training.simple_models import ease_model
 

@@ -20,7 +20,7 @@ from verfedgnn.data import synthetic_ratings
 from verfedgnn.evaluation.verdict import headline, list_points, narrow_lift, party_word
 from verfedgnn.reports.lift_report import TONES
 from verfedgnn.serving.catalogue import Catalogue
-from verfedgnn.serving.run_overview import describe_run
+from verfedgnn.serving.run_answers import describe_run
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")

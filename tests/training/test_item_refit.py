@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 import verfedgnn as vf
-from verfedgnn.core.choices import Choices
-from verfedgnn.core.pairs import Pairs, PartyInput
+from verfedgnn.core.pairs import Choices, Pairs, PartyInput
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.training import item_refit
 from verfedgnn.training.item_refit import refit_items

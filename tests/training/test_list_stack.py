@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from verfedgnn.core import list_metrics
-from verfedgnn.core.choices import Choices
-from verfedgnn.core.list_metrics import rank_each
-from verfedgnn.core.pairs import Pairs, PartyInput
+from verfedgnn.core import metrics
+from verfedgnn.core.metrics import rank_each
+from verfedgnn.core.pairs import Choices, Pairs, PartyInput
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.training import list_stack
 from verfedgnn.training.list_stack import stack_lists
@@ -161,5 +160,5 @@ def test_a_large_catalogue_is_searched_among_candidates_of_a_sample_of_users(
     monkeypatch.setattr(list_stack, "CHUNK_SCORES", 7 * ITEMS)
     among_candidates = stack_lists(models, market.data)
     assert market.ndcg(among_candidates.model) == pytest.approx(market.ndcg(everything.model), rel=0.02)
-    monkeypatch.setattr(list_metrics, "MOST_SCORES", 50 * ITEMS)
+    monkeypatch.setattr(metrics, "MOST_SCORES", 50 * ITEMS)
     assert market.ndcg(stack_lists(models, market.data).model) > 1.3 * market.ndcg(popular)

@@ -232,7 +232,7 @@ def test_early_stopping_keeps_the_best(small_parties: list[vf.PartyData]) -> Non
     errors = [
         measure_errors(m.users, m.items, p.valid) for m, p in zip(run.models, run.prepared(), strict=True)
     ]
-    assert sum(errors, RatingErrors.zero()).rmse == pytest.approx(best["valid_rmse"], rel=1e-6)
+    assert sum(errors, RatingErrors()).rmse == pytest.approx(best["valid_rmse"], rel=1e-6)
     assert run.metrics["valid"]["rmse"] < best["valid_rmse"]  # served predictions are clipped to the scale
 
 

@@ -31,9 +31,8 @@ from verfedgnn.cli.signals import interrupt
 from verfedgnn.cli.train_command import train
 from verfedgnn.cli.upkeep_commands import forget
 from verfedgnn.core.errors import Interrupted, MissingColumns, PluginWarning, RunWarning, VerFedGNNError
-from verfedgnn.core.option_names import on_command_line
-from verfedgnn.core.printable import make_printable
-from verfedgnn.core.version import installed_version
+from verfedgnn.core.installed import installed_version
+from verfedgnn.core.option_names import make_printable, on_command_line
 from verfedgnn.plugins import load_file
 from verfedgnn.reports.console import SafeConsole
 

@@ -91,10 +91,9 @@ def show_next(output: Output, sentences: Sequence[str], command: Sequence[str], 
 
 def show_run_findings(output: Output, run: Run, folder: Path | None) -> None:
     """Print what the figures of a run show beside its verdict, and the next command."""
-    from verfedgnn.reports.diagnosis import Customers, diagnose
+    from verfedgnn.reports.phrases import diagnose
 
-    customers = Customers.count(run.parties) if len(run.parties) > 1 else None
-    findings = diagnose(run.metrics, run.judged.config, history=run.history, customers=customers)
+    findings = diagnose(run.metrics, run.judged.config, history=run.history)
     if folder is None:
         show_next(output, findings, ["train", "--help"])
     else:

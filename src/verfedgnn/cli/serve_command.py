@@ -12,8 +12,8 @@ import typer
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import RUN
 from verfedgnn.cli.tables import make_table
+from verfedgnn.core.connection_table import is_loopback
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.hosts import is_loopback
 
 if TYPE_CHECKING:
     from verfedgnn.serving.split_test import SplitTest

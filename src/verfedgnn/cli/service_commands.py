@@ -7,7 +7,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -19,8 +19,8 @@ from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import DATA, RUN, Device, Threads, use_threads
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.tables import run_table, verdict_texts
+from verfedgnn.core.connection_table import is_loopback
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.hosts import is_loopback
 from verfedgnn.federation import PARTY_KEY
 from verfedgnn.federation.status import StatusPublisher, describe_process, make_tables
 
@@ -120,7 +120,6 @@ def party(
     from verfedgnn.federation.party_service import align_party, load_finished, run_party
     from verfedgnn.federation.roster import load_party
     from verfedgnn.federation.stores import PartyStore
-    from verfedgnn.federation.transcript import Transcript
     from verfedgnn.privacy.id_matching import workers
 
     output = _prepare_service(log, log_level, threads, output)
@@ -142,8 +141,7 @@ def party(
             _service(identity, store.folder, None, status) as at,
             pool as each,
         ):
-            transcript = Transcript(store.folder, identity)
-            link = CoordinatorLink(identity, at.transport, at.halt.asked, transcript, at.publisher)
+            link = CoordinatorLink(identity, at.transport, at.halt.asked, at.publisher)
             if align_only:
                 users = align_party(store, link, read(), each, pad_to=pad_users, after=after)
                 text = f"{users:,} users in the federation; your aligned ratings are in {store.folder}"
@@ -207,9 +205,9 @@ def coordinator(
     output = _prepare_service(log, log_level, threads, output)
     identity = load_coordinator(folder)
     run = out or folder / "run"
-    address = _parse_address(listen, "--listen") or ("0.0.0.0", identity.agreement.port)
+    address = _parse_address(listen, "--listen") or ("0.0.0.0", identity.agreement.endpoint[1])
     with _service(identity, run, address, status) as at:
-        service = CoordinatorService(identity, at.transport, run, at.publisher, device=device)
+        service = CoordinatorService(identity, at.transport, at.publisher, device=device)
         log_event("listening", address=f"{address[0]}:{address[1]}")
         service.run(at.halt.asked)
         metrics = json.loads((run / "metrics.json").read_text("utf-8"))
@@ -246,8 +244,8 @@ def _service(
 ) -> Iterator[_Service]:
     """Lock the run folder, publish the status and open the transport of a member; undo that at the end."""
     from verfedgnn.core.files import lock_folder
-    from verfedgnn.federation.event_log import log_warning
-    from verfedgnn.federation.websocket_transport import connected
+    from verfedgnn.federation.event_log import RepeatedWarning, log_warning
+    from verfedgnn.federation.websocket_transport import WebsocketTransport
 
     page = _parse_address(f"127.0.0.1:{status}" if (status or "").isdigit() else status, "--status")
     if page is not None and not is_loopback(page[0]):
@@ -256,7 +254,7 @@ def _service(
         Halt(quiet=True) as halt,
         lock_folder(run),
         StatusPublisher(run, identity, port=page) as publisher,
-        connected(identity, listen) as transport,
+        closing(WebsocketTransport(identity, RepeatedWarning("connection failed"), listen)) as transport,
     ):
         yield _Service(halt, publisher, transport)
 

@@ -45,7 +45,7 @@ def add(
     that serves the run notices the items within seconds.
     """
     from verfedgnn.data.rating_reader import read_table
-    from verfedgnn.data.table_sources import read_item_table
+    from verfedgnn.data.table_sources import read_item_texts
     from verfedgnn.upkeep.new_items import make_items
 
     if ratings is None and items is None:
@@ -53,7 +53,7 @@ def add(
     new = open_items(run, party)
     options = reading.for_each(["ratings"])["ratings"]
     first = None if ratings is None else read_table(ratings, **options)
-    report = new.add(make_items(first, None if items is None else read_item_table(items)))
+    report = new.add(make_items(first, {} if items is None else read_item_texts(items)))
     _show(report, run, new.party, output)
 
 

@@ -91,3 +91,25 @@ def _network(address: str) -> str:
     if isinstance(ip, ipaddress.IPv6Address):
         return str(ip.ipv4_mapped or ipaddress.ip_network((ip, 64), strict=False))
     return str(ip)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def is_address(host: str) -> bool:
+    """Return whether `host` is an IP address and not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def parse_host_header(header: str) -> str:
+    """Return the host that a Host header names, without its port and without the brackets of an IPv6 address."""
+    return header.partition("]")[0][1:] if header.startswith("[") else header.partition(":")[0]

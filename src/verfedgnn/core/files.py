@@ -25,29 +25,31 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, flush: bool = True) -> Iterator[BinaryIO]:
     """Open a new file for writing, and rename it to `path` when the block ends and all is on disk.
 
     Only the owner can read the file, from its creation on. After an error, a kill or a power cut, `path` is either
-    complete or unchanged.
+    complete or unchanged; without `flush`, a power cut may lose it.
     """
     part = path.with_name(f".{path.name}.part")
     try:
         part.unlink(missing_ok=True)
         with _create_private(part) as file:
             yield file
-            _flush(file)
+            if flush:
+                _flush(file)
         part.replace(path)
-        sync_folder(path.parent)
+        if flush:
+            sync_folder(path.parent)
     except BaseException:
         with suppress(OSError):
             part.unlink()
         raise
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically: the file is either complete or unchanged."""
-    with replacing(path) as file:
+def write_bytes(path: Path, data: bytes, *, flush: bool = True) -> None:
+    """Write `data` to `path` atomically, as `replacing` does."""
+    with replacing(path, flush=flush) as file:
         file.write(data)
 
 
@@ -64,15 +66,6 @@ def write_all(handle: int, data: bytes | bytearray | memoryview) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(handle, rest) :]
-
-
-def replace_quickly(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically, without flushing it to disk: after a power cut the file may be lost or old."""
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)
-    with _create_private(part) as file:
-        file.write(data)
-    part.replace(path)
 
 
 def make_folder(folder: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -45,7 +44,6 @@ class Graph:
     """sum_i M_i / M_p, the factor of the party-side estimators E_p(.) (Sec. 4.3), a scalar."""
     values: Tensor | None = None
     """What an item reads of each rating, in `by_user` order (E); None if the model reads only that there is one."""
-    _estimated: dict[Callable[[Tensor], Tensor], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def edge_users(self) -> Tensor:
@@ -60,15 +58,6 @@ class Graph:
         ones = torch.ones(len(self.order), device=self.order.device)
         shape = self.users, self.items
         return _csr(*self.by_user, ones, shape), _csr(*self.by_item, ones, shape[::-1])
-
-    def estimated(self, normalise: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return f(E_p(N_u)) with E_p(N_u) = (sum_i M_i / M_p) N_u^p (Sec. 4.3): (N, 1).
-
-        The result is cached per function.
-        """
-        if normalise not in self._estimated:
-            self._estimated[normalise] = normalise(self.ratio * self.user_degree)
-        return self._estimated[normalise]
 
     def sum_items(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
         """Sum weights_uv x_v over the neighbours v of each user: (M, C) -> (N, C)."""
@@ -187,14 +176,14 @@ def build_graph(
 
 def move_graph(graph: Graph, device: torch.device) -> Graph:
     """Move a graph to `device`."""
-    tensors = ("order", "user_degree", "item_degree", "ratio")
-    return replace(
-        graph,
-        by_user=(graph.by_user[0].to(device), graph.by_user[1].to(device)),
-        by_item=(graph.by_item[0].to(device), graph.by_item[1].to(device)),
-        **{name: getattr(graph, name).to(device) for name in tensors},
-        values=None if graph.values is None else graph.values.to(device),
+    moved = {
+        name: getattr(graph, name).to(device) for name in ("order", "user_degree", "item_degree", "ratio")
+    }
+    rows, columns = (
+        (pointers.to(device), ends.to(device)) for pointers, ends in (graph.by_user, graph.by_item)
     )
+    values = None if graph.values is None else graph.values.to(device)
+    return replace(graph, by_user=rows, by_item=columns, values=values, **moved)
 
 
 def _pointers(counts: NDArray[np.integer[Any]]) -> Tensor:
@@ -203,3 +192,9 @@ def _pointers(counts: NDArray[np.integer[Any]]) -> Tensor:
 
 def _int32(values: NDArray[np.integer[Any]]) -> Tensor:
     return torch.from_numpy(values.astype(np.int32))
+
+
+def clip_rows(x: Tensor, bound: float) -> Tensor:
+    """Shorten every row of `x` (..., C) to an l2 norm of at most `bound`."""
+    clipped: Tensor = x * (bound / x.norm(dim=-1, keepdim=True).clamp(min=bound))
+    return clipped

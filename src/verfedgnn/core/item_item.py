@@ -20,8 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.core.choices import Choices
-from verfedgnn.core.pairs import Pairs
+from verfedgnn.core.pairs import Choices, Pairs
 
 Scores = TypeVar("Scores")
 MOST_ITEMS = 4096

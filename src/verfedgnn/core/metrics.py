@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from verfedgnn.core.list_metrics import Score, rank_each
 from verfedgnn.core.pairs import Pairs
+
+CHUNK_SCORES = 1 << 23
+"""Scores held in memory at a time."""
+MOST_SCORES = 1 << 26
+"""Scores from which a choice between models is made; beyond that, users are sampled."""
+
+Score = Callable[[Tensor], Tensor]
+"""Returns the scores (n, M_p) of n users, given their rows."""
 
 
 @dataclass(frozen=True)
 class RatingErrors:
     """Sums of prediction errors, which can be added over parties."""
 
-    squared: float
-    absolute: float
-    count: int
+    squared: float = 0.0
+    absolute: float = 0.0
+    count: int = 0
 
     def __add__(self, other: RatingErrors) -> RatingErrors:
         return RatingErrors(
             self.squared + other.squared, self.absolute + other.absolute, self.count + other.count
         )
-
-    @classmethod
-    def zero(cls) -> RatingErrors:
-        """Return the errors of no ratings, the start of a sum."""
-        return cls(0.0, 0.0, 0)
 
     @property
     def rmse(self) -> float | None:
@@ -55,43 +57,29 @@ def measure_errors(
 
 def squared_errors(users: Tensor, items: Tensor, pairs: Pairs) -> Tensor:
     """Return the squared error of h_u . h_v for each rated pair."""
-    return _errors(users, items, pairs).square()
+    predicted = (users[pairs.user] * items[pairs.item]).sum(-1)
+    return (predicted - pairs.rating).double().square()
 
 
 def mean_by_user(values: Tensor, pairs: Pairs) -> Tensor:
     """Return the mean value of each user among `pairs`."""
     count = torch.bincount(pairs.user)
-    total = torch.zeros(len(count), dtype=values.dtype, device=values.device).index_add_(
-        0, pairs.user, values
-    )
+    total = values.new_zeros(len(count)).index_add_(0, pairs.user, values)
     return total[count > 0] / count[count > 0]
-
-
-def _errors(users: Tensor, items: Tensor, pairs: Pairs) -> Tensor:
-    return ((users[pairs.user] * items[pairs.item]).sum(-1) - pairs.rating).double()
 
 
 @dataclass(frozen=True)
 class RankingScores:
     """Sums of ranking scores over users with wanted items, which can be added over parties."""
 
-    recall: float
-    ndcg: float
-    hits: float
-    users: int
+    recall: float = 0.0
+    ndcg: float = 0.0
+    hits: float = 0.0
+    users: int = 0
 
     def __add__(self, other: RankingScores) -> RankingScores:
-        return RankingScores(
-            self.recall + other.recall,
-            self.ndcg + other.ndcg,
-            self.hits + other.hits,
-            self.users + other.users,
-        )
-
-    @classmethod
-    def zero(cls) -> RankingScores:
-        """Return the scores of no users, the start of a sum."""
-        return cls(0.0, 0.0, 0.0, 0)
+        recall, ndcg, hits = self.recall + other.recall, self.ndcg + other.ndcg, self.hits + other.hits
+        return RankingScores(recall, ndcg, hits, self.users + other.users)
 
     def means(self, k: int) -> dict[str, float | None]:
         """Return the averages over users by name; None if there are no users."""
@@ -110,3 +98,71 @@ def measure_ranking(
     return RankingScores(
         float(found.recall.sum()), float(found.ndcg.sum()), float(found.hit.sum()), len(found.users)
     )
+
+
+@dataclass(frozen=True)
+class UserRanks:
+    """The quality of each judged user's list."""
+
+    users: Tensor
+    """Rows of the users with wanted items."""
+    recall: Tensor
+    """Found items, divided by min(K, wanted items)."""
+    ndcg: Tensor
+    """Normalised discounted cumulative gain, with a gain of 1 for every wanted item."""
+    hit: Tensor
+    """1 if the list has any wanted item, else 0."""
+
+
+def sample_users(users: Tensor, items: int) -> Tensor:
+    """Return the users whose scores of all items are at most `MOST_SCORES`: every n-th, so that nothing but the data decides."""
+    count = max(1, MOST_SCORES // max(1, items))
+    if len(users) <= count:
+        return users
+    return users[torch.linspace(0, len(users) - 1, count, device=users.device).long()]
+
+
+def rank_each(
+    score: Score,
+    users: int,
+    items: int,
+    seen: Sequence[Pairs],
+    wanted: Pairs,
+    k: int = 20,
+    *,
+    sample: bool = False,
+) -> UserRanks:
+    """Rank the catalogue for every user who has `wanted` items, or for a `sample` of them, without the items in `seen`."""
+    device = wanted.user.device
+    judged = torch.unique(wanted.user).long()
+    if sample:
+        judged = sample_users(judged, items)
+    seen_user = torch.cat([pairs.user for pairs in seen]).long()
+    seen_item = torch.cat([pairs.item for pairs in seen]).long()
+    row_of = torch.full((users,), -1, dtype=torch.long, device=device)
+    ranks = []
+    for chunk in judged.split(max(1, CHUNK_SCORES // max(1, items))):
+        row_of.fill_(-1)
+        row_of[chunk] = torch.arange(len(chunk), device=device)
+        scores = score(chunk)
+        hidden = row_of[seen_user]
+        scores[hidden[hidden >= 0], seen_item[hidden >= 0]] = -torch.inf
+        row = row_of[wanted.user.long()]
+        ranks.append(list_quality(scores, row[row >= 0], wanted.item.long()[row >= 0], k))
+    recall, ndcg, hit = (
+        torch.cat(ranks, 1) if ranks else torch.zeros((3, 0), dtype=torch.float64, device=device)
+    )
+    return UserRanks(judged, recall, ndcg, hit)
+
+
+def list_quality(scores: Tensor, row: Tensor, item: Tensor, k: int) -> Tensor:
+    """Return recall, NDCG and hit (3, n) of the k highest scores (n, M) of each user, who want the pairs (row, item)."""
+    users, items = scores.shape
+    k = min(k, items)
+    discount = 1 / torch.log2(torch.arange(k, device=scores.device, dtype=torch.float64) + 2)
+    ideal = torch.cat([discount.new_zeros(1), discount.cumsum(0)])
+    wanted = torch.unique(row * items + item)
+    best = torch.bincount(wanted // items, minlength=users).clamp(max=k)
+    first = torch.arange(users, device=scores.device).unsqueeze(1) * items
+    hits = torch.isin(scores.topk(k, 1).indices + first, wanted).double()
+    return torch.stack([hits.sum(1) / best, hits @ discount / ideal[best], (hits.sum(1) > 0).double()])

@@ -87,3 +87,16 @@ def _as_text(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(_as_text, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def make_printable(text: str) -> str:
+    """Return `text` with "?" for every character that a terminal may interpret; line breaks stay.
+
+    Those are control characters, which begin escape sequences, and invisible ones, which change the direction of text.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character == "\n" else " " if character.isspace() else "?"
+        for character in text
+    )

@@ -23,8 +23,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.core.choices import Choices
-from verfedgnn.core.pairs import Pairs
+from verfedgnn.core.pairs import Choices, Pairs
 
 Floats = NDArray[np.float64]
 

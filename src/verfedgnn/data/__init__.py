@@ -11,15 +11,7 @@ from verfedgnn.data.parties import (
 from verfedgnn.data.rating_checks import make_ratings
 from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn.data.ratings import Ratings
-from verfedgnn.data.splits import (
-    NEWCOMER,
-    TEST,
-    TRAIN,
-    UNUSED,
-    VALID,
-    split_by_date,
-    split_by_rating,
-)
+from verfedgnn.data.splits import NEWCOMER, TEST, TRAIN, UNUSED, VALID, split_by_date, split_by_rating
 from verfedgnn.data.synthetic import synthetic_ratings
 
 __all__ = [

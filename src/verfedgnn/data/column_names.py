@@ -1,94 +1,35 @@
-"""A table with its columns by role, such as user, item and rating; roles are matched by common names or the option `columns`."""
+"""The columns of a table by role, such as user, item and rating, matched by common names or the option `columns`."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-
-import pyarrow as pa
 
 from verfedgnn.core.errors import UNKNOWN_COLUMN, DataError, MissingColumns
 from verfedgnn.core.option_names import option
-from verfedgnn.data.text_files import TextTable
 
 RATING_ROLES = ("user", "item", "rating")
 
 # Common names in lower case without punctuation; the earlier one wins.
 ALIASES = {
-    role: tuple(names.split())
-    for role, names in {
-        "user": "user userid uid customer customerid reviewerid visitorid",
-        "item": "item itemid iid movieid businessid product productid bookid isbn asin sku",
-        "rating": "rating ratings stars score overall bookrating",
-        "event": "event eventtype eventname action behavior behaviour behaviortype interaction",
-        "time": "time timestamp ts date datetime unixreviewtime when dateadded ratedat ratedon createdat reviewdate"
-        " ratingdate purchasedate orderdate",
-        "title": "title name itemtitle booktitle",
-        "category": "category",
-        "genre": "genre",
-    }.items()
+    "user": "user userid uid customer customerid reviewerid visitorid",
+    "item": "item itemid iid movieid businessid product productid bookid isbn asin sku",
+    "rating": "rating ratings stars score overall bookrating",
+    "event": "event eventtype eventname action behavior behaviour behaviortype interaction",
+    "time": "time timestamp ts date datetime unixreviewtime when dateadded ratedat ratedon createdat reviewdate"
+    " ratingdate purchasedate orderdate",
+    "title": "title name itemtitle booktitle",
+    "category": "category",
+    "genre": "genre",
 }
 
 # Parts of names that say what a column may hold, but too little to read it unasked; the user confirms them.
 _HINTS = {
-    "user": (
-        "user",
-        "customer",
-        "client",
-        "member",
-        "person",
-        "account",
-        "buyer",
-        "viewer",
-        "listener",
-        "player",
-    ),
-    "item": (
-        "item",
-        "film",
-        "movie",
-        "book",
-        "song",
-        "track",
-        "album",
-        "game",
-        "show",
-        "product",
-        "title",
-        "name",
-    ),
-    "rating": ("rating", "stars", "score", "grade", "mark", "vote", "points", "note", "value", "feedback"),
-    "event": ("event", "action", "behavior", "behaviour", "interaction"),
-    "time": ("time", "date"),
+    "user": "user customer client member person account buyer viewer listener player",
+    "item": "item film movie book song track album game show product title name",
+    "rating": "rating stars score grade mark vote points note value feedback",
+    "event": "event action behavior behaviour interaction",
+    "time": "time date",
 }
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of any source: a file or columns in memory. Rows are read on demand."""
-
-    names: dict[str, str]
-    """The table's column of each role."""
-    read: Callable[[dict[str, str]], Iterator[pa.RecordBatch]]
-    """Function that yields such columns in batches, by role."""
-    at: Callable[[int], str]
-    """Function that describes the place of a row for messages."""
-    unit: str = "row"
-    """Unit of places: "line" for text files, "position" for tables in memory, which are counted from 0, else "row"."""
-    text: TextTable | None = None
-    """The text file, if the table is one."""
-    notes: tuple[str, ...] = ()
-    """Sentences about how the columns were found."""
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in batches, with one column per role."""
-        return self.read(self.names)
-
-
-def if_events() -> str:
-    """Return the advice for a table without ratings."""
-    weights = option("events", {"view": 1, "purchase": 5})
-    return f"if each row is an event such as a view, give weights with {weights} or {option('events', 1)}"
 
 
 def normalise_name(name: str) -> str:
@@ -102,62 +43,61 @@ def match_columns(
     wanted: Mapping[str, str],
     *,
     required: Sequence[str] = RATING_ROLES,
-    keep: Sequence[str] = (),
+    keep: Sequence[str] | None = (),
     source: str,
     advice: str = "",
 ) -> dict[str, str]:
-    """Return the name of the table's column for each role; raise `MissingColumns` if a required role has no
-    column.
+    """Return the name of the table's column for each role; raise `MissingColumns` if a required role has no column.
 
-    Columns of ratings and events are matched only if they are required. `advice` is added to the suggested
-    remedy.
+    Columns of ratings and events are matched only if they are required. `keep` names further columns to keep under their names,
+    None all. `advice` is added to the suggested remedy.
     """
     absent = [f"{role}={column}" for role, column in wanted.items() if column not in there]
     names = {role: column for role, column in wanted.items() if column in there}
     by_alias = {normalise_name(column): column for column in reversed(there)}
     for role, aliases in ALIASES.items():
         if role not in wanted and (role in required or role not in ("rating", "event")):
-            hit = next((by_alias[alias] for alias in aliases if alias in by_alias), None)
+            hit = next((by_alias[alias] for alias in aliases.split() if alias in by_alias), None)
             if hit is not None and hit not in names.values():
                 names[role] = hit
-    names |= {column: column for column in keep if column in there and column not in names}
+    left = [column for column in there if column not in names.values()]
+    names |= {
+        column: column
+        for column in (left if keep is None else keep)
+        if column in there and column not in names
+    }
     missing = [role for role in required if role not in names and role not in wanted]
-    _check_roles(wanted, (*ALIASES, *required, *keep), lacks=bool(absent or missing))
-    if absent or missing:
-        left = [column for column in there if column not in names.values() or column == names.get("title")]
-        guesses = _guess([role for role in (*wanted, *missing) if role not in names], left)
-        named = {role: names[role] for role in wanted if role in names}
-        named |= {
-            role: guesses.get(role, UNKNOWN_COLUMN) for role in (*wanted, *missing) if role not in names
-        }
-        lack = (
-            f"{option('columns')} names {', '.join(absent)}, which does not exist"
-            if absent
-            else f"no column for {', '.join(missing)}"
+    _check_roles(wanted, (*ALIASES, *required, *(keep or ())), lacks=bool(absent or missing))
+    if not absent and not missing:
+        return names
+    left = [column for column in there if column not in names.values() or column == names.get("title")]
+    lacking = [role for role in (*wanted, *missing) if role not in names]
+    guesses = _guess(lacking, left)
+    named = {role: names[role] for role in wanted if role in names}
+    named |= {role: guesses.get(role, UNKNOWN_COLUMN) for role in lacking}
+    lack = f"no column for {', '.join(missing)}"
+    if absent:
+        lack = f"{option('columns')} names {', '.join(absent)}, which does not exist"
+    only_ratings = missing == ["rating"] and not absent
+    if missing == ["rating"]:
+        weights = option("events", {"view": 1, "purchase": 5})
+        advice += (
+            f"; if each row is an event such as a view, give weights with {weights} or {option('events', 1)}"
         )
-        shown = ", ".join(column[:30] for column in there[:12]) + (", ..." if len(there) > 12 else "")
-        events = f"; {if_events()}" if missing == ["rating"] else ""
-        raise MissingColumns(
-            f"{source}: {lack}; its columns are: {shown}",
-            named,
-            f"{advice}{events}",
-            only_ratings=missing == ["rating"]
-            and not absent
-            and not {"rating", "event"} & (guesses.keys() | names.keys() | _guess(["event"], left).keys()),
-        )
-    return names
+        only_ratings &= not {"rating", "event"} & {*guesses, *names, *_guess(["event"], left)}
+    shown = ", ".join(column[:30] for column in there[:12]) + (", ..." if len(there) > 12 else "")
+    raise MissingColumns(
+        f"{source}: {lack}; its columns are: {shown}", named, advice, only_ratings=only_ratings
+    )
 
 
 def _guess(roles: Sequence[str], left: Sequence[str]) -> dict[str, str]:
     """Return the columns that a reader may have meant: for each role, the shortest name with a hint in it."""
     guesses: dict[str, str] = {}
     for role in roles:
-        similar = [
-            column
-            for column in left
-            if column not in guesses.values()
-            and any(hint in normalise_name(column) for hint in _HINTS.get(role, ()))
-        ]
+        hints = _HINTS.get(role, "").split()
+        free = [column for column in left if column not in guesses.values()]
+        similar = [column for column in free if any(hint in normalise_name(column) for hint in hints)]
         if similar:
             guesses[role] = min(similar, key=len)
     return guesses

@@ -4,9 +4,8 @@ A source is usable exactly when `read_ratings` with the same options reads it. E
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import combinations
+from dataclasses import dataclass, field, replace
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,13 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option, worded
-from verfedgnn.data.column_names import RATING_ROLES, Table
+from verfedgnn.data.column_names import RATING_ROLES
 from verfedgnn.data.ids import TEXT
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_checks import SHOWN, DataProblem, check_rows, used_ids
-from verfedgnn.data.rating_reader import as_ratings, is_synthetic, list_tables, locate
+from verfedgnn.data.rating_reader import as_ratings, default_duplicates, is_synthetic, list_tables, locate
 from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
-from verfedgnn.data.table_sources import is_inter, open_memory, open_table, read_rows, read_text
+from verfedgnn.data.table_sources import Table, open_table, read_rows
 from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time
 
 FEW = 5
@@ -38,6 +37,8 @@ FEWEST_USERS = 20
 """Users below which a result says nothing about others."""
 PARTIES = 10
 """Parties among which `train` divides the items of one source by default."""
+Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[np.int64] | None]
+"""Codes of users and items, ratings and times."""
 Bars = tuple[tuple[str, int], ...]
 """Labels and counts of bars, in the order in which they are drawn."""
 _VALUES = 11
@@ -57,9 +58,8 @@ class Distribution:
     values: Bars
     """Count of each rating, or of ten equal bins if there are many different ratings."""
     first: str | None
-    """Day of the first rating; None without times."""
     last: str | None
-    """Day of the last rating; None without times."""
+    """Day of the last rating; like that of the first, None without times."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,6 @@ class CheckedSource:
 
     name: str
     source: str
-    """Path of the source."""
     unit: str
     """Unit of the problems' places: "line" for text files, "position" for tables in memory, "row" for everything else."""
     problems: tuple[DataProblem, ...]
@@ -76,11 +75,9 @@ class CheckedSource:
     shape: Distribution | None
     """Distribution of the rows without a problem."""
     users: pa.Array
-    """Distinct user ids."""
-    counts: NDArray[np.int64]
-    """Number of ratings of each of these users."""
     items: pa.Array
-    """Distinct item ids."""
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Number of ratings of each of the distinct `users`."""
     columns: tuple[str, ...] = ()
     """Values of `--columns` that make an unreadable source readable, if they can be guessed."""
 
@@ -104,7 +101,6 @@ class UserOverlap:
     """How the users of several sources overlap."""
 
     parties: int
-    """Number of sources."""
     regions: tuple[OverlapRegion, ...]
     """Every combination of parties that has users, the largest first."""
     shared_ignoring_case: int
@@ -117,11 +113,6 @@ class UserOverlap:
         """Number of users at two or more parties."""
         return self.count_from(2)[0]
 
-    @property
-    def usable(self) -> bool:
-        """Whether parties with these sources can train together."""
-        return bool(self.shared)
-
     def count_from(self, fewest: int) -> tuple[int, int]:
         """Return how many users are at `fewest` or more parties, and how many ratings they have."""
         chosen = [region for region in self.regions if len(region.parties) >= fewest]
@@ -132,30 +123,29 @@ class UserOverlap:
         return {"all": self.count_from(self.parties), "2": self.count_from(2), "any": self.count_from(1)}
 
 
-def check_source(name: str, source: Any, *, now: int | None = None, **options: Any) -> CheckedSource:
-    """Check one source with the options of `read_ratings`. Times after `now`, in seconds since 1970, lie in the future.
-
-    A source is a path or a name, or a table in memory as `as_ratings` takes it.
-    """
+def check_source(name: str, source: Any, **options: Any) -> CheckedSource:
+    """Check one source with the options of `read_ratings`: a path or a name, or a table in memory as `as_ratings` takes it."""
     shown = str(source) if isinstance(source, str | Path) else "in memory"
     try:
         plain = _find_plain(source, options)
-        if plain is None:
-            return _check_ratings(name, shown, as_ratings(source, name=name, **options), now)
-        if not isinstance(plain, str | Path):
-            table = open_memory(plain, name, options.get("columns") or {}, RATING_ROLES)
-            return _check_table(name, shown, table, now, options)
-        repeated = options.get("duplicates") or ("first" if is_inter(plain) else "error")
-        opening: dict[str, Any] = {key: options.get(key) for key in ("columns", "encoding", "delimiter")}
-        return _check_table(
-            name, str(plain), open_table(plain, **opening), now, {**options, "duplicates": repeated}
-        )
+        if plain is not None:
+            shown = str(plain) if isinstance(plain, str | Path) else shown
+            duplicates = options.get("duplicates") or default_duplicates(plain)
+            opening: dict[str, Any] = {key: options.get(key) for key in ("columns", "encoding", "delimiter")}
+            table = open_table(plain, name, **opening)
+            return _check_table(name, shown, table, {**options, "duplicates": duplicates})
     except MissingColumns as error:
-        if error.only_ratings:
-            return _check_ratings(name, shown, as_ratings(source, name=name, **options), now)
-        return replace(_unreadable(name, shown, error), columns=error.flags)
+        if not error.only_ratings:
+            return _unreadable(name, shown, error, error.flags)
     except DataError as error:
         return _unreadable(name, shown, error)
+    try:
+        ratings = as_ratings(source, name=name, **options)
+    except DataError as error:
+        return _unreadable(name, shown, error, error.flags if isinstance(error, MissingColumns) else ())
+    columns = (ratings.user, ratings.item, ratings.rating, ratings.time)
+    users, items = pa.array(ratings.user_ids, TEXT), pa.array(ratings.item_ids, TEXT)
+    return _describe(CheckedSource(name, shown, "row", (), ratings.notes, None, users, items), columns)
 
 
 def _find_plain(source: Any, options: Mapping[str, Any]) -> Any:
@@ -169,56 +159,48 @@ def _find_plain(source: Any, options: Mapping[str, Any]) -> Any:
     path = locate(source)
     if not options.get("columns") and find_layout(path) is not None:
         return None
-    if path.is_dir():
-        files = list_tables(path)
-        return files[0] if len(files) == 1 else None
-    return path
+    files = list_tables(path) if path.is_dir() else [path]
+    return files[0] if len(files) == 1 else None
 
 
-def _check_table(
-    name: str, source: str, table: Table, now: int | None, options: Mapping[str, Any]
-) -> CheckedSource:
+def _check_table(name: str, source: str, table: Table, options: Mapping[str, Any]) -> CheckedSource:
     """Check rows one by one."""
     # Columns of items need no check.
     roles = {role: column for role, column in table.names.items() if role in (*RATING_ROLES, "time")}
     text = table.text
     broken: list[int] = []
-    told: list[DataProblem] = []
-    read = table.read if text is None else partial(read_text, text, broken=broken)
-    rows = read_rows(replace(table, names=roles, read=read))
+    problems: list[DataProblem] = []
+    rows = read_rows(replace(table, names=roles), broken)
     if text is not None and broken:
         where = text.lines(broken[:SHOWN])
         remedy = f"correct them, or name the delimiter with {option('delimiter')} (now {text.delimiter!r})"
         said = f"{format_count(len(broken), 'line')} {'has' if len(broken) == 1 else 'have'} too few or too many fields"
         places = tuple(where[record] for record in broken[:SHOWN])
-        told.append(DataProblem("broken", said, remedy, len(broken), places, fatal=True))
+        problems.append(DataProblem("broken", said, remedy, len(broken), places, fatal=True))
     checked = check_rows(
-        rows["user"],
-        rows["item"],
-        rows["rating"],
-        rows["time"] if "time" in roles else None,
+        *(rows[role] if role in roles else None for role in (*RATING_ROLES, "time")),
         scale=options.get("scale"),
-        duplicates=options.get("duplicates") or "error",
+        duplicates=options["duplicates"],
         missing=options.get("missing") or "error",
     )
     good = np.flatnonzero(~checked.bad)
     user, users = used_ids(checked.user[good], checked.users)
     item, items = used_ids(checked.item[good], checked.items)
     columns = (user, item, checked.rating[good], None if checked.time is None else checked.time[good])
-    problems = [*checked.problems, *_find_warnings(*columns, now, good)]
+    found = CheckedSource(
+        name, source, table.unit, tuple(checked.problems), (*table.notes, *checked.notes), None, users, items
+    )
+    found = _describe(found, columns, good)
+    wanted = {row for problem in found.problems for row in problem.places}
+    number = _number_rows(table, broken, sorted(wanted))
+    for problem in found.problems:
+        problems.append(replace(problem, places=tuple(number[row] for row in problem.places)))
     catalogue = options.get("catalogue")
     if catalogue is not None and len(items) > catalogue:
         said = f"{len(items):,} items have ratings, more than the declared catalogue of {catalogue:,}"
         remedy = f"declare a larger {option('catalogue')}"
         problems.append(DataProblem("catalogue", said, remedy, 1, fatal=True))
-    number = _number_rows(table, broken, sorted({row for problem in problems for row in problem.places}))
-    for problem in problems:
-        told.append(replace(problem, places=tuple(number[row] for row in problem.places)))
-    shape = describe_ratings(*columns, now)
-    counts = np.bincount(user, minlength=len(users))
-    return CheckedSource(
-        name, source, table.unit, tuple(told), (*table.notes, *checked.notes), shape, users, counts, items
-    )
+    return replace(found, problems=tuple(problems))
 
 
 def _number_rows(table: Table, broken: list[int], rows: list[int]) -> dict[int, int]:
@@ -233,24 +215,39 @@ def _number_rows(table: Table, broken: list[int], rows: list[int]) -> dict[int, 
     return {row: lines[record] for row, record in zip(rows, records.tolist(), strict=True)}
 
 
-def describe_ratings(
-    user: NDArray[np.integer],
-    item: NDArray[np.integer],
-    rating: NDArray[np.floating],
-    time: NDArray[np.int64] | None,
-    now: int | None = None,
-) -> Distribution | None:
-    """Describe ratings given by codes of users and items; return None if there are no ratings.
+def _describe(
+    found: CheckedSource, columns: Columns, row_of: NDArray[np.int64] | None = None
+) -> CheckedSource:
+    """Return a source with the distribution of its ratings and with warnings about them; `row_of` are the rows of the ratings."""
+    problems = (*found.problems, *_find_warnings(columns, row_of))
+    counts = np.bincount(columns[0], minlength=len(found.users))
+    return replace(found, problems=problems, shape=describe_ratings(columns), counts=counts)
 
-    Times before 1990 or after `now` are probably mistakes. They are left out unless all times are like that.
+
+def _unreadable(name: str, source: str, error: DataError, flags: tuple[str, ...] = ()) -> CheckedSource:
+    nobody = pa.array([], TEXT)
+    problem = DataProblem("unreadable", str(error), "", 1, fatal=True)
+    return CheckedSource(name, source, "row", (problem,), (), None, nobody, nobody, columns=flags)
+
+
+def describe_ratings(columns: Columns) -> Distribution | None:
+    """Describe ratings; return None if there are none.
+
+    Times before 1990 or in the future are probably mistakes. They are left out unless all times are like that.
     """
+    user, item, rating, time = columns
     if not len(rating):
         return None
     first = last = None
     if time is not None:
-        likely = (time >= EARLIEST) & (time <= latest_plausible_time(now))
+        likely = (time >= EARLIEST) & (time <= latest_plausible_time())
         days = (time[likely] if likely.any() else time).astype("datetime64[s]").astype("datetime64[D]")
         first, last = str(days.min()), str(days.max())
+    stars, counts = np.unique(rating, return_counts=True)
+    labels = [f"{value:g}" for value in stars]
+    if len(stars) > _VALUES:
+        counts, edges = np.histogram(rating, 10)
+        labels = [f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges)]
     return Distribution(
         ratings=len(rating),
         users=len(np.unique(user)),
@@ -258,20 +255,9 @@ def describe_ratings(
         lowest=float(rating.min()),
         highest=float(rating.max()),
         mean=float(rating.mean(dtype=np.float64)),
-        values=_values(rating),
+        values=tuple(zip(labels, counts.tolist(), strict=True)),
         first=first,
         last=last,
-    )
-
-
-def _values(rating: NDArray[np.floating]) -> Bars:
-    stars, counts = np.unique(rating, return_counts=True)
-    if len(stars) <= _VALUES:
-        return tuple((f"{value:g}", count) for value, count in zip(stars, counts.tolist(), strict=True))
-    counts, edges = np.histogram(rating, 10)
-    return tuple(
-        (f"{low:.3g} to {high:.3g}", n)
-        for low, high, n in zip(edges, edges[1:], counts.tolist(), strict=False)
     )
 
 
@@ -314,35 +300,18 @@ def _number_users(ids: Sequence[pa.Array]) -> list[NDArray[np.int64]]:
     return np.split(union.astype(np.int64), np.cumsum([len(users) for users in ids])[:-1])
 
 
-def _check_ratings(name: str, source: str, ratings: Ratings, now: int | None) -> CheckedSource:
-    shape = describe_ratings(ratings.user, ratings.item, ratings.rating, ratings.time, now)
-    problems = _find_warnings(ratings.user, ratings.item, ratings.rating, ratings.time, now)
-    counts = np.bincount(ratings.user, minlength=ratings.n_users)
-    users = pa.array(ratings.user_ids, TEXT)
-    items = pa.array(ratings.item_ids, TEXT)
-    return CheckedSource(name, source, "row", tuple(problems), ratings.notes, shape, users, counts, items)
-
-
-def _find_warnings(
-    user: NDArray[Any],
-    item: NDArray[Any],
-    rating: NDArray[Any],
-    time: NDArray[np.int64] | None,
-    now: int | None = None,
-    row_of: NDArray[np.int64] | None = None,
-) -> list[DataProblem]:
+def _find_warnings(columns: Columns, row_of: NDArray[np.int64] | None) -> list[DataProblem]:
     """Find problems of usable ratings that are likely to be mistakes or to reduce accuracy."""
+    user, _, rating, time = columns
     if not len(rating):
         return []
     warnings = []
 
     def warn(kind: str, mask: Mask, what: str, remedy: str) -> None:
-        if mask.any():
-            first = np.flatnonzero(mask)[:SHOWN]
-            places = () if row_of is None else tuple(row_of[first].tolist())
-            warnings.append(
-                DataProblem(kind, count_rows(int(mask.sum()), what), remedy, int(mask.sum()), places)
-            )
+        count = int(mask.sum())
+        if count:
+            places = () if row_of is None else tuple(row_of[np.flatnonzero(mask)[:SHOWN]].tolist())
+            warnings.append(DataProblem(kind, count_rows(count, what), remedy, count, places))
 
     low, high = float(rating.min()), float(rating.max())
     if low == high and len(rating) > 1:
@@ -353,24 +322,17 @@ def _find_warnings(
         what = "have the rating 0, where the others begin at 1 or more"
         warn("zeros", rating == 0, what, "if 0 means 'not rated', remove them")
     if time is not None:
-        late, early = time > latest_plausible_time(now), time < EARLIEST
+        late, early = time > latest_plausible_time(), time < EARLIEST
         warn("future", late, "have a time in the future", "check the unit and the zone of times")
         remedy = "check that times are seconds or milliseconds since 1970"
         warn("early", early, "have a time before 1990", remedy)
     counts = np.bincount(user)
-    few = int(((counts > 0) & (counts < FEW)).sum())
-    everybody = int((counts > 0).sum())
+    few, everybody = int(((counts > 0) & (counts < FEW)).sum()), int((counts > 0).sum())
     if few:
-        have = "has" if few == 1 else "have"
-        text = f"{few:,} of {format_count(everybody, 'user')} ({100 * few / everybody:.0f} %) {have} fewer than {FEW} ratings"
+        share = f"({100 * few / everybody:.0f} %) {'has' if few == 1 else 'have'}"
+        text = f"{few:,} of {format_count(everybody, 'user')} {share} fewer than {FEW} ratings"
         warnings.append(DataProblem("few-ratings", text, "little can be learnt about them alone", few))
     return warnings
-
-
-def _unreadable(name: str, source: str, error: DataError) -> CheckedSource:
-    nobody = pa.array([], TEXT)
-    problem = DataProblem("unreadable", str(error), "", 1, fatal=True)
-    return CheckedSource(name, source, "row", (problem,), (), None, nobody, np.zeros(0, np.int64), nobody)
 
 
 # -- what a training will meet -------------------------------------------------------------------------------------------------
@@ -380,7 +342,26 @@ def foresee_training(sources: Sequence[CheckedSource], overlap: UserOverlap | No
     """Return warnings about a training with these sources, each with its remedy; `overlap` is that of several sources."""
     if not all(source.usable for source in sources):
         return []
-    warnings = _foresee_sizes(sources)
+    warnings = []
+    shapes = [(source.name, source.shape) for source in sources if source.shape is not None]
+    for name, shape in shapes:
+        if shape.ratings < FEWEST_RATINGS:
+            warnings.append(
+                f"{name} has {format_count(shape.ratings, 'rating')}: its validation or test part may be empty, and "
+                "training refuses that; add ratings"
+            )
+        elif shape.users < FEWEST_USERS:
+            warnings.append(
+                f"{name} has {format_count(shape.users, 'user')}: training runs, but its figures say nothing about other "
+                "users; add users"
+            )
+    parties = fitting_parties(sources)
+    if parties is not None:
+        _, shape = shapes[0]
+        warnings.append(
+            f"{format_count(shape.items, 'item')} with {format_count(shape.ratings, 'rating')} are too few for {PARTIES} "
+            f"parties: pass {option('parties', parties)} to {worded('`train`', '`fit`')}"
+        )
     return warnings if overlap is None else warnings + _foresee_federation(sources, overlap)
 
 
@@ -412,88 +393,52 @@ def conclude(
 
     `named` says that one table was given as one party by name, which `fit` does not divide.
     """
-    refusal = _find_refusal(sources, overlap, named)
-    if refusal is not None:
-        return Conclusion(False, f"This cannot be trained, because {refusal}")
-    small = [
-        source for source in sources if source.shape is not None and source.shape.ratings < FEWEST_RATINGS
-    ]
-    if small:
-        reason = f"{small[0].name} has fewer than {FEWEST_RATINGS} ratings"
-        return Conclusion(
-            True, f"A training may refuse this, because {reason}. Add ratings, then check again.", True
-        )
-    return Conclusion(True, _describe_outlook(sources, overlap))
-
-
-def _find_refusal(sources: Sequence[CheckedSource], overlap: UserOverlap | None, named: bool) -> str | None:
-    """Return why a training refuses these sources, and the remedy; None if it takes them."""
     broken = [source for source in sources if not source.usable]
+    parties = fitting_parties(sources) or PARTIES
+    refusal = ""
     if broken:
         names = " and ".join(source.name for source in broken)
         first = next(problem.text for problem in broken[0].problems if problem.fatal)
         reason = first.removeprefix(f"{broken[0].name}: ").partition("; ")[0]
-        return f"{names} cannot be used ({reason}). Correct it as the errors say, then check again."
-    if overlap is not None and not overlap.usable:
-        return "no user is at two parties. Spell user ids in the same way in all tables, then check again."
-    if named and len(sources) == 1:
-        parties = fitting_parties(sources) or PARTIES
-        return (
+        refusal = f"{names} cannot be used ({reason}). Correct it as the errors say, then check again."
+    elif overlap is not None and not overlap.shared:
+        refusal = "no user is at two parties. Spell user ids in the same way in all tables, then check again."
+    elif named and len(sources) == 1:
+        refusal = (
             f"'{sources[0].name}' is the only party and joining needs two or more. Pass one table per party, or try it on "
             f"one catalogue with `fit(table, parties={parties})`."
         )
-    return None
-
-
-def _describe_outlook(sources: Sequence[CheckedSource], overlap: UserOverlap | None) -> str:
-    """Say in a sentence what a training will do with these usable sources."""
-    if lists_only(sources):
-        return "A source has equal ratings only, so there are no ratings to predict; training learns lists from them."
-    if overlap is None:
-        parties = fitting_parties(sources) or PARTIES
-        return worded(
+    if refusal:
+        return Conclusion(False, f"This cannot be trained, because {refusal}")
+    small = [
+        source.name
+        for source in sources
+        if source.shape is not None and source.shape.ratings < FEWEST_RATINGS
+    ]
+    if small:
+        reason = f"{small[0]} has fewer than {FEWEST_RATINGS} ratings"
+        text = f"A training may refuse this, because {reason}. Add ratings, then check again."
+    elif lists_only(sources):
+        text = "A source has equal ratings only, so there are no ratings to predict; training learns lists from them."
+    elif overlap is None:
+        text = worded(
             f"One source: `train` divides its items at random among parties ({parties} here), which simulates a federation. "
             "Use `--by COLUMN`, or one source per party, for parties that exist.",
             f"One table: `fit(table, parties={parties})` divides its items at random among parties, which simulates a federation. "
             "Pass one table per party for parties that exist.",
         )
-    users, _ = overlap.count_from(1)
-    return (
-        f"{len(sources)} sources can be trained together: {overlap.shared:,} of {users:,} users "
-        f"({100 * overlap.shared / users:.0f} %) are at two or more parties, and the others take part as well."
-    )
+    else:
+        users, _ = overlap.count_from(1)
+        text = (
+            f"{len(sources)} sources can be trained together: {overlap.shared:,} of {users:,} users "
+            f"({100 * overlap.shared / users:.0f} %) are at two or more parties, and the others take part as well."
+        )
+    return Conclusion(True, text, bool(small))
 
 
 def lists_only(sources: Sequence[CheckedSource]) -> bool:
     """Return whether all ratings of a source are equal, so that only lists can be learnt from it."""
     return any(source.shape is not None and source.shape.lowest == source.shape.highest for source in sources)
-
-
-def _foresee_sizes(sources: Sequence[CheckedSource]) -> list[str]:
-    """Return warnings about sources that are too small to train or to judge."""
-    warnings = []
-    for source in sources:
-        shape = source.shape
-        if shape is None:
-            continue
-        if shape.ratings < FEWEST_RATINGS:
-            warnings.append(
-                f"{source.name} has {format_count(shape.ratings, 'rating')}: its validation or test part may be empty, and "
-                "training refuses that; add ratings"
-            )
-        elif shape.users < FEWEST_USERS:
-            warnings.append(
-                f"{source.name} has {format_count(shape.users, 'user')}: training runs, but its figures say nothing about other "
-                "users; add users"
-            )
-    parties = fitting_parties(sources)
-    shape = sources[0].shape
-    if parties is not None and shape is not None:
-        warnings.append(
-            f"{format_count(shape.items, 'item')} with {format_count(shape.ratings, 'rating')} are too few for {PARTIES} "
-            f"parties: pass {option('parties', parties)} to {worded('`train`', '`fit`')}"
-        )
-    return warnings
 
 
 def _foresee_federation(sources: Sequence[CheckedSource], overlap: UserOverlap) -> list[str]:
@@ -504,15 +449,14 @@ def _foresee_federation(sources: Sequence[CheckedSource], overlap: UserOverlap) 
             "there are two parties: either can subtract its own part from a sum, so both add noise; with a third "
             "party, masks hide more than noise does"
         )
-    scales = [
-        (source.name, source.shape.lowest, source.shape.highest)
-        for source in sources
-        if source.shape is not None
-    ]
-    widths = [(high - low, name, low, high) for name, low, high in scales if high > low]
-    if widths and max(widths)[0] > MOST_RATIO * min(widths)[0]:
+    shapes = [(source.name, source.shape) for source in sources if source.shape is not None]
+    scales = sorted(
+        (shape.highest - shape.lowest, name, shape.lowest, shape.highest) for name, shape in shapes
+    )
+    scales = [scale for scale in scales if scale[0] > 0]
+    if scales and scales[-1][0] > MOST_RATIO * scales[0][0]:
         one, other = (
-            f"{name} rates from {low:g} to {high:g}" for _, name, low, high in (min(widths), max(widths))
+            f"{name} rates from {low:g} to {high:g}" for _, name, low, high in (scales[0], scales[-1])
         )
         scale = option("own", {"...": {"scale": (1, 5)}})
         warnings.append(
@@ -520,10 +464,9 @@ def _foresee_federation(sources: Sequence[CheckedSource], overlap: UserOverlap) 
             f"scales with {worded('--scale NAME:LOW,HIGH', scale)}"
         )
     users, _ = overlap.count_from(1)
-    alone = users - overlap.shared
     if overlap.shared and overlap.shared < FEWEST_SHARED * users:
         warnings.append(
-            f"{alone:,} of {users:,} users are at one party only: they take part and are served, but only shared users "
+            f"{users - overlap.shared:,} of {users:,} users are at one party only: they take part and are served, but only shared users "
             f"connect the parties; look at the lift by other parties ({worded('`train --lift`', '`lift()`')})"
         )
     return warnings

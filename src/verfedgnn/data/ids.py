@@ -40,18 +40,26 @@ def as_text(values: Any, what: str) -> Column:
     null. `what` names the column in errors.
     """
     array = values if isinstance(values, Column) else _from_python(values, what)
-    kind = array.type
-    if pa.types.is_dictionary(kind):
+    kind, types = array.type, pa.types
+    if types.is_dictionary(kind):
         codes, distinct = encode_unordered(array)
         return as_text(distinct, what).take(pa.array(codes, mask=codes < 0))
     try:
-        if _casts_to_text(kind):
-            return pc.cast(array, TEXT)
-        if pa.types.is_floating(kind):
+        if types.is_floating(kind):
             array = pc.cast(array, pa.float64())
             return pc.cast(pc.cast(pc.if_else(pc.is_nan(array), None, array), pa.int64()), TEXT)
+        numbers = types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
+        # Some writers of Parquet store text as binary.
+        if (
+            numbers
+            or is_text(kind)
+            or types.is_binary(kind)
+            or types.is_timestamp(kind)
+            or types.is_date(kind)
+        ):
+            return pc.cast(array, TEXT)
     except pa.ArrowInvalid as error:
-        if not pa.types.is_floating(kind):
+        if not types.is_floating(kind):
             raise _not_ids(what, "bytes that are not UTF-8 text") from error
     # Slow: decimals, UUIDs, numbers above 64 bit. Types that hold no ids are refused.
     return pa.array([id_text(value, what) for value in array.to_pylist()], TEXT)
@@ -106,20 +114,8 @@ def _from_python(values: Any, what: str) -> Column:
         raise _not_ids(what, "text with lone surrogates") from error
 
 
-def _casts_to_text(kind: pa.DataType) -> bool:
-    types = pa.types
-    numbers = types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
-    times = types.is_timestamp(kind) or types.is_date(kind)
-    # Some writers of Parquet store text as binary.
-    return bool(numbers or times or is_text(kind) or types.is_binary(kind))
-
-
 def as_item_text(values: Any, what: str) -> Column:
-    """Convert titles and other item columns to text.
-
-    Every type of column is accepted. Lists are joined with |, as in MovieLens' genres, and types that Arrow cannot
-    convert are formatted by Python.
-    """
+    """Convert titles and other item columns of any type to text; lists are joined with |, as in MovieLens' genres."""
     try:
         array = values if isinstance(values, Column) else pa.array(values, from_pandas=True)
     except (pa.ArrowException, TypeError) as error:
@@ -127,12 +123,9 @@ def as_item_text(values: Any, what: str) -> Column:
     kind = array.type
     try:
         if pa.types.is_floating(kind):
-            # Whole numbers have no decimal point.
             array = pc.if_else(pc.is_finite(array), array, pa.scalar(None, kind))
-            try:
-                return pc.cast(pc.cast(array, pa.int64()), TEXT)
-            except pa.ArrowInvalid:
-                return pc.cast(array, TEXT)
+            if pc.all(pc.equal(array, pc.trunc(array))).as_py():
+                array = pc.cast(array, pa.int64())  # whole numbers have no decimal point
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
             return pc.binary_join(pc.cast(array, pa.list_(pa.string())), "|")
         return pc.cast(array, TEXT)
@@ -152,9 +145,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 def to_numpy(array: Column, longest: int | None = None) -> StrArray:
     """Convert pyarrow text to numpy text. Nulls become "", and texts are cut to `longest` characters."""
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-    array = pc.fill_null(array, "")
+    array = pc.fill_null(array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array, "")
     if longest is not None:
         array = pc.utf8_slice_codeunits(array, 0, longest)
     width = pc.max(pc.binary_length(array)).as_py()
@@ -181,26 +172,21 @@ def sort_ids(ids: StrArray) -> StrArray:
 
 
 def encode_unordered(values: Column) -> tuple[NDArray[np.int32], pa.Array]:
-    """Return the code of each value and the distinct values, in no particular order.
-
-    Nulls have the code -1.
-    """
+    """Return the code of each value, -1 for nulls, and the distinct values, in no particular order."""
     if not pa.types.is_dictionary(values.type):
-        values = pc.dictionary_encode(pc.cast(values, TEXT) if is_text(values.type) else values)
+        values = pc.dictionary_encode(_widen(values))
     chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
     if not chunks:
         return np.empty(0, np.int32), pa.array([], values.type.value_type)
-    words = [
-        pc.cast(chunk.dictionary, TEXT) if is_text(chunk.dictionary.type) else chunk.dictionary
-        for chunk in chunks
-    ]
-    coded = [
-        pa.DictionaryArray.from_arrays(chunk.indices, word) for chunk, word in zip(chunks, words, strict=True)
-    ]
+    coded = [pa.DictionaryArray.from_arrays(chunk.indices, _widen(chunk.dictionary)) for chunk in chunks]
     if len(coded) > 1:
         coded = pa.chunked_array(coded).unify_dictionaries().chunks
     codes = [pc.fill_null(pc.cast(chunk.indices, pa.int32()), -1).to_numpy() for chunk in coded]
     return np.concatenate(codes), coded[-1].dictionary
+
+
+def _widen(values: Column) -> Column:
+    return pc.cast(values, TEXT) if is_text(values.type) else values
 
 
 def number_ids(column: Any, what: str) -> tuple[NDArray[np.int32], pa.Array]:
@@ -239,7 +225,5 @@ def find_positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:
 
 def look_up(ids: StrArray, keys: Column, values: Column) -> StrArray:
     """Return the value of each id in a table of keys and values, or "" if it is absent."""
-    if isinstance(keys, pa.ChunkedArray):
-        keys = keys.combine_chunks()
-    positions = pc.index_in(pa.array(ids, type=TEXT), value_set=pc.cast(keys, TEXT))
+    positions = pc.index_in(pa.array(ids, TEXT), value_set=pc.cast(keys, TEXT))
     return to_numpy(pc.take(values, positions), LONGEST_TITLE)

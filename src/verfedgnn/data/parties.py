@@ -12,7 +12,8 @@ from verfedgnn.core.errors import ConfigError, DataError, MissingColumns
 from verfedgnn.core.option_names import option, reading_table
 from verfedgnn.core.user_rule import UserRule, describe_rule, fewest_parties
 from verfedgnn.data.ids import StrArray, find_positions, sort_ids
-from verfedgnn.data.rating_reader import as_ratings, is_folder_of_tables, list_tables, locate, refuse_address
+from verfedgnn.data.publishers import find_layout
+from verfedgnn.data.rating_reader import as_ratings, list_tables, locate, refuse_address
 from verfedgnn.data.ratings import Ratings, format_count, pool_tables
 from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.data.table_sources import table_stem, tables_by_party
@@ -45,7 +46,10 @@ def split_items(
     party, with or without ratings there.
     The items that a party receives are its declared catalogue.
     """
-    if by is None:
+    if by is not None:
+        groups, notes = _group_items(ratings, by, parties)
+        ratings = ratings.with_notes(*notes)
+    else:
         parties = min(10, ratings.n_items) if parties is None else parties
         if not 1 <= parties <= ratings.n_items:
             raise DataError(
@@ -53,12 +57,8 @@ def split_items(
             )
         order = np.random.default_rng(seed).permutation(ratings.n_items)
         width = len(str(parties - 1))
-        groups = {
-            f"party-{k:0{width}}": np.sort(part) for k, part in enumerate(np.array_split(order, parties))
-        }
-    else:
-        groups, note = _group_items(ratings, by, parties)
-        ratings = ratings.with_notes(*note)
+        parts = enumerate(np.array_split(order, parties))
+        groups = {f"party-{k:0{width}}": np.sort(part) for k, part in parts}
     return [
         PartyData(name, replace(ratings.select_items(index), name=name, catalogue=len(index)))
         for name, index in groups.items()
@@ -97,18 +97,16 @@ def parties_from_tables(tables: Sequence[Ratings], users: UserRule = "any") -> l
     Parties whose highest ratings are within a factor of two share one scale, from the lowest to the highest rating at any of
     them. A party with another scale (5 stars against 10) keeps its own. A given `scale` holds for all.
     """
-    if not tables:
-        raise _no_parties()
     highest = max(table.scale[1] for table in tables)
     # If no rating is above 0, half of the highest is not lower than it, and scales cannot be told apart.
-    alike = [highest <= 0 or table.scale[1] > highest / 2 for table in tables]
-    shared = (min(table.scale[0] for table, same in zip(tables, alike, strict=True) if same), highest)
+    alike = [table for table in tables if highest <= 0 or table.scale[1] > highest / 2]
+    shared = (min(table.scale[0] for table in alike), highest)
     declared = all(table.scale_declared for table in tables)
-    parties = [
-        PartyData(table.name, replace(table, scale=shared if same else table.scale, scale_declared=declared))
-        for table, same in zip(tables, alike, strict=True)
+    scaled = [
+        replace(table, scale=shared if table in alike else table.scale, scale_declared=declared)
+        for table in tables
     ]
-    return align_users(parties, users)
+    return align_users([PartyData(table.name, table) for table in scaled], users)
 
 
 def align_users(parties: Sequence[PartyData], users: UserRule = "any") -> list[PartyData]:
@@ -130,11 +128,8 @@ def align_users(parties: Sequence[PartyData], users: UserRule = "any") -> list[P
         raise DataError(
             f"no user is {describe_rule(users)} of {names}: use {option('users', 'any')}, or check the spelling of ids"
         )
-    aligned = []
-    for party, table in zip(parties, tables, strict=True):
-        rows = find_positions(table.user_ids, chosen)
-        aligned.append(PartyData(party.name, place_users(table, rows, chosen, users)))
-    return aligned
+    placed = [place_users(table, find_positions(table.user_ids, chosen), chosen, users) for table in tables]
+    return [PartyData(party.name, table) for party, table in zip(parties, placed, strict=True)]
 
 
 def place_users(
@@ -149,14 +144,13 @@ def place_users(
     row = rows.astype(np.int32)
     dropped = int((rows < 0).sum())
     kept = ratings.take(row[ratings.user] >= 0) if dropped else ratings
-    placed = replace(kept, user=row[kept.user], user_ids=user_ids, dropped_users=dropped)
-    if not dropped:
-        return placed
     lost = format_count(len(ratings) - len(kept), "rating")
-    return placed.with_notes(
+    note = (
         f"kept {ratings.n_users - dropped:,} of {format_count(ratings.n_users, 'user')}; {lost} of users who are not "
         f"{describe_rule(users)} were dropped"
     )
+    placed = replace(kept, user=row[kept.user], user_ids=user_ids, dropped_users=dropped)
+    return placed.with_notes(note) if dropped else placed
 
 
 def declare_sizes(parties: Sequence[PartyData]) -> list[PartyData]:
@@ -165,10 +159,11 @@ def declare_sizes(parties: Sequence[PartyData]) -> list[PartyData]:
     They reveal something about single ratings, so this is for experiments on one machine only.
     """
     tables = [replace(party.ratings, scale_declared=True) for party in parties]
-    return [
-        PartyData(party.name, table if table.catalogue is not None else table.with_catalogue(table.n_items))
-        for party, table in zip(parties, tables, strict=True)
+    sized = [
+        table.with_catalogue(table.n_items if table.catalogue is None else table.catalogue)
+        for table in tables
     ]
+    return [PartyData(party.name, table) for party, table in zip(parties, sized, strict=True)]
 
 
 def check_parties(parties: Sequence[PartyData]) -> None:
@@ -208,13 +203,8 @@ def pool_parties(parties: Sequence[PartyData], column: str = "party") -> Ratings
 
     Parties have their own items. If two of them use the same id, all ids get the party's name as a prefix.
     """
-    if not parties:
-        raise _no_parties()
-    ids = _pooled_item_ids(parties)
-    tables = [
-        replace(party.ratings, name=party.name, item_ids=items)
-        for party, items in zip(parties, ids, strict=True)
-    ]
+    ids = zip(parties, _pooled_item_ids(parties), strict=True)
+    tables = [replace(party.ratings, name=party.name, item_ids=items) for party, items in ids]
     return pool_tables(tables, column, "+".join(table.name for table in tables))
 
 
@@ -258,35 +248,35 @@ def read_parties(
         reading: The same options as texts of the command line.
         **options: Options of `read_ratings` for all tables: columns, missing, duplicates, events, scale, ...
     """
-    if isinstance(data, Mapping) and (parties, by) != (None, None):
+    cut = (parties, by) != (None, None)
+    if isinstance(data, Mapping) and cut:
         raise ConfigError("parties and by split one table; leave them out if every party has its own")
-    sources, single, options = name_sources(data, options, by=by, whole=(parties, by) != (None, None))
-    if single and (parties, by) == (None, None) and not isinstance(data, str | Path | list):
+    sources, single, options = name_sources(data, options, by=by, whole=cut)
+    if single and not cut and not isinstance(data, str | Path | list):
         raise one_table()
-    unknown = sorted((own or {}).keys() - sources.keys())
+    own = own or {}
+    unknown = sorted(own.keys() - sources.keys())
     if unknown:
         raise DataError(f"own names {unknown[0]!r}, which is no party; use {', '.join(sources)}")
     texts = reading.for_each(list(sources))
-    tables = []
-    lacking: list[MissingColumns] = []
+    tables, lacking = [], []
     for name, source in sources.items():
-        given = {**options, **texts[name], **(own or {}).get(name, {})}
+        given = {**options, **texts[name], **own.get(name, {})}
         if isinstance(source, str | Path):
             given["seed"] = seed
         try:
             with reading_table(name if len(sources) > 1 else None):
                 table = as_ratings(source, name=name, keep=() if by is None else (by,), **given)
+            tables.append(table if single else replace(table, name=name))
         except MissingColumns as error:
             lacking.append(error)
-            continue
-        tables.append(table if single else replace(table, name=name))
     if lacking:
         raise MissingColumns.join(lacking)
-    result = (
+    members = (
         split_items(tables[0], parties, seed=seed, by=by) if single else parties_from_tables(tables, users)
     )
-    check_parties(result)
-    return result
+    check_parties(members)
+    return members
 
 
 def name_sources(
@@ -332,22 +322,24 @@ def sources_of(
             'a list holds paths; give tables by name, for example {"film": frame, "books": frame}'
         )
     named = [_named(entry) for entry in given]
-    if len(named) == 1 and named[0][0] is None:
+    if len(named) == 1 and not named[0][0]:
         source = named[0][1]
-        whole = str(source) == "synthetic" or by is not None
-        if whole or not is_folder_of_tables(locate(source)):
+        path = None if str(source) == "synthetic" or by is not None else locate(source)
+        tables = [] if path is None or path.is_file() or find_layout(path) is not None else list_tables(path)
+        if len(tables) < 2:
             return {table_stem(source): source}, True
-        named = [(None, table) for table in list_tables(locate(source))]
+        named = [("", table) for table in tables]
     names = [name or table_stem(source) for name, source in named]
     _refuse_same_names(names)
     return dict(zip(names, (source for _, source in named), strict=True)), False
 
 
-def _named(entry: str | Path) -> tuple[str | None, str | Path]:
+def _named(entry: str | Path) -> tuple[str, str | Path]:
+    """Return the name, "" if none is given, and the source of NAME=SOURCE."""
     name, equals, file = str(entry).partition("=")
     refuse_address(file)
     if not equals or Path(entry).exists() or not name or "/" in name:
-        return None, entry
+        return "", entry
     if not file:
         raise DataError(f"{option('data')} {entry} has a name but no file: write {entry}FILE")
     return name, file

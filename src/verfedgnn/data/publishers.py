@@ -13,51 +13,63 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.column_names import Table, normalise_name
+from verfedgnn.data.column_names import normalise_name
 from verfedgnn.data.ids import CODED_TEXT, TEXT, look_up
 from verfedgnn.data.rating_checks import rate_rows
 from verfedgnn.data.ratings import Ratings, format_count
-from verfedgnn.data.table_sources import open_table, read_rows, text_source
+from verfedgnn.data.table_sources import Table, open_table, read_rows, text_source
 from verfedgnn.data.text_files import TextTable, open_stream, read_first_bytes, reading
 from verfedgnn.data.value_parsing import parse_numbers
 
 PAPER_SUBSET = (6000, 3000)
 """Number of users and items in the paper's dense subset of BookCrossing."""
-_GENRES_100K = (
-    "unknown|Action|Adventure|Animation|Children's|Comedy|Crime|Documentary|Drama|Fantasy|Film-Noir|Horror|Musical|Mystery"
-    "|Romance|Sci-Fi|Thriller|War|Western"
-)
-"""The content of u.genre, for copies that lack it."""
+_GENRES = [
+    "unknown",
+    "Action",
+    "Adventure",
+    "Animation",
+    "Children's",
+    "Comedy",
+    "Crime",
+    "Documentary",
+    "Drama",
+    "Fantasy",
+    "Film-Noir",
+    "Horror",
+    "Musical",
+    "Mystery",
+    "Romance",
+    "Sci-Fi",
+    "Thriller",
+    "War",
+    "Western",
+]
+"""The genres of MovieLens-100K, in the order of its flags."""
 _BLOCK = 16 << 20
 
 
-def read_movielens_100k(
-    path: Path, items: Path | None = None, *, name: str = "ml-100k", **options: Any
-) -> Ratings:
+def read_movielens_100k(path: Path, items: Path | None, **options: Any) -> Ratings:
     """Read MovieLens-100K: u.data, tab separated without a header, and u.item for titles and genres."""
     text = TextTable(path, delimiter="\t", columns=("user", "item", "rating", "time"), quoted=False)
-    ratings = _read_stars(_headless(text), name, options)
+    ratings = _read_stars(_headless(text), "ml-100k", options)
     if items is None:
         return ratings
-    genres = _genre_names(items.with_name("u.genre"))
-    flags = [f"genre-{n}" for n in range(len(genres))]
-    columns = ("item", "title", "released", "video", "link", *flags)
+    columns = ("item", "title", "released", "video", "link", *_GENRES)
     about = TextTable(items, delimiter="|", columns=columns, quoted=False, encoding="latin-1")
-    table = about.read(dict.fromkeys(["item", "title", *flags], TEXT))
-    first = pc.case_when(
-        pc.make_struct(*(pc.equal(table[flag], "1") for flag in flags)), *map(pa.scalar, genres)
+    table = about.read(dict.fromkeys(["item", "title", *_GENRES], TEXT))
+    has = pc.make_struct(*(pc.equal(table[genre], "1") for genre in _GENRES))
+    return _described(
+        ratings, table["item"], table["title"], genre=pc.case_when(has, *map(pa.scalar, _GENRES))
     )
-    return _described(ratings, table["item"], table["title"], genre=first)
 
 
-def read_movielens_dat(
-    path: Path, items: Path | None = None, *, name: str = "ml-1m", **options: Any
-) -> Ratings:
+def read_movielens_dat(path: Path, items: Path | None, **options: Any) -> Ratings:
     """Read MovieLens-1M or -10M: ratings.dat with '::' between fields, and movies.dat for titles and genres."""
     # The delimiter ':' splits '::' into two, so every other column is empty.
     columns = ("user", "a", "item", "b", "rating", "c", "time")
-    text = TextTable(path, delimiter=":", columns=columns, quoted=False)
-    ratings = _read_stars(_headless(text), name, options)
+    ratings = _read_stars(
+        _headless(TextTable(path, delimiter=":", columns=columns, quoted=False)), "ml-1m", options
+    )
     if items is None:
         return ratings
     with reading(items), open_stream(items) as stream:
@@ -71,52 +83,37 @@ def read_movielens_dat(
         raise DataError(
             f"{items} has lines that are not MovieID::Title::Genres; download it again or move it away"
         )
-    ids, titles, genres = (pa.array([parts[k] for parts in fields], TEXT) for k in range(3))
-    return _described(ratings, ids, titles, genre=_first_genre(genres))
+    return _described_films(ratings, *(pa.array([parts[k] for parts in fields], TEXT) for k in range(3)))
 
 
-def read_movielens_csv(
-    path: Path, items: Path | None = None, *, name: str = "movielens", **options: Any
-) -> Ratings:
+def read_movielens_csv(path: Path, items: Path | None, **options: Any) -> Ratings:
     """Read MovieLens-20M and later, or an older edition as CSV: ratings.csv and movies.csv with headers."""
-    ratings = _read_stars(open_table(path), name, options)
+    ratings = _read_stars(open_table(path), "movielens", options)
     if items is None:
         return ratings
-    columns = TextTable(items).header_names()
-    if len(columns) < 3:
-        raise DataError(
-            f"{items} has columns {', '.join(columns)} instead of movieId, title, genres; download it again"
-        )
-    movies = TextTable(items).read(dict.fromkeys(columns[:3], TEXT))
-    ids, titles, genres = (movies[column] for column in columns[:3])
-    return _described(ratings, ids, titles, genre=_first_genre(genres))
+    roles = ("item", "title", "genres")
+    films = read_rows(open_table(items, required=roles, keep=("genres",)))
+    return _described_films(ratings, *(pc.cast(films[role], TEXT) for role in roles))
 
 
 def _headless(text: TextTable) -> Table:
     """Return a file without a header as a table whose times must be numbers."""
-    names = {role: role for role in ("user", "item", "rating", "time")}
-    return text_source(text, names, time=pa.int64())
+    return text_source(text, {role: role for role in ("user", "item", "rating", "time")}, time=pa.int64())
 
 
 def _read_stars(table: Table, name: str, options: dict[str, Any]) -> Ratings:
     """Read ratings from 1 to 5, or from 0.5 to 5 in editions with half stars."""
     rows = read_rows(table)
-    stars = parse_numbers(rows["rating"]).values
-    scale = (0.5 if (stars % 1 > 0).any() else 1.0), 5.0
-    return rate_rows(rows, scale=scale, name=name, where=table.at, **options)
+    lowest = 0.5 if (parse_numbers(rows["rating"]).values % 1 > 0).any() else 1.0
+    return rate_rows(rows, **{"scale": (lowest, 5.0), "name": name, "where": table.at, **options})
 
 
-def _genre_names(path: Path) -> list[str]:
-    if not path.exists():
-        return _GENRES_100K.split("|")
-    with reading(path):
-        lines = path.read_text("latin-1").splitlines()
-    return [line.split("|")[0] for line in lines if "|" in line]
-
-
-def _first_genre(genres: pa.Array | pa.ChunkedArray) -> pa.Array:
+def _described_films(ratings: Ratings, ids: Any, titles: Any, genres: Any) -> Ratings:
+    """Return ratings with titles and the first genre of films, given by id."""
     first = pc.list_element(pc.split_pattern(genres, "|"), 0)
-    return pc.if_else(pc.equal(first, "(no genres listed)"), "", first)
+    return _described(
+        ratings, ids, titles, genre=pc.if_else(pc.equal(first, "(no genres listed)"), "", first)
+    )
 
 
 def _described(ratings: Ratings, ids: Any, titles: Any, **columns: Any) -> Ratings:
@@ -126,45 +123,36 @@ def _described(ratings: Ratings, ids: Any, titles: Any, **columns: Any) -> Ratin
 
 
 def read_bookcrossing(
-    path: Path,
-    books: Path | None = None,
-    *,
-    subset: tuple[int, int] | None = PAPER_SUBSET,
-    name: str = "book-crossing",
-    **options: Any,
+    path: Path, books: Path | None, *, subset: tuple[int, int] | None = PAPER_SUBSET, **options: Any
 ) -> Ratings:
     """Read the explicit ratings (1 to 10; 0 means "implicit"), by default those of the most active users and items.
 
     `subset` = (users, items) keeps the users with the most explicit ratings, then the items with the most ratings by those users.
     Ties are broken by the order of ids, and users left without a rating are dropped. None keeps all explicit ratings.
     """
-    text = _bookcrossing_text(path)
+    text = TextTable(path, delimiter=";", escape="\\", encoding="latin-1")
     # As they are written, since published counts tell ISBNs with blanks apart.
     table = text.read(dict.fromkeys(("User-ID", "ISBN", "Book-Rating"), CODED_TEXT))
     table = table.rename_columns(["user", "item", "rating"])
     rows = np.flatnonzero(parse_numbers(table["rating"]).values != 0)
     implicit = table.num_rows - len(rows)
-    ratings = rate_rows(
-        table.take(pa.array(rows)),
-        scale=(1, 10),
-        name=name,
-        notes=(f"{format_count(implicit, 'implicit row')} (rating 0) left out",) if implicit else (),
-        where=lambda row: text.at(int(rows[row])),
-        **options,
-    )
+    notes = (f"{format_count(implicit, 'implicit row')} (rating 0) left out",) if implicit else ()
+    own = {
+        "scale": (1, 10),
+        "name": "book-crossing",
+        "notes": notes,
+        "where": lambda row: text.at(int(rows[row])),
+    }
+    ratings = rate_rows(table.take(pa.array(rows)), **{**own, **options})
     if subset is not None:
         ratings = select_densest(ratings, *subset)
     if books is None:
         return ratings
     # Common copies have a few broken lines, and titles are optional.
-    about = _bookcrossing_text(books).read({"ISBN": TEXT, "Book-Title": TEXT}, broken=[])
+    about = replace(text, path=books).read({"ISBN": TEXT, "Book-Title": TEXT}, broken=[])
     wanted = about.filter(pc.is_in(about["ISBN"], value_set=pa.array(ratings.item_ids, TEXT)))
     titles = pa.array([html.unescape(title) for title in wanted["Book-Title"].to_pylist()], TEXT)
     return _described(ratings, wanted["ISBN"], titles)
-
-
-def _bookcrossing_text(path: Path) -> TextTable:
-    return TextTable(path, delimiter=";", escape="\\", encoding="latin-1")
 
 
 def select_densest(ratings: Ratings, users: int, items: int) -> Ratings:
@@ -186,37 +174,17 @@ def _most(codes: NDArray[np.int32], size: int, count: int) -> NDArray[np.int64]:
     return np.sort(np.argsort(-frequency, kind="stable")[:count])
 
 
-def read_yelp(
-    path: Path,
-    businesses: Path | None = None,
-    *,
-    name: str = "yelp",
-    duplicates: str = "last",
-    **options: Any,
-) -> Ratings:
+def read_yelp(path: Path, businesses: Path | None, **options: Any) -> Ratings:
     """Read reviews as ratings of businesses (1 to 5 stars), and businesses for names. Review texts are never kept.
 
     By default the latest of several reviews of a business by one user counts.
     """
     read_first_bytes(path)
     table = _read_json(path, {"user_id": TEXT, "business_id": TEXT, "stars": pa.float64(), "date": TEXT})
-    try:
-        dates = pc.cast(table["date"], pa.timestamp("s"))
-    except pa.ArrowInvalid as error:
-        reason = str(error).splitlines()[0][:120]
-        raise DataError(
-            f"{path} has an invalid date ({reason}); write dates as 2018-07-07 22:09:11"
-        ) from error
-    order = pc.sort_indices(dates).to_numpy()
-    columns = [table["user_id"], table["business_id"], table["stars"], dates]
-    ratings = rate_rows(
-        pa.table(columns, ["user", "item", "rating", "time"]).take(order),
-        scale=(1, 5),
-        name=name,
-        duplicates=duplicates,
-        where=lambda row: f"line {order[row] + 1} of {path.name}",
-        **options,
-    )
+    order = pc.sort_indices(table["date"]).to_numpy()
+    rows = table.rename_columns(["user", "item", "rating", "time"]).take(order)
+    own = {"scale": (1, 5), "name": "yelp", "where": lambda row: f"line {order[row] + 1} of {path.name}"}
+    ratings = rate_rows(rows, **{"duplicates": "last", **own, **options})
     if businesses is None:
         return ratings
     about = _read_json(businesses, dict.fromkeys(("business_id", "name", "categories", "city"), TEXT))
@@ -225,15 +193,11 @@ def read_yelp(
 
 
 def _read_json(path: Path, fields: dict[str, pa.DataType]) -> pa.Table:
+    schema = pa.schema(list(fields.items()))
+    parsing = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     with reading(path), open_stream(path) as stream:
         try:
-            return pa.json.read_json(
-                stream,
-                read_options=pa.json.ReadOptions(block_size=_BLOCK),
-                parse_options=pa.json.ParseOptions(
-                    explicit_schema=pa.schema(list(fields.items())), unexpected_field_behavior="ignore"
-                ),
-            )
+            return pa.json.read_json(stream, pa.json.ReadOptions(block_size=_BLOCK), parsing)
         except pa.ArrowInvalid as error:
             reason = str(error).splitlines()[0][:120]
             raise DataError(

@@ -19,6 +19,7 @@ from verfedgnn.data.ids import (
     LONGEST_ID,
     LONGEST_TITLE,
     NOTHING,
+    Column,
     StrArray,
     as_item_text,
     encode_unordered,
@@ -30,14 +31,13 @@ from verfedgnn.data.ratings import Mask, Ratings, count_rows
 from verfedgnn.data.value_parsing import (
     CORRECT,
     as_number_column,
-    find_infinite,
     parse_numbers,
     parse_times,
     quote_value,
 )
 
-DUPLICATES = ("error", "first", "last", "mean")
-MISSING = ("error", "drop")
+_ROLES = {"user": "user", "item": "item", "rating": "rating", "time": "time", "titles": "title"}
+"""The role of each column of `make_ratings`."""
 SHOWN = 5
 """Number of places that are shown for each kind of problem."""
 
@@ -51,9 +51,7 @@ class DataProblem:
     text: str
     """Description of the problem for people, with the number of rows."""
     remedy: str
-    """What to do about the problem."""
     count: int
-    """Number of rows."""
     places: tuple[int, ...] = ()
     """The first few rows, in order."""
     fatal: bool = False
@@ -69,9 +67,8 @@ class CheckedRows:
     rating: NDArray[np.float64]
     time: NDArray[np.int64] | None
     users: pa.Array
-    """Distinct user ids, in no particular order."""
     items: pa.Array
-    """Distinct item ids, in no particular order."""
+    """Distinct ids of items, like those of users in no particular order."""
     gone: Mask
     """Rows that lack something and are left out."""
     bad: Mask
@@ -83,9 +80,12 @@ class CheckedRows:
 
 def check_options(duplicates: str, missing: str) -> None:
     """Raise `DataError` for unknown values of `duplicates` and `missing`."""
-    for name, given, known in (("duplicates", duplicates, DUPLICATES), ("missing", missing, MISSING)):
-        if given not in known:
-            raise DataError(f"{name}={given!r} is unknown; use one of {', '.join(known)}")
+    for name, given, known in (
+        ("duplicates", duplicates, "error, first, last, mean"),
+        ("missing", missing, "error, drop"),
+    ):
+        if given not in known.split(", "):
+            raise DataError(f"{name}={given!r} is unknown; use one of {known}")
 
 
 def fill_in() -> str:
@@ -100,8 +100,7 @@ def note_left_out(count: int, lack: str) -> str:
 
 def find_absent(codes: NDArray[np.int32], ids: pa.Array) -> Mask:
     """Return a mask of the rows without an id, given the codes of `number_ids`."""
-    # The appended entry is for nulls, whose code is -1.
-    return np.append(_mask(pc.equal(ids, "")), True)[codes]
+    return _of_rows(pc.equal(ids, ""), codes, missing=True)
 
 
 def check_rows(
@@ -140,46 +139,50 @@ def check_rows(
     note("no-item", find_absent(items, item_ids), "have no item", fill_in(), outcome=dropped)
     lacking = np.isnan(parsed.values) & ~parsed.unlike
     note("no-rating", lacking, "have a rating that is missing or NaN", fill_in(), outcome=dropped)
-    gone = bad.copy() if dropped else np.zeros(len(bad), bool)
+    gone = bad & bool(dropped)
     if gone.all():
         lack = (
             "no row has a user, an item and a rating" if len(gone) else "there are only columns, no ratings"
         )
         problems.append(DataProblem("empty", lack, "check how it was written", 1, fatal=True))
     for role, codes, ids in (("user", users, user_ids), ("item", items, item_ids)):
-        # The appended entry is for rows without an id, whose code is -1.
         lengths = pc.utf8_length(ids)
-        overlong = np.append(_mask(pc.greater(lengths, LONGEST_ID)), False)[codes] & ~gone
         what = f"have a {role} of up to {pc.max(lengths)} characters, more than {LONGEST_ID}"
         remedy = f"name another column with {option('columns', {role: '...'})}"
-        note(f"long-{role}", overlong, what, remedy)
+        note(f"long-{role}", _of_rows(pc.greater(lengths, LONGEST_ID), codes) & ~gone, what, remedy)
         nothing = pc.is_in(ids, value_set=pa.array([*filter(None, NOTHING), "None"], ids.type))
-        called = np.append(_mask(nothing), False)[codes] & ~gone
         what = f"have a {role} called NA, NULL or the like, which counts as an id"
         remedy = f"leave the {role} empty where there is none, then {option('missing', 'drop')} leaves those rows out"
-        note(f"named-nothing-{role}", called, what, remedy, warning=True)
+        note(f"named-nothing-{role}", _of_rows(nothing, codes) & ~gone, what, remedy, warning=True)
     hardly = parsed.remedy == CORRECT and 2 * int(parsed.unlike.sum()) > len(bad)
-    remedy = (
-        f"name the column of ratings with {option('columns', {'rating': '...'})}" if hardly else parsed.remedy
-    )
+    other = f"name the column of ratings with {option('columns', {'rating': '...'})}"
+    remedy = other if hardly else parsed.remedy
     note("not-a-number", parsed.unlike, "have a rating that is not a number", remedy)
-    infinite = find_infinite(parsed.values) & ~gone
+    with np.errstate(over="ignore"):  # ratings are stored in single precision
+        infinite = np.isinf(parsed.values.astype(np.float32)) & ~gone
     note("infinite", infinite, "have a rating that is infinite (more than 3.4e38)", CORRECT)
     if scale is not None:
         outside = ~bad & ((parsed.values < scale[0]) | (parsed.values > scale[1]))
         what = f"have a rating outside the scale {scale[0]:g} to {scale[1]:g}"
         note("off-scale", outside, what, f"correct them or give another {option('scale')}")
-    seconds, notes = (None, ()) if time is None else parse_times(_chunked(time), gone)
-    outcome = {"error": "", "mean": "the mean rating is taken"}.get(
-        duplicates, f"the {duplicates} one is kept"
-    )
+    seconds, notes = (None, ()) if time is None else parse_times(time, gone)
+    outcomes = {"error": "", "mean": "the mean rating is taken"}
     remedy = f"keep one with {option('duplicates', 'first')}, or use last or mean"
-    repeated = _find_repeated(users, items, len(item_ids), ~bad)
+    pair = users.astype(np.int64) * len(item_ids) + items
+    pair[bad] = -1 - np.flatnonzero(bad)
+    repeated = np.ones(len(pair), bool)
+    repeated[np.unique(pair, return_index=True)[1]] = False
+    outcome = outcomes.get(duplicates, f"the {duplicates} one is kept")
     note("repeated", repeated, "repeat a (user, item) pair", remedy, outcome=outcome)
     return CheckedRows(
         *(users, items, parsed.values, seconds, user_ids, item_ids),
         *(gone, bad, problems, (*parsed.notes, *notes)),
     )
+
+
+def _of_rows(ids: Any, codes: NDArray[np.int32], missing: bool = False) -> Mask:
+    """Return a mask of the rows, given a mask of the ids; `missing` is the value of rows without an id, whose code is -1."""
+    return np.append(np.asarray(ids, bool), missing)[codes]
 
 
 def make_ratings(
@@ -218,15 +221,9 @@ def make_ratings(
     """
     at = where or (lambda row: f"row {row} of {name} (counted from 0)")
     rating = as_number_column(rating)
-    given = {
-        "users": user,
-        "items": item,
-        "ratings": rating,
-        "times": time,
-        "titles": titles,
-        **(columns or {}),
-    }
-    sizes = {what: len(column) for what, column in given.items() if column is not None}
+    given = {"users": user, "items": item, "ratings": rating, "times": time, "titles": titles}
+    columns = columns or {}
+    sizes = {what: len(column) for what, column in {**given, **columns}.items() if column is not None}
     if len(set(sizes.values())) > 1:
         entries = ", ".join(f"{size:,} {what}" for what, size in sizes.items())
         raise DataError(f"{name} has {entries}; give one of each per row")
@@ -238,6 +235,11 @@ def make_ratings(
     user_code, user_ids = sort_numbered(*used_ids(rows.user[kept], rows.users))
     item_code, item_ids = sort_numbered(*used_ids(rows.item[kept], rows.items))
     left_out = int(rows.gone.sum())
+    lack = [note_left_out(left_out, "no user, item or rating")] if left_out else []
+
+    def first(column: Any, what: str) -> StrArray:
+        return first_per_item(column, what, item_code, len(item_ids), kept)
+
     table = Ratings(
         user=user_code,
         item=item_code,
@@ -245,22 +247,15 @@ def make_ratings(
         user_ids=user_ids,
         item_ids=item_ids,
         time=None if rows.time is None else rows.time[kept],
-        titles=None if titles is None else first_per_item(titles, "title", item_code, len(item_ids), kept),
-        columns={
-            key: first_per_item(column, key, item_code, len(item_ids), kept)
-            for key, column in (columns or {}).items()
-        },
+        titles=None if titles is None else first(titles, "title"),
+        columns={key: first(column, key) for key, column in columns.items()},
         scale=(float(low), float(high)),
         scale_declared=scale is not None,
         name=name,
-        notes=(
-            *notes,
-            *rows.notes,
-            *([note_left_out(left_out, "no user, item or rating")] if left_out else []),
-        ),
+        notes=(*notes, *rows.notes, *lack),
     )
-    repeated = next((problem for problem in rows.problems if problem.kind == "repeated"), None)
-    return table if repeated is None else _without_repeated(table, duplicates, rows.bad[kept])
+    repeated = rows.bad[kept]
+    return _without_repeated(table, duplicates, repeated) if repeated.any() else table
 
 
 def rate_rows(rows: pa.Table, **options: Any) -> Ratings:
@@ -268,9 +263,6 @@ def rate_rows(rows: pa.Table, **options: Any) -> Ratings:
     columns = {role: rows[role] for role in rows.column_names}
     roles = {option: columns.pop(role) for option, role in _ROLES.items() if role in columns}
     return make_ratings(**roles, columns=columns, **options)
-
-
-_ROLES = {"user": "user", "item": "item", "rating": "rating", "time": "time", "titles": "title"}
 
 
 def _refuse(rows: CheckedRows, rating: Any, name: str, at: Callable[[int], str]) -> None:
@@ -299,18 +291,13 @@ def _refuse(rows: CheckedRows, rating: Any, name: str, at: Callable[[int], str])
         )
 
 
-def first_per_item(
-    values: Any, what: str, item: NDArray[np.int32], n_items: int, kept: Any = slice(None)
-) -> StrArray:
+def first_per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int, kept: Any) -> StrArray:
     """Return the first non-empty value of each item."""
-    if isinstance(values, pa.Array | pa.ChunkedArray) and pa.types.is_dictionary(values.type):
-        codes, texts = encode_unordered(values)
-        texts = as_item_text(texts, what)
-    else:
-        codes, texts = encode_unordered(as_item_text(values, what))
+    coded = isinstance(values, Column) and pa.types.is_dictionary(values.type)
+    codes, texts = encode_unordered(values if coded else as_item_text(values, what))
     codes = codes[kept]
     # The appended entry is for nulls, whose code is -1.
-    dictionary = np.append(to_numpy(texts, LONGEST_TITLE), "")
+    dictionary = np.append(to_numpy(as_item_text(texts, what), LONGEST_TITLE), "")
     filled = np.flatnonzero((dictionary != "")[codes])[::-1]
     first = np.full(n_items, -1, np.int64)
     # Assigned from last to first, so that the first value remains.
@@ -329,8 +316,9 @@ def _without_repeated(table: Ratings, duplicates: str, repeated: Mask) -> Rating
         means = np.bincount(pair, weights=table.rating) / np.bincount(pair)
         table = replace(table, rating=means[pair].astype(np.float32))
     outcome = "took the mean rating" if duplicates == "mean" else f"kept the {duplicates}"
-    repeats = count_rows(int(repeated.sum()), "repeat a (user, item) pair")
-    return table.take(kept).with_notes(f"{repeats}: {outcome}")
+    return table.take(kept).with_notes(
+        f"{count_rows(int(repeated.sum()), 'repeat a (user, item) pair')}: {outcome}"
+    )
 
 
 def used_ids(codes: NDArray[np.int32], ids: pa.Array) -> tuple[NDArray[np.int32], pa.Array]:
@@ -340,24 +328,3 @@ def used_ids(codes: NDArray[np.int32], ids: pa.Array) -> tuple[NDArray[np.int32]
         return codes, ids
     recoded = np.cumsum(there, dtype=np.int32) - np.int32(1)
     return recoded[codes], ids.filter(pa.array(there))
-
-
-def _find_repeated(user: NDArray[np.int32], item: NDArray[np.int32], items: int, valid: Mask) -> Mask:
-    """Return a mask of the valid rows whose pair occurs in an earlier valid row."""
-    key = user.astype(np.int64) * items + item
-    key[~valid] = -1 - np.flatnonzero(~valid)
-    in_order = np.sort(key)
-    repeated = np.zeros(len(key), bool)
-    if (in_order[1:] == in_order[:-1]).any():
-        repeated[:] = True
-        repeated[np.unique(key, return_index=True)[1]] = False
-    return repeated
-
-
-def _chunked(values: Any) -> pa.ChunkedArray:
-    array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, from_pandas=True)
-    return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
-
-
-def _mask(array: Any) -> Mask:
-    return np.asarray(array, bool)

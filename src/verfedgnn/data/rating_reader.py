@@ -1,6 +1,6 @@
 """Reading of ratings from any source: a file, a folder, a table in memory, or a data set by name.
 
-All plain sources take one path: `open_table` or `open_memory`, `read_rows`, then `rate_rows`, which checks the rows. Events become
+All plain sources take one path: `open_table`, `read_rows`, then `rate_rows`, which checks the rows. Events become
 ratings on the way, by a rule that uses only the events of a pair. With n_k events of kind k and weight w_k, a user's interest in
 an item is s = sum_k w_k n_k, and its rating is
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option
-from verfedgnn.data.column_names import RATING_ROLES, Table
+from verfedgnn.data.column_names import RATING_ROLES
 from verfedgnn.data.ids import number_ids
 from verfedgnn.data.publishers import PAPER_SUBSET, find_layout, read_bookcrossing
 from verfedgnn.data.rating_checks import check_options, fill_in, find_absent, note_left_out, rate_rows
@@ -35,9 +35,8 @@ from verfedgnn.data.synthetic import synthetic_ratings
 from verfedgnn.data.table_sources import (
     TABLE_SUFFIXES,
     is_inter,
-    is_table,
-    open_memory,
     open_table,
+    plain_name,
     read_rows,
     table_stem,
 )
@@ -48,18 +47,17 @@ DATA_FOLDER = "VERFEDGNN_DATA"
 FULL = 5.0
 """Total weight of events from which an item counts as liked, at three quarters of the scale."""
 
-_GROUPLENS = "https://files.grouplens.org/datasets/movielens/{}.zip"
-FETCH: dict[str, str] = {
-    **{
-        name: _GROUPLENS.format(name) for name in ("ml-100k", "ml-1m", "ml-10m", "ml-20m", "ml-25m", "ml-32m")
-    },
+FETCH = {
+    f"ml-{size}": f"https://files.grouplens.org/datasets/movielens/ml-{size}.zip"
+    for size in ("100k", "1m", "10m", "20m", "25m", "32m")
+} | {
     "book-crossing": "http://www2.informatik.uni-freiburg.de/~cziegler/BX/BX-CSV-Dump.zip",
     "yelp": "https://www.yelp.com/dataset",
     "amazon-books-movies-dense": "https://github.com/RaghavPu/wasserstein-cdr-embeddings (data/Amazon-Dense-Subset)",
 }
 """Download pages of the data sets that are known by name."""
 
-SYNTHETIC_OPTIONS = ("users", "items", "ratings", "dim", "noise", "categories")
+SYNTHETIC_OPTIONS = ("users", "items", "ratings", "categories")
 
 
 def read_ratings(
@@ -108,28 +106,23 @@ def read_ratings(
         raise DataError(
             f"{', '.join(options)}: these options are for synthetic data; leave them out for {path}"
         )
-
     rows: dict[str, Any] = {"duplicates": duplicates, "missing": missing}
-    opening: dict[str, Any] = {"columns": columns, "encoding": encoding, "delimiter": delimiter}
-    opening |= {"keep": keep, "scale": scale, "events": events}
-
-    def table(source: str | Path) -> Ratings:
-        return read_table(source, **rows, **opening)
-
+    opening: dict[str, Any] = {"columns": columns, "encoding": encoding, "delimiter": delimiter, "keep": keep}
+    read: Callable[[Path], Ratings] = partial(read_table, **rows, **opening, scale=scale, events=events)
     where = locate(path)
     layout = None if columns or events is not None else find_layout(where)
     if layout is not None:
         extra: dict[str, Any] = {name: value for name, value in rows.items() if value is not None}
-        main, companion, read = layout
-        if read is read_bookcrossing:
+        main, companion, read_layout = layout
+        if read_layout is read_bookcrossing:
             extra["subset"] = subset
         if where.is_dir():
             extra["name"] = where.resolve().name
-        ratings = read(main, companion, **extra)
+        ratings = read_layout(main, companion, **extra)
     elif where.is_dir():
-        ratings = pool_tables([table(file) for file in list_tables(where)], "file", where.resolve().name)
+        ratings = pool_tables([read(file) for file in list_tables(where)], "file", where.resolve().name)
     else:
-        ratings = table(where)
+        ratings = read(where)
     return ratings.with_catalogue(catalogue)
 
 
@@ -159,14 +152,12 @@ def as_ratings(source: Any, *, name: str = "ratings", keep: Sequence[str] = (), 
         raise DataError(
             f"{', '.join(sorted(unknown))}: an option for files; leave it out for the table {name}"
         )
-    columns = given.pop("columns", {})
-    opened = partial(open_memory, source, name, columns, keep=keep)
-    table, given["likes"] = _open_rated(opened, given.get("events"))
-    return rate_table(table, name, **given).with_catalogue(catalogue)
+    return read_table(source, name, keep=keep, **given).with_catalogue(catalogue)
 
 
 def read_table(
-    source: str | Path,
+    source: Any,
+    name: str = "ratings",
     *,
     events: EventWeights | None = None,
     duplicates: str | None = None,
@@ -174,55 +165,35 @@ def read_table(
     scale: tuple[float, float] | None = None,
     **opening: Any,
 ) -> Ratings:
-    """Read ratings from one table; `opening` holds the options of `open_table`.
+    """Read ratings from one file, or from a table in memory called `name`; `opening` holds the options of `open_table`.
 
-    With `events`, each row is an event. By default a repeated (user, item) pair is an error, except in .inter files, where the
-    first row is kept. Rows without a user, an item or a rating are an error unless `missing` is "drop".
+    With `events`, each row is an event; in a table with nothing like a rating, each row is a like. By default a repeated
+    (user, item) pair is an error, except in .inter files, where the first row is kept. Rows without a user, an item or a rating
+    are an error unless `missing` is "drop".
     """
-    duplicates = duplicates or ("first" if is_inter(source) else "error")
-    missing = missing or "error"
+    duplicates, missing = duplicates or default_duplicates(source), missing or "error"
     check_options(duplicates, missing)
-    table, likes = _open_rated(partial(open_table, source, **opening), events)
-    options: dict[str, Any] = {"events": events, "likes": likes, "missing": missing, "scale": scale}
-    return rate_table(table, table_stem(source), duplicates=duplicates, **options)
-
-
-def _open_rated(open_columns: Callable[..., Table], events: EventWeights | None) -> tuple[Table, bool]:
-    """Open a table with the columns that it needs. Return it, and whether it has nothing like a rating, so that every row is a like."""
+    about = "" if events is None else option("events", events)
     try:
-        return open_columns(required=required_columns(events)), False
+        table = open_table(source, name, **opening, required=required_columns(events))
     except MissingColumns as error:
         if events is not None or not error.only_ratings:
             raise
-        return open_columns(required=required_columns(FULL)), True
-
-
-def rate_table(
-    table: Table,
-    name: str,
-    *,
-    events: EventWeights | None = None,
-    duplicates: str = "error",
-    missing: str = "error",
-    scale: tuple[float, float] | None = None,
-    likes: bool = False,
-) -> Ratings:
-    """Read all rows of a table and return them as ratings; with `likes`, every row is an event that counts as a like."""
+        events, about = FULL, "no column of ratings, so every row is a like"
+        table = open_table(source, name, **opening, required=required_columns(events))
     rows = read_rows(table)
-    if events is not None or likes:
-        weights = FULL if events is None else events
-        about = "no column of ratings, so every row is a like" if likes else option("events", weights)
-        return rate_events(
-            rows, weights, scale=scale or (1, 5), name=name, missing=missing, where=table.at, about=about
-        )
+    name = table_stem(source) if isinstance(source, str | Path) else name
+    options: dict[str, Any] = {"name": name, "missing": missing, "where": table.at}
+    if events is not None:
+        return rate_events(rows, events, scale=scale or (1, 5), about=about, **options)
     if not rows.num_rows and table.text is not None:
         raise DataError(f"{table.text.path} has a header but no ratings; give a table with at least one row")
-    return rate_rows(
-        rows,
-        **{"scale": scale, "name": name, "duplicates": duplicates, "missing": missing},
-        where=table.at,
-        notes=table.notes,
-    )
+    return rate_rows(rows, scale=scale, duplicates=duplicates, notes=table.notes, **options)
+
+
+def default_duplicates(source: Any) -> str:
+    """Return how repeated pairs of a source are treated if nothing is said: RecBole's tables keep the first."""
+    return "first" if isinstance(source, str | Path) and is_inter(source) else "error"
 
 
 def locate(path: str | Path) -> Path:
@@ -262,11 +233,8 @@ def list_tables(folder: Path) -> list[Path]:
     """Return the tables of a folder, sorted by name; raise `DataError` if there are none."""
     with reading(folder):
         names = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    files = [
-        entry
-        for entry in names
-        if entry.is_file() and is_table(entry) and not entry.name.lower().startswith("readme")
-    ]
+    tables = [entry for entry in names if plain_name(entry).endswith(TABLE_SUFFIXES)]
+    files = [entry for entry in tables if entry.is_file() and not entry.name.lower().startswith("readme")]
     if not files:
         shown = ", ".join(entry.name for entry in names[:8]) or "nothing"
         raise DataError(
@@ -274,11 +242,6 @@ def list_tables(folder: Path) -> list[Path]:
             f" {', '.join(TABLE_SUFFIXES)}); it holds {shown}. Give the path of a file"
         )
     return files
-
-
-def is_folder_of_tables(path: Path) -> bool:
-    """Return whether a path is a folder of several tables without a publisher's layout, one organisation per table."""
-    return path.is_dir() and find_layout(path) is None and len(list_tables(path)) > 1
 
 
 def required_columns(events: EventWeights | None) -> tuple[str, ...]:
@@ -302,7 +265,7 @@ def rate_events(
     name: str,
     missing: str,
     where: Callable[[int], str],
-    about: str = "",
+    about: str,
 ) -> Ratings:
     """Return one rating for each pair of a user and an item with events, in the order of ids. `about` says how, in a note.
 
@@ -320,43 +283,31 @@ def rate_events(
     dropped = int((~kept).sum())
     if not kept.any():
         raise DataError(f"{name} has no events; give a table with at least one row")
-    weights = [("", float(events))] if not isinstance(events, Mapping) else []
-    ignored = 0
-    if isinstance(events, Mapping):
-        kinds, words = coded["event"]
-        weights = _find_weights(np.bincount(kinds[kept], minlength=len(words)), words.to_pylist(), events)
-        # The appended entry is for rows without a kind.
-        used = np.append([weight > 0 for _, weight in weights], False)[kinds] & kept
-        ignored = int(kept.sum() - used.sum())
-        kept = used
-        if not kept.any():
-            raise DataError(
-                f"{name} has only events with weight 0; give one of their kinds a weight above 0 with {option('events')}"
-            )
-    user, item = (coded[role][0][kept].astype(np.int64) for role in ("user", "item"))
-    key = user * len(coded["item"][1]) + item
-    _, first, pair = np.unique(key, return_index=True, return_inverse=True)
-    kind = coded["event"][0][kept] if "event" in coded else np.zeros(len(pair), np.int32)
+    kinds, words = coded.get("event", (np.zeros(rows.num_rows, np.int32), pa.array([""])))
+    weights = _find_weights(np.bincount(kinds[kept], minlength=len(words)), words.to_pylist(), events)
+    # The appended entry is for rows without a kind.
+    used = np.append([weight > 0 for _, weight in weights], False)[kinds] & kept
+    ignored = int(kept.sum() - used.sum())
+    if not used.any():
+        raise DataError(
+            f"{name} has only events with weight 0; give one of their kinds a weight above 0 with {option('events')}"
+        )
+    user, item = (coded[role][0][used].astype(np.int64) for role in ("user", "item"))
+    _, first, pair = np.unique(user * len(coded["item"][1]) + item, return_index=True, return_inverse=True)
     strength = np.zeros(len(first))
     # Kinds are added by name, so that the order of rows changes no bit.
     for code in sorted(range(len(weights)), key=weights.__getitem__):
-        strength += weights[code][1] * np.bincount(pair[kind == code], minlength=len(first))
-    newest, notes = _find_newest(rows, kept, pair, len(first))
-    rated = rows.filter(pa.array(kept)).select([role for role in rows.column_names if role not in _GIVEN])
+        strength += weights[code][1] * np.bincount(pair[kinds[used] == code], minlength=len(first))
+    newest, notes = _find_newest(rows, used, pair, len(first))
+    rated = rows.filter(pa.array(used)).select([role for role in rows.column_names if role not in _GIVEN])
     rating = pa.array(rate_strength(strength, scale)[pair])
     table = rate_rows(rated.append_column("rating", rating), scale=scale, name=name, duplicates="first")
     order = np.lexsort((table.item, table.user))
     left = f", {format_count(ignored, 'event')} left out" if ignored else ""
-    became = f"{format_count(len(pair), 'event')} became {format_count(len(first), 'rating')}"
-    return replace(
-        table.take(order),
-        time=None if newest is None else newest[pair[np.sort(first)]][order],
-        notes=(
-            f"{became} ({about or option('events', events)}){left}",
-            *([note_left_out(dropped, "no user, item or event")] if dropped else []),
-            *notes,
-        ),
-    )
+    became = f"{format_count(len(pair), 'event')} became {format_count(len(first), 'rating')} ({about}){left}"
+    lack = [note_left_out(dropped, "no user, item or event")] if dropped else []
+    time = None if newest is None else newest[pair[np.sort(first)]][order]
+    return replace(table.take(order), time=time, notes=(became, *lack, *notes))
 
 
 _GIVEN = ("event", "rating", "time")
@@ -364,9 +315,11 @@ _GIVEN = ("event", "rating", "time")
 
 
 def _find_weights(
-    counts: NDArray[np.int64], words: list[str], events: Mapping[str, float]
+    counts: NDArray[np.int64], words: list[str], events: EventWeights
 ) -> list[tuple[str, float]]:
     """Return each kind with its weight; raise `DataError` if one that occurs has none."""
+    if not isinstance(events, Mapping):
+        return [("", float(events))]
     unknown = {word: int(n) for word, n in zip(words, counts, strict=True) if n and word not in events}
     if unknown:
         kinds = sorted(unknown, key=lambda kind: (-unknown[kind], kind))

@@ -12,6 +12,8 @@ from verfedgnn.core.option_names import option
 from verfedgnn.data.ids import StrArray, find_positions, sort_ids
 
 Mask = NDArray[np.bool_]
+Selection = NDArray[np.bool_] | NDArray[np.integer[Any]]
+"""A mask, or an index."""
 _DISTINCT = 50
 """Most distinct ratings that are compared one by one; a finer scale is divided into bins."""
 _BINS = 20
@@ -50,14 +52,6 @@ class Ratings:
     dropped_users: int = 0
     """Number of users whom the alignment of parties left out."""
 
-    def __post_init__(self) -> None:
-        lengths = {len(a) for a in (self.user, self.item, self.rating, self.time) if a is not None}
-        per_item = {len(a) for a in (self.item_ids, self.titles, *self.columns.values()) if a is not None}
-        if len(lengths) > 1 or len(per_item) > 1:
-            raise ValueError(
-                f"columns of {self.name} differ in length: {sorted(lengths)} ratings, {sorted(per_item)} items"
-            )
-
     def __len__(self) -> int:
         return len(self.rating)
 
@@ -85,7 +79,7 @@ class Ratings:
     def __repr__(self) -> str:
         return f"<Ratings {self.summary()}>"
 
-    def take(self, which: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> "Ratings":
+    def take(self, which: Selection) -> "Ratings":
         """Return the ratings of a mask or an index. Users and items are unchanged."""
         return replace(
             self,
@@ -95,13 +89,9 @@ class Ratings:
             time=None if self.time is None else self.time[which],
         )
 
-    def select_items(self, which: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> "Ratings":
-        """Return the given items and their ratings.
-
-        Items are recoded in the given order; users are unchanged.
-        """
-        index = _as_index(which)
-        code = _recode(index, self.n_items)
+    def select_items(self, which: Selection) -> "Ratings":
+        """Return the given items, recoded in the given order, and their ratings; users are unchanged."""
+        index, code = _recode(which, self.n_items)
         kept = self.take(code[self.item] >= 0)
         return replace(
             kept,
@@ -112,13 +102,9 @@ class Ratings:
             catalogue=None if self.catalogue is None else len(index),
         )
 
-    def select_users(self, which: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> "Ratings":
-        """Return the given users and their ratings.
-
-        Users are recoded in the given order; items are unchanged.
-        """
-        index = _as_index(which)
-        code = _recode(index, self.n_users)
+    def select_users(self, which: Selection) -> "Ratings":
+        """Return the given users, recoded in the given order, and their ratings; items are unchanged."""
+        index, code = _recode(which, self.n_users)
         kept = self.take(code[self.user] >= 0)
         return replace(kept, user=code[kept.user], user_ids=self.user_ids[index])
 
@@ -150,15 +136,12 @@ def count_rows(count: int, what: str) -> str:
     return "1 row " + what.replace("have", "has", 1).replace("repeat", "repeats", 1)
 
 
-def _as_index(which: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    index = np.flatnonzero(which) if which.dtype == np.bool_ else which
-    return index.astype(np.int64)
-
-
-def _recode(index: NDArray[np.integer[Any]], size: int) -> NDArray[np.int32]:
+def _recode(which: Selection, size: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return the index of a mask or an index, and the new code of each old one, -1 for those left out."""
+    index = (np.flatnonzero(which) if which.dtype == np.bool_ else which).astype(np.int64)
     code = np.full(size, -1, np.int32)
     code[index] = np.arange(len(index), dtype=np.int32)
-    return code
+    return index, code
 
 
 def pool_tables(tables: Sequence[Ratings], column: str, name: str) -> Ratings:

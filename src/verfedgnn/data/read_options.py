@@ -7,7 +7,6 @@ holds for `--events`, `--encoding` and the others. An option for one source take
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
 from verfedgnn.core.errors import DataError
@@ -17,71 +16,41 @@ EventWeights = Mapping[str, float] | float
 """Weight of an event, by its kind, or one weight for all kinds."""
 
 
-@dataclass(frozen=True)
-class ReadOptions:
-    """Options of `read_ratings` as texts. The class is hashable, so that it can be part of a cache key."""
-
-    columns: tuple[str, ...] = ()
-    events: tuple[str, ...] = ()
-    duplicates: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    encoding: tuple[str, ...] = ()
-    delimiter: tuple[str, ...] = ()
-    scale: tuple[str, ...] = ()
-    catalogue: tuple[str, ...] = ()
+class ReadOptions(tuple[tuple[str, str], ...]):
+    """Options of `read_ratings`, each a name and a text. It is hashable, so that it can be part of a cache key."""
 
     @classmethod
     def from_texts(cls, **texts: Sequence[str] | None) -> "ReadOptions":
         """Create options from command-line texts, with None for absent options."""
-        return cls(**{option: tuple(given or ()) for option, given in texts.items()})
+        return cls((name, text) for name, given in texts.items() for text in given or ())
 
     def to_arguments(self) -> list[str]:
         """Return the options as command-line arguments."""
-        return [
-            word
-            for field in fields(self)
-            for text in getattr(self, field.name)
-            for word in (f"--{field.name}", text)
-        ]
+        return [word for name, text in self for word in (f"--{name}", text)]
 
-    def __bool__(self) -> bool:
-        return any(getattr(self, field.name) for field in fields(self))
-
-    def for_each(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def for_each(self, sources: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return the keyword arguments of `read_ratings` for each of the named sources."""
-        options: dict[str, dict[str, Any]] = {name: {} for name in names}
-        for field in fields(self):
-            common, single = _sorted(field.name, getattr(self, field.name), names)
-            for name in names:
-                text = single.get(name, common)
-                if text is not None:
-                    options[name][field.name] = _PARSERS.get(field.name, str)(text)
-        return options
+        common: dict[str, Any] = {}
+        single: dict[str, dict[str, Any]] = {source: {} for source in sources}
+        for name, text in self:
+            source, colon, value = text.partition(":")
+            if colon and source in single:
+                given, twice = single[source], f" for {source}; leave one out"
+            elif colon and re.fullmatch(r"[\w.-]+", source):
+                raise DataError(
+                    f"--{name} {source}:... names an unknown source; use one of: {', '.join(sources)}"
+                )
+            else:
+                given, twice = common, f"; name the source of each, for example --{name} {sources[0]}:..."
+                value = text
+            if name in given:
+                raise DataError(f"--{name} is given twice{twice}")
+            given[name] = _PARSERS.get(name, str)(value)
+        return {source: common | given for source, given in single.items()}
 
 
 DEFAULT_OPTIONS = ReadOptions()
 """No options given: every source is read with the defaults."""
-
-
-def _sorted(option: str, texts: Sequence[str], names: Sequence[str]) -> tuple[str | None, dict[str, str]]:
-    """Return the text for all sources, and the texts for single sources by name."""
-    common: list[str] = []
-    single: dict[str, str] = {}
-    for text in texts:
-        name, colon, value = text.partition(":")
-        if colon and name in names:
-            if name in single:
-                raise DataError(f"--{option} is given twice for {name}; leave one out")
-            single[name] = value
-        elif colon and re.fullmatch(r"[\w.-]+", name):
-            raise DataError(f"--{option} {name}:... names an unknown source; use one of: {', '.join(names)}")
-        else:
-            common.append(text)
-    if len(common) > 1:
-        raise DataError(
-            f"--{option} is given twice; name the source of each, for example --{option} {names[0]}:..."
-        )
-    return (common[0] if common else None), single
 
 
 def parse_columns(text: str) -> dict[str, str]:
@@ -125,12 +94,11 @@ def parse_events(text: str) -> EventWeights:
 
 def check_events(events: EventWeights) -> EventWeights:
     """Return the weights if they are valid, else raise `DataError`."""
-    weights = list(events.values()) if isinstance(events, Mapping) else [events]
+    weights = events if isinstance(events, Mapping) else {"any": events}
     if (
-        not weights
-        or not all(math.isfinite(w) and w >= 0 for w in weights)
-        or not any(weights)
-        or (isinstance(events, Mapping) and "" in events)
+        not any(weights.values())
+        or not all(math.isfinite(w) and w >= 0 for w in weights.values())
+        or "" in weights
     ):
         raise DataError(
             f"{option('events')} needs a weight above 0 for at least one kind of event (with 5, one event is a like); "

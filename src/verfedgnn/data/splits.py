@@ -8,7 +8,7 @@ the user id under its own secret, so that nobody else can tell who they are.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 
 import numpy as np
@@ -31,11 +31,7 @@ WITHHELD = (0.05, 0.1)
 FEWEST_TEST_USERS = 300
 """Fewest known customers of a party with a rating after the second date for a split by date."""
 
-_BLOCK = 1 << 20
-"""Number of ratings that are hashed at once."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def split_by_rating(
@@ -50,30 +46,23 @@ def split_by_rating(
         raise DataError(
             f"fractions {tuple(fractions)} are not three shares that add up to 1; use for example 0.6,0.2,0.2"
         )
-    hashes = _pair_hashes(ratings, seed)
-    part = np.empty(len(ratings), np.int8)
-    # In blocks, because a hash takes eight times the memory of a part.
-    for start in range(0, len(ratings), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        uniform = (hashes(block) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        part[block] = uniform >= fractions[0]
-        part[block][uniform >= fractions[0] + fractions[1]] = TEST
+    uniform = (_pair_hashes(ratings, slice(None), seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    part = (uniform >= fractions[0]).astype(np.int8)
+    part[uniform >= fractions[0] + fractions[1]] = TEST
     if fractions[2] == 0:
         part[part == TEST] = VALID if fractions[1] else TRAIN
     return part
 
 
-def _pair_hashes(ratings: Ratings, seed: int) -> Callable[[slice | NDArray[np.int64]], NDArray[np.uint64]]:
-    """Return a function that hashes the user id and the item id of some ratings."""
+def _pair_hashes(ratings: Ratings, rows: slice | NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
+    """Hash the user id and the item id of some ratings."""
     # A party may have ratings of only a few of the common users, so only those are hashed.
-    present = np.zeros(ratings.n_users, bool)
-    present[ratings.user] = True
+    present = np.bincount(ratings.user, minlength=ratings.n_users) > 0
     users = np.zeros(ratings.n_users, np.uint64)
     users[present] = hash64(ratings.user_ids[present], seed)
     # A different seed keeps a user and an item with the same id from cancelling.
-    items = hash64(ratings.item_ids, ~seed)
-    items = mix(items + _GOLDEN)
-    return lambda rows: mix((users[ratings.user[rows]] ^ items[ratings.item[rows]]) + _GOLDEN)
+    items = mix(hash64(ratings.item_ids, ~seed) + _GOLDEN)
+    return mix((users[ratings.user[rows]] ^ items[ratings.item[rows]]) + _GOLDEN)
 
 
 def cap_ratings(
@@ -85,7 +74,7 @@ def cap_ratings(
     """
     rows = np.flatnonzero(chosen)
     user = ratings.user[rows]
-    order = np.lexsort((_pair_hashes(ratings, seed)(rows), user))
+    order = np.lexsort((_pair_hashes(ratings, rows, seed), user))
     first = np.searchsorted(user[order], user[order])
     kept = np.zeros(len(ratings), bool)
     kept[rows[order[np.arange(len(rows)) - first < most]]] = True
@@ -99,7 +88,7 @@ def split_by_date(ratings: Ratings, dates: tuple[date, date]) -> NDArray[np.int8
             f"{ratings.name} has no times to split by date; set split.kind = random, or name the column with "
             f"{option('columns', {'time': '...'})}"
         )
-    first, second = (_seconds(day) for day in dates)
+    first, second = (int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) for day in dates)
     return ((ratings.time >= first).astype(np.int8) + (ratings.time >= second)).astype(np.int8)
 
 
@@ -126,10 +115,6 @@ def suits(ratings: Ratings, dates: tuple[date, date] | None) -> bool:
     parts = split_by_date(ratings, dates)
     known, tested = (np.unique(ratings.user[parts == wanted]) for wanted in (TRAIN, TEST))
     return len(np.intersect1d(known, tested)) >= FEWEST_TEST_USERS and bool((parts == VALID).any())
-
-
-def _seconds(day: date) -> int:
-    return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
 
 
 def draw_withheld(ratings: Ratings, secret: bytes) -> NDArray[np.int8]:
@@ -159,11 +144,9 @@ def withhold(
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply the finaliser of splitmix64, a bijection of 64 bits in which each input bit flips half of the
-    output bits.
-    """
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    """Apply the finaliser of splitmix64, a bijection of 64 bits in which each input bit flips half of the output bits."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
@@ -172,10 +155,8 @@ def hash64(ids: StrArray, seed: int) -> NDArray[np.uint64]:
 
     The zero padding of fixed-width text does not change the hash, so it does not depend on the other ids.
     """
-    start = np.full(len(ids), int(seed) % 2**64, np.uint64)
-    h = mix(start + _GOLDEN)
-    width = ids.dtype.itemsize // 4
-    points = np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), width)
+    h = mix(np.full(len(ids), int(seed) % 2**64, np.uint64) + _GOLDEN)
+    points = np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), ids.dtype.itemsize // 4)
     for column in points.T:
         h = np.where(column != 0, mix((h ^ column) + _GOLDEN), h)
     return h

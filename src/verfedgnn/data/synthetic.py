@@ -26,7 +26,8 @@ FEWEST = 5
 
 _ZIPF = 0.7
 _ACTIVITY = 0.7
-_USER_BIAS, _ITEM_BIAS, _SIGNAL = 0.35, 0.4, 0.85
+_TASTES = 4
+_USER_BIAS, _ITEM_BIAS, _SIGNAL, _NOISE = 0.35, 0.4, 0.85, 0.6
 _START, _SPAN = 1_577_836_800, 3 * 365 * 86_400
 Index: TypeAlias = NDArray[np.integer]
 Scale: TypeAlias = tuple[float, float]
@@ -37,34 +38,30 @@ class Tastes:
     """The parameters of the model, drawn at random."""
 
     taste: NDArray[np.float32]
-    """Tastes of the users (N, dim)."""
+    """Tastes of the users (N, 4)."""
     traits: NDArray[np.float32]
-    """Traits of the items (M, dim)."""
+    """Traits of the items (M, 4)."""
     user_bias: NDArray[np.float32]
     item_bias: NDArray[np.float32]
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, users: int, items: int, dim: int) -> "Tastes":
+    def draw(cls, rng: np.random.Generator, users: int, items: int) -> "Tastes":
         """Draw independent parameters for so many users and items."""
-        return cls(
-            rng.standard_normal((users, dim), np.float32),
-            rng.standard_normal((items, dim), np.float32),
-            _USER_BIAS * rng.standard_normal(users, np.float32),
-            _ITEM_BIAS * rng.standard_normal(items, np.float32),
-        )
+        taste, traits = (rng.standard_normal((count, _TASTES), np.float32) for count in (users, items))
+        user_bias, item_bias = (rng.standard_normal(count, np.float32) for count in (users, items))
+        return cls(taste, traits, _USER_BIAS * user_bias, _ITEM_BIAS * item_bias)
 
     def stars(
-        self, rng: np.random.Generator, user: Index, item: Index, noise: float, scale: Scale = (1, 5)
+        self, rng: np.random.Generator, user: Index, item: Index, scale: Scale = (1, 5)
     ) -> NDArray[np.float32]:
-        """Return the ratings of these pairs, rounded; `noise` is the standard deviation of the unpredictable part."""
-        dim = self.taste.shape[1]
+        """Return the ratings of these pairs, rounded."""
         match = np.zeros(len(user), np.float32)
-        for k in range(dim):
+        for k in range(_TASTES):
             match += self.taste[user, k] * self.traits[item, k]
         # The constants above are in units of a scale from 1 to 5.
         unit = (scale[1] - scale[0]) / 4
-        star = 3.6 + self.user_bias[user] + self.item_bias[item] + _SIGNAL / np.sqrt(dim) * match
-        star += noise * rng.standard_normal(len(user), np.float32)
+        star = 3.6 + self.user_bias[user] + self.item_bias[item] + _SIGNAL / np.sqrt(_TASTES) * match
+        star += _NOISE * rng.standard_normal(len(user), np.float32)
         return np.clip(scale[0] + unit * np.rint(star - 1), *scale).astype(np.float32)  # type: ignore[no-any-return]
 
 
@@ -73,26 +70,23 @@ def synthetic_ratings(
     users: int = 1000,
     items: int = 600,
     ratings: int = 60_000,
-    dim: int = 4,
     seed: int = 0,
-    noise: float = 0.6,
     scale: Scale = (1, 5),
     categories: int = 3,
 ) -> Ratings:
     """Generate about `ratings` ratings, the same for the same arguments.
 
-    Every user has at least five ratings and every item at least one. Items have titles and the column "category".
-    `dim` is the number of tastes, `noise` the standard deviation of the unpredictable part. Memory grows with the number of
-    ratings, not with users times items.
+    Every user has at least five ratings and every item at least one. Items have titles and the column "category". Memory grows
+    with the number of ratings, not with users times items.
     """
-    if users < 1 or items < FEWEST or dim < 1 or not 1 <= categories <= items or not scale[0] < scale[1]:
+    if users < 1 or items < FEWEST or not 1 <= categories <= items or not scale[0] < scale[1]:
         raise DataError(
-            f"cannot generate {users} users, {items} items, {dim} dimensions and {categories} categories: use at least 1 user,"
-            f" {FEWEST} items and 1 dimension, and no more categories than items"
+            f"cannot generate {users} users, {items} items and {categories} categories: use at least 1 user,"
+            f" {FEWEST} items, and no more categories than items"
         )
     rng = np.random.default_rng(seed)
     user, item = _who_rates_what(rng, users, items, ratings)
-    rating = Tastes.draw(rng, users, items, dim).stars(rng, user, item, noise, scale)
+    rating = Tastes.draw(rng, users, items).stars(rng, user, item, scale)
     kind = rng.permutation(np.arange(items) % categories)
     ids = _numbered("u", np.arange(users))
     names: StrArray = np.array(_categories(categories))[kind]
@@ -101,27 +95,11 @@ def synthetic_ratings(
 
 
 def synthetic_tables(
-    parties: int,
-    overlap: float,
-    *,
-    users: int = 1000,
-    items: int = 200,
-    ratings: int = 20_000,
-    dim: int = 4,
-    seed: int = 0,
-    noise: float = 0.6,
+    parties: int, overlap: float, *, users: int = 1000, items: int = 200, ratings: int = 20_000, seed: int = 0
 ) -> list[Ratings]:
-    """Generate one table for each party, whose users overlap in part.
+    """Generate a table of so many users, items and, roughly, ratings for each party.
 
-    Args:
-        parties: Number of tables.
-        overlap: Share of a party's users who are at every party. The others are at this party only.
-        users: Number of users of each party.
-        items: Number of items of each party.
-        ratings: Number of ratings at each party, roughly.
-        dim: Number of tastes.
-        seed: Seed of everything random.
-        noise: Standard deviation of the unpredictable part of a rating.
+    `overlap` is the share of a party's users who are at every party. The others are at this party only.
     """
     if parties < 1 or not 0 <= overlap <= 1 or users < 1 or items < FEWEST:
         raise DataError(
@@ -131,13 +109,13 @@ def synthetic_tables(
     rng = np.random.default_rng(seed)
     shared = round(overlap * users)
     own = users - shared
-    tastes = Tastes.draw(rng, shared + parties * own, parties * items, dim)
+    tastes = Tastes.draw(rng, shared + parties * own, parties * items)
     user_ids = _numbered("u", rng.permutation(shared + parties * own))
     tables = []
     for party, name in enumerate(_categories(parties)):
         rows = np.concatenate([np.arange(shared), shared + party * own + np.arange(own)])
         user, item = _who_rates_what(rng, users, items, ratings)
-        stars = tastes.stars(rng, rows[user], party * items + item, noise)
+        stars = tastes.stars(rng, rows[user], party * items + item)
         tables.append(_make_table(rng, name, (user, item, stars), user_ids[rows], np.full(items, name)))
     return tables
 
@@ -174,19 +152,13 @@ def _make_table(
 
 
 def write_tables(tables: Sequence[Ratings], folder: Path) -> list[Path]:
-    """Write each table to a Parquet file of its name in `folder`, and return the files."""
+    """Write each generated table to a Parquet file of its name in `folder`, and return the files."""
     files = [folder / f"{table.name}.parquet" for table in tables]
     for file, table in zip(files, tables, strict=True):
-        columns = {
-            "user": table.user_ids[table.user].tolist(),
-            "item": table.item_ids[table.item].tolist(),
-            "rating": table.rating,
-        }
-        if table.time is not None:
-            columns["time"] = table.time
-        if table.titles is not None:
-            columns["title"] = table.titles[table.item].tolist()
-        pq.write_table(pa.table(columns), file)
+        assert table.titles is not None
+        user, item, title = table.user_ids[table.user], table.item_ids[table.item], table.titles[table.item]
+        texts = {"user": user.tolist(), "item": item.tolist(), "title": title.tolist()}
+        pq.write_table(pa.table(texts | {"rating": table.rating, "time": table.time}), file)
     return files
 
 

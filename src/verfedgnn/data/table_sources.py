@@ -4,8 +4,8 @@ A source yields Arrow record batches with one column per role (user, item, ratin
 ratings and other text as codes, so that 100 million rows take 4 bytes a column and row; times stay as they are written.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.column_names import RATING_ROLES, Table, match_columns
+from verfedgnn.data.column_names import RATING_ROLES, match_columns
 from verfedgnn.data.ids import (
     CODED_TEXT,
     LONGEST_TITLE,
     TEXT,
     Column,
-    StrArray,
+    as_item_text,
     as_text,
     is_text,
     to_numpy,
@@ -39,31 +39,40 @@ _ROWS = 1 << 20
 """Number of rows in a batch of a Parquet file."""
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table of any source: a file or columns in memory. Rows are read on demand."""
+
+    names: dict[str, str]
+    """The table's column of each role."""
+    read: Callable[[dict[str, str], list[int] | None], Iterable[pa.RecordBatch]]
+    """Function that yields such columns in batches; the list receives the records of a text file that are left out."""
+    at: Callable[[int], str]
+    """Function that describes the place of a row for messages."""
+    unit: str = "row"
+    """Unit of places: "line" for text files, "position" for tables in memory, which are counted from 0, else "row"."""
+    text: TextTable | None = None
+    """The text file, if the table is one."""
+    notes: tuple[str, ...] = ()
+    """Sentences about how the columns were found."""
+
+
 def text_source(text: TextTable, names: dict[str, str], time: pa.DataType = TEXT) -> Table:
     """Return a text file as a table; `time` is the type of the column of times."""
-    return Table(names, lambda columns: read_text(text, columns, time), text.at, "line", text)
+
+    def read(names: dict[str, str], broken: list[int] | None) -> list[pa.RecordBatch]:
+        types = {column: time if role == "time" else CODED_TEXT for role, column in names.items()}
+        return text.read(types, broken).to_batches()  # type: ignore[no-any-return]
+
+    return Table(names, read, text.at, "line", text)
 
 
-def read_text(
-    text: TextTable, columns: dict[str, str], time: pa.DataType = TEXT, broken: list[int] | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yield columns of a text file by role; `broken` receives the numbers of the records that are left out."""
-    types = {column: time if role == "time" else CODED_TEXT for role, column in columns.items()}
-    yield from _by_role(text.read(types, broken), columns).to_batches()
-
-
-def _read_parquet(path: Path, columns: dict[str, str]) -> Iterator[pa.RecordBatch]:
-    with _parquet(path) as file:
-        for batch in file.iter_batches(_ROWS, columns=list(columns.values())):
-            yield _by_role(batch, columns)
-
-
-def read_rows(table: Table) -> pa.Table:
-    """Read all rows of a table, with one column per role and ids and text as codes."""
+def read_rows(table: Table, broken: list[int] | None = None) -> pa.Table:
+    """Read all rows of a table, with one column per role and ids and text as codes; `broken` is that of `TextTable.read`."""
     parts: dict[str, list[pa.Array]] = {role: [] for role in table.names}
-    for batch in table.batches():
+    for batch in table.read(table.names, broken):
         for role, arrays in parts.items():
-            arrays.append(_coded(batch.column(role), role))
+            arrays.append(_coded(batch.column(table.names[role]), role))
     empty = pa.array([], TEXT)
     return pa.table({role: pa.chunked_array(arrays or [empty]) for role, arrays in parts.items()})
 
@@ -88,28 +97,43 @@ def _coded(column: pa.Array, role: str) -> pa.Array:
 
 
 def open_table(
-    source: str | Path,
+    source: Any,
+    name: str = "ratings",
     *,
     columns: Mapping[str, str] | None = None,
     encoding: str | None = None,
     delimiter: str | None = None,
-    keep: Sequence[str] = (),
+    keep: Sequence[str] | None = (),
     required: Sequence[str] = RATING_ROLES,
 ) -> Table:
-    """Open a table and match its columns, without reading its rows. The first bytes determine its format."""
+    """Open a file or a table in memory and match its columns, without reading its rows.
+
+    The first bytes of a file determine its format. `name` is that of a table in memory; `keep` is as in `match_columns`.
+    """
+    match = partial(match_columns, wanted=columns or {}, required=required, keep=keep)
+    if not isinstance(source, str | Path):
+        there, column = open_columns(source, name, required)
+        read = partial(_read_memory, name, column)
+        return Table(
+            match(there, source=name), read, lambda row: f"row {row} of {name} (counted from 0)", "position"
+        )
     path = Path(source)
     head = read_first_bytes(path)
-    match = partial(match_columns, wanted=columns or {}, required=required, keep=keep)
     if head.startswith(b"PAR1"):
         with _parquet(path) as file:
             names = match(file.schema_arrow.names, source=str(path))
         return Table(names, partial(_read_parquet, path), lambda row: f"row {row + 1} of {path.name}")
     line = head.split(b"\n", 1)[0]
-    tabs = _plain_name(path).endswith((".tsv", ".inter"))
+    tabs = plain_name(path).endswith((".tsv", ".inter"))
     likely = "\t" if tabs else max(",\t;|", key=lambda character: line.count(character.encode()))
     text = TextTable(path, delimiter=delimiter or likely, encoding=encoding, quoted=not is_inter(path))
     fields = text.header_names()
-    if "rating" in required and not columns and len(fields) in (3, 4) and _is_number(fields[2]):
+    if (
+        "rating" in required
+        and not columns
+        and len(fields) in (3, 4)
+        and re.fullmatch(r"\s*-?\d+(\.\d*)?\s*", fields[2])
+    ):
         text = replace(text, columns=("user", "item", "rating", "time")[: len(fields)])
         note = f"no header: the columns were read as {', '.join(text.columns)}"
         return replace(text_source(text, {name: name for name in text.columns}), notes=(note,))
@@ -117,28 +141,19 @@ def open_table(
     return text_source(text, match(fields, source=str(path), advice=advice))
 
 
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+def _read_parquet(path: Path, names: dict[str, str], _: list[int] | None) -> Iterator[pa.RecordBatch]:
+    with _parquet(path) as file:
+        yield from file.iter_batches(_ROWS, columns=list(names.values()))
 
 
-def open_memory(
-    source: Any, name: str, columns: Mapping[str, str], required: Sequence[str], keep: Sequence[str] = ()
-) -> Table:
-    """Open a table in memory and match its columns."""
-    there, column = open_columns(source, name, required)
-
-    def read(wanted: dict[str, str]) -> Iterator[pa.RecordBatch]:
-        values = {role: _in_arrow(column(label), role) for role, label in wanted.items()}
-        if len({len(array) for array in values.values()}) > 1:
-            sizes = ", ".join(f"{len(array):,} of {role}" for role, array in values.items())
-            raise DataError(f"{name} has columns of different lengths: {sizes}; give one of each per row")
-        yield from pa.table(values).to_batches()
-
-    names = match_columns(there, columns, required=required, keep=keep, source=name)
-    return Table(names, read, lambda row: f"row {row} of {name} (counted from 0)", "position")
+def _read_memory(
+    name: str, column: Callable[[str], Any], names: dict[str, str], _: list[int] | None
+) -> Iterator[pa.RecordBatch]:
+    values = {role: _in_arrow(column(label), role) for role, label in names.items()}
+    if len({len(array) for array in values.values()}) > 1:
+        sizes = ", ".join(f"{len(array):,} of {role}" for role, array in values.items())
+        raise DataError(f"{name} has columns of different lengths: {sizes}; give one of each per row")
+    yield from pa.table({names[role]: array for role, array in values.items()}).to_batches()
 
 
 def table_stem(source: str | Path) -> str:
@@ -148,17 +163,13 @@ def table_stem(source: str | Path) -> str:
     return name[: len(name) - len(suffix)] or name
 
 
-def is_table(path: Path) -> bool:
-    """Return whether a file is a table by its name."""
-    return _plain_name(path).endswith(TABLE_SUFFIXES)
-
-
 def is_inter(source: str | Path) -> bool:
     """Return whether a source is a RecBole table: tab separated, with the type after each column name."""
-    return _plain_name(source).endswith(".inter")
+    return plain_name(source).endswith(".inter")
 
 
-def _plain_name(path: str | Path) -> str:
+def plain_name(path: str | Path) -> str:
+    """Return the name of a file in lower case, without .gz."""
     return Path(path).name.lower().removesuffix(".gz")
 
 
@@ -238,12 +249,6 @@ def _in_arrow(values: Any, role: str) -> Column:
     return values if isinstance(values, Column) else pa.array(values, from_pandas=True)
 
 
-def _by_role(rows: Any, names: dict[str, str]) -> Any:
-    """Return a table or batch with one column per role, in the order of `names`."""
-    columns = [rows.column(column) for column in names.values()]
-    return type(rows).from_arrays(columns, names=list(names))
-
-
 @contextmanager
 def _parquet(path: Path) -> Iterator[pa.parquet.ParquetFile]:
     """Open a Parquet file; a damaged one is a `DataError`."""
@@ -256,49 +261,12 @@ def _parquet(path: Path) -> Iterator[pa.parquet.ParquetFile]:
         ) from error
 
 
-@dataclass(frozen=True)
-class ItemTable:
-    """Columns of items, by id."""
-
-    ids: StrArray
-    columns: pa.Table
-    """All columns but the id; text, numbers or lists of numbers."""
-
-    def texts(self) -> dict[str, StrArray]:
-        """Return the columns of text, in which an empty entry is unknown; a column of titles is called `title`."""
-        names = match_columns(self.columns.column_names, {}, required=(), source="the table of items")
-        title = names.get("title")
-        return {
-            "title" if name == title else name: to_numpy(self.columns[name], LONGEST_TITLE)
-            for name in self.columns.column_names
-            if is_text(self.columns[name].type)
-        }
-
-
-def read_item_table(path: Path) -> ItemTable:
-    """Read a CSV, TSV or Parquet file with a column of item ids; a column of a text file that holds only numbers becomes numbers."""
-    opened = open_table(path, required=("item",))
-    column = opened.names["item"]
-    if opened.text is not None:
-        types = dict.fromkeys(opened.text.header_names(), pa.string())
-        rows = _infer_numbers(opened.text.read(types), column)
-    else:
-        with _parquet(path) as file:
-            rows = file.read()
-    ids = to_numpy(trim(as_text(rows[column], "item")))
+def read_item_texts(path: Path) -> dict[str, dict[str, str]]:
+    """Read a table with a column of item ids, and return the text of its other columns by id; that of titles is `title`."""
+    rows = read_rows(open_table(path, required=("item",), keep=None))
+    ids = to_numpy(as_text(rows["item"], "item"))
     if len(np.unique(ids)) < len(ids) or (ids == "").any():
         raise DataError(f"{path} has rows without item id or with the same one; give one row per item")
-    return ItemTable(ids, rows.drop_columns([column]))
-
-
-def _infer_numbers(rows: pa.Table, column: str) -> pa.Table:
-    for place, name in enumerate(rows.column_names):
-        if name != column:
-            values = pc.if_else(pc.equal(rows[name], ""), None, rows[name])
-            try:
-                numbers = pc.cast(values, pa.float64())
-            except pa.ArrowInvalid:
-                continue
-            if numbers.null_count < len(numbers):
-                rows = rows.set_column(place, name, numbers)
-    return rows
+    names = [name for name in rows.column_names if name != "item"]
+    texts = [to_numpy(as_item_text(rows[name], name), LONGEST_TITLE).tolist() for name in names]
+    return {item: dict(zip(names, row, strict=True)) for item, *row in zip(ids.tolist(), *texts, strict=True)}

@@ -2,11 +2,10 @@
 
 import codecs
 import csv
-import gzip
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,24 @@ import pyarrow.csv
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
 
-_GZIP = b"\x1f\x8b"
 _BLOCK = 8 << 20
 _UTF8 = re.compile("UTF8|utf-8")
+# Python's csv module, which finds the lines of records, must read the long fields that Arrow reads.
+csv.field_size_limit(2 * _BLOCK)
 
 
-def read_first_bytes(path: Path, count: int = 1 << 16) -> bytes:
-    """Return the first bytes of a file, decompressed if it is gzip; raise `DataError` if it is empty."""
+def open_stream(path: Path) -> pa.NativeFile:
+    """Open a file as a stream of decompressed bytes."""
     with reading(path):
         with path.open("rb") as file:
-            head = file.read(count)
-        if head.startswith(_GZIP):
-            with gzip.open(path) as packed:
-                head = packed.read(count)
+            packed = file.read(2) == b"\x1f\x8b"
+        return pa.input_stream(str(path), compression="gzip" if packed else None)
+
+
+def read_first_bytes(path: Path) -> bytes:
+    """Return the first bytes of a file, decompressed if it is gzip; raise `DataError` if it is empty."""
+    with reading(path), open_stream(path) as stream:
+        head: bytes = stream.read(1 << 16)
     if not head:
         raise DataError(f"{path} is empty; check that it was written or downloaded completely")
     return head
@@ -40,53 +44,24 @@ def reading(path: Path) -> Iterator[None]:
     """Turn an `OSError` about a file into a `DataError`."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise missing_file(path) from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path} is a folder; give the path of a file in it") from error
-    except PermissionError as error:
-        raise DataError(
-            f"{path} cannot be read (permission denied); ask its owner or change its mode"
-        ) from error
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise _broken_gzip(path) from error
     except OSError as error:
-        if re.search("compress|zlib|gzip", str(error), re.IGNORECASE):
-            raise _broken_gzip(path) from error
+        if isinstance(error, FileNotFoundError):
+            raise missing_file(path) from error
         reason = (error.strerror or str(error)).splitlines()[0]
-        raise DataError(f"{path} cannot be read ({reason}); check the file and its disk") from error
+        if isinstance(error, IsADirectoryError):
+            text = "is a folder; give the path of a file in it"
+        elif isinstance(error, PermissionError):
+            text = "cannot be read (permission denied); ask its owner or change its mode"
+        elif re.search("compress|zlib|gzip", str(error), re.IGNORECASE):
+            text = "is a truncated or damaged gzip file; download or compress it again (gzip -t tests it)"
+        else:
+            text = f"cannot be read ({reason}); check the file and its disk"
+        raise DataError(f"{path} {text}") from error
 
 
 def missing_file(path: str | Path) -> DataError:
     """Return the error for a path that does not exist."""
     return DataError(f"{path} does not exist; check the path, or give the name of a data set such as ml-1m")
-
-
-def _broken_gzip(path: Path) -> DataError:
-    return DataError(
-        f"{path} is a truncated or damaged gzip file; download or compress it again (gzip -t tests it)"
-    )
-
-
-def open_stream(path: Path) -> pa.NativeFile:
-    """Open a file as a stream of decompressed bytes."""
-    with reading(path):
-        packed = path.open("rb")
-        head = packed.read(2)
-        packed.close()
-        return pa.input_stream(str(path), compression="gzip" if head == _GZIP else None)
-
-
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Raise the field size limit of Python's csv module to that of Arrow, and ignore csv errors in the block."""
-    before = csv.field_size_limit(2 * _BLOCK)
-    try:
-        yield
-    except csv.Error:
-        pass
-    finally:
-        csv.field_size_limit(before)
 
 
 @dataclass(frozen=True)
@@ -141,25 +116,21 @@ class TextTable:
             broken.append(row.number - 1)
             return "skip"
 
+        names, encoding = list(self.columns) or None, self.encoding or "utf8"
+        reading_options = pa.csv.ReadOptions(
+            column_names=names, encoding=encoding, block_size=_BLOCK, use_threads=threads
+        )
+        parsing_options = pa.csv.ParseOptions(
+            delimiter=self.delimiter,
+            quote_char='"' if self.quoted else False,
+            double_quote=self.quoted and self.escape is None,
+            escape_char=self.escape or False,
+            newlines_in_values=self.quoted,
+            invalid_row_handler=skip,
+        )
+        conversion = pa.csv.ConvertOptions(include_columns=list(types), column_types=dict(types))
         with reading(self.path), open_stream(self.path) as stream:
-            return pa.csv.read_csv(
-                stream,
-                pa.csv.ReadOptions(
-                    column_names=list(self.columns) or None,
-                    encoding=self.encoding or "utf8",
-                    block_size=_BLOCK,
-                    use_threads=threads,
-                ),
-                pa.csv.ParseOptions(
-                    delimiter=self.delimiter,
-                    quote_char='"' if self.quoted else False,
-                    double_quote=self.quoted and self.escape is None,
-                    escape_char=self.escape or False,
-                    newlines_in_values=self.quoted,
-                    invalid_row_handler=skip,
-                ),
-                pa.csv.ConvertOptions(include_columns=list(types), column_types=dict(types)),
-            )
+            return pa.csv.read_csv(stream, reading_options, parsing_options, conversion)
 
     def _explained(self, message: str) -> DataError:
         if _UTF8.search(message):
@@ -191,24 +162,18 @@ class TextTable:
         )
 
     def lines(self, records: Iterable[int]) -> dict[int, int]:
-        """Return the line in which each of the records ends.
-
-        Records are counted from 0, including the header.
-        """
-        wanted = set(records)
-        last = max(wanted, default=-1)
-        with reading(self.path), open_stream(self.path) as stream:
-            text = io.TextIOWrapper(
-                io.BufferedReader(stream), self.encoding or "utf-8", "replace", newline=""
+        """Return the line in which each of the records ends. Records are counted from 0, including the header."""
+        found = {record: record + 1 for record in records}
+        with reading(self.path), open_stream(self.path) as stream, suppress(csv.Error):
+            encoding = self.encoding or "utf-8"
+            reader = self.records(
+                io.TextIOWrapper(io.BufferedReader(stream), encoding, "replace", newline="")
             )
-            reader = self.records(text)
             filled = (reader.line_num for fields in reader if fields)
-            found = {}
-            with _long_fields():
-                for number, line in zip(range(last + 1), filled, strict=False):
-                    if number in wanted:
-                        found[number] = line
-        return {record: found.get(record, record + 1) for record in wanted}
+            for number, line in zip(range(max(found, default=-1) + 1), filled, strict=False):
+                if number in found:
+                    found[number] = line
+        return found
 
     def line(self, record: int) -> int:
         """Return the line in which a record ends."""

@@ -43,13 +43,8 @@ _DATE = r"^([0-9]{1,2})%s([0-9]{1,2})%s([0-9]{4})(?:,? +|T|$)"
 
 
 def quote_value(value: str) -> str:
-    """Return a value for messages: shortened, quoted, and without control characters."""
-    return repr(shorten(value))
-
-
-def shorten(value: str) -> str:
-    """Shorten a text to 40 characters."""
-    return value if len(value) <= 40 else value[:37] + "..."
+    """Return a value for messages: shortened to 40 characters, quoted, and without control characters."""
+    return repr(value if len(value) <= 40 else value[:37] + "...")
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,12 +74,11 @@ def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Par
         words = _without_nothing(words)
         numbers = _cast(words)
         if numbers is None:
-            written = words
-            words, remedy = _pointed(words, scale)
-            notes = () if words is written else ("ratings were read with a decimal comma",)
+            words, remedy, notes = _pointed(words, scale)
             numbers = _cast(words)
         if numbers is None:
-            numbers = pa.array([_number(word) for word in words.to_pylist()], _NUMBER)
+            each = [_cast(words[row : row + 1]) for row in range(len(words))]
+            numbers = pa.concat_arrays([pa.nulls(1, pa.float64()) if part is None else part for part in each])
     else:
         numbers = pa.array(_stored(words))
     # The appended entry is for nulls, whose code is -1.
@@ -97,61 +91,52 @@ def as_number_column(ratings: Any) -> Column:
     """Convert ratings to an Arrow column; number types that Arrow does not support, such as fractions, become floats."""
     if isinstance(ratings, Column):
         return ratings
-    array = np.asarray(ratings)
-    if array.dtype.kind in "fiub":
-        return pa.array(array)
     try:
-        return pa.array(array.tolist(), from_pandas=True)
+        return pa.array(ratings, from_pandas=True)
     except (pa.ArrowException, TypeError, OverflowError):
         pass
     try:
-        return pa.array(array.astype(np.float64))
-    except (ValueError, TypeError, OverflowError) as error:
+        return pa.array(np.asarray(ratings, np.float64))
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise DataError("a rating is not a number; correct it or remove the row") from error
-
-
-def find_infinite(rating: NDArray[np.float64]) -> Mask:
-    """Return a mask of the ratings that are infinite in single precision, in which they are stored."""
-    with np.errstate(over="ignore"):
-        return np.isinf(rating.astype(np.float32))
 
 
 def _stored(column: Column) -> NDArray[np.float64]:
     try:
-        cast = pc.cast(column, pa.float64(), safe=False)
+        return np.asarray(pc.cast(column, pa.float64(), safe=False), np.float64)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(
             f"the rating column has type {column.type}, which is not a number; correct or convert it"
         ) from error
-    return np.asarray(cast, np.float64)
 
 
 def _without_nothing(column: Column) -> Column:
     """Return trimmed text, null where it means a missing value in a text file."""
     text = trim(column)
-    return pc.if_else(
-        pc.is_in(text, value_set=pa.array(NOTHING, text.type)), pa.scalar(None, text.type), text
-    )
+    nothing = pc.is_in(text, value_set=pa.array(NOTHING, text.type))
+    return pc.if_else(nothing, pa.scalar(None, text.type), text)
 
 
-def _pointed(words: pa.Array, scale: tuple[float, float] | None) -> tuple[pa.Array, str]:
-    """Replace decimal commas by points. If commas are ambiguous, return the words unchanged and a remedy."""
-    commas = _count(words, _COMMA)
-    if not commas:
-        return words, CORRECT
-    if _count(words, _POINT):
-        return words, "some ratings have a decimal comma and others a point; use one of them throughout"
-    if _count(words, _THOUSANDS) == commas and (scale is None or max(map(abs, scale)) >= 1000):
-        return words, (
-            "a comma before three digits may be a decimal comma or a thousands separator; replace or remove it, or give the"
-            f" scale if ratings are below 1,000 ({option('scale', (1, 5))})"
+def _pointed(words: pa.Array, scale: tuple[float, float] | None) -> tuple[pa.Array, str, tuple[str, ...]]:
+    """Replace decimal commas by points, with a note. If commas are ambiguous, return the words unchanged and a remedy."""
+    commas = pc.match_substring_regex(words, _COMMA)
+    count = pc.sum(commas).as_py()
+    if not count:
+        return words, CORRECT, ()
+    if _any(words, _POINT):
+        return words, "some ratings have a decimal comma and others a point; use one of them throughout", ()
+    thousands = pc.sum(pc.match_substring_regex(words, _THOUSANDS)).as_py()
+    if thousands == count and (scale is None or max(map(abs, scale)) >= 1000):
+        return (
+            words,
+            (
+                "a comma before three digits may be a decimal comma or a thousands separator; replace or remove it, or give the"
+                f" scale if ratings are below 1,000 ({option('scale', (1, 5))})"
+            ),
+            (),
         )
-    pointed = pc.replace_substring(words, ",", ".")
-    return pc.if_else(pc.match_substring_regex(words, _COMMA), pointed, words), CORRECT
-
-
-def _count(words: pa.Array, pattern: str) -> int:
-    return int(pc.sum(pc.match_substring_regex(words, pattern)).as_py() or 0)
+    pointed = pc.if_else(commas, pc.replace_substring(words, ",", "."), words)
+    return pointed, CORRECT, ("ratings were read with a decimal comma",)
 
 
 def _cast(words: Column, kind: pa.DataType = _NUMBER) -> Column | None:
@@ -162,48 +147,38 @@ def _cast(words: Column, kind: pa.DataType = _NUMBER) -> Column | None:
         return None
 
 
-def _number(word: str | None) -> float | None:
-    """Return the number that Arrow reads, or None."""
-    number = None if word is None else _cast(pa.array([word]))
-    return None if number is None else float(number[0].as_py())
-
-
-def latest_plausible_time(now: int | None = None) -> int:
+def latest_plausible_time() -> int:
     """Return the latest plausible time of a rating: one day from now, because time zones differ."""
-    return (int(clock.time()) if now is None else now) + _DAY
+    return int(clock.time()) + _DAY
 
 
 def parse_times(
-    column: pa.ChunkedArray, but: Mask | None = None, *, gaps: bool = False
+    values: Any, but: Mask | None = None, *, gaps: bool = False
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     """Parse numbers (seconds or milliseconds), dates or timestamps to seconds since 1970.
 
     Return the seconds, or None if the column cannot be parsed or, unless `gaps` are allowed, lacks a time; and notes for the
     user. `but` masks rows that will be left out. They, and gaps, have the time `NO_TIME`.
     """
-    if but is not None and but.any():
-        kept, notes = parse_times(column.filter(pa.array(~but)), gaps=gaps)
-        time = np.full(len(but), NO_TIME)
-        time[~but] = NO_TIME if kept is None else kept
-        return None if kept is None else time, notes
-    if pa.types.is_dictionary(column.type):
-        column = pc.cast(column, column.type.value_type)
-    parsed = _parse_time_text(column) if is_text(column.type) else column
+    column = values if isinstance(values, Column) else pa.array(values, from_pandas=True)
+    rows = np.arange(len(column)) if but is None else np.flatnonzero(~but)
+    given = column if len(rows) == len(column) else column.take(pa.array(rows))
+    if pa.types.is_dictionary(given.type):
+        given = pc.cast(given, given.type.value_type)
+    parsed = _parse_time_text(given) if is_text(given.type) else given
     seconds = _as_seconds(parsed)
     if seconds is None:
-        return None, (_why_unreadable(column),)
+        return None, (_why_unreadable(given),)
     missing = seconds.null_count
     if missing and (not gaps or missing == len(seconds)):
         return None, (note_missing_times(missing),)
     numbers: NDArray[np.int64] = np.asarray(seconds.drop_null())
-    notes = ()
+    notes: tuple[str, ...] = ()
     if not _is_date(parsed.type) and len(numbers) and np.median(np.abs(numbers)) > LATEST_SECONDS:
         numbers, notes = numbers // 1000, ("times were read as milliseconds",)
-    if missing:
-        times = np.full(len(seconds), NO_TIME)
-        times[np.asarray(pc.is_valid(seconds), bool)] = numbers
-        return times, notes
-    return numbers, notes
+    times = np.full(len(column), NO_TIME)
+    times[rows[np.asarray(pc.is_valid(seconds), bool)]] = numbers
+    return times, notes
 
 
 def note_missing_times(count: int) -> str:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cached_property
 from io import StringIO
-from typing import Any
+from typing import Any, Literal
 
+from rich.bar import Bar
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from verfedgnn.core.option_names import option, reading_table
 from verfedgnn.data.data_check import (
-    Bars,
     CheckedSource,
-    Conclusion,
     UserOverlap,
     check_source,
     conclude,
@@ -28,12 +26,10 @@ from verfedgnn.data.rating_checks import DataProblem
 from verfedgnn.data.ratings import format_count
 from verfedgnn.reports.console import SafeConsole
 
-_WIDTH = 24
 _MOST_REGIONS = 16
 """Combinations of parties that are shown; the smaller ones are summed up."""
 _MOST_COLUMNS = 8
 """Parties that get a column of their own in the picture of the overlap."""
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def check(data: Any, *, own: Mapping[str, Mapping[str, Any]] | None = None, **options: Any) -> DataCheck:
@@ -58,51 +54,32 @@ class DataCheck:
     def __init__(self, sources: list[CheckedSource], *, named: bool = False) -> None:
         self.sources = sources
         """The tables, with their problems, notes and distributions."""
-        self._named = named
-
-    @cached_property
-    def overlap(self) -> UserOverlap | None:
+        read = all(source.shape is not None for source in sources)
+        self.overlap: UserOverlap | None = measure_overlap(sources) if len(sources) > 1 and read else None
         """How the users of several readable tables overlap; None for one table."""
-        read = all(each.shape is not None for each in self.sources)
-        return measure_overlap(self.sources) if len(self.sources) > 1 and read else None
-
-    @property
-    def usable(self) -> bool:
-        """Whether these tables can be trained on together."""
-        return self._conclusion.usable
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether a training may refuse these tables."""
-        return self._conclusion.doubtful
-
-    @property
-    def warnings(self) -> list[str]:
+        self.warnings = foresee_training(sources, self.overlap)
         """What a training will meet, each with its remedy."""
-        return foresee_training(self.sources, self.overlap)
-
-    @property
-    def conclusion(self) -> str:
+        found = conclude(sources, self.overlap, named=named)
+        self.usable = found.usable
+        """Whether these tables can be trained on together."""
+        self.doubtful = found.doubtful
+        """Whether a training may refuse these tables."""
+        self.conclusion = found.text
         """What a training will do with these tables, or why it refuses them and what to do."""
-        return self._conclusion.text
-
-    @cached_property
-    def _conclusion(self) -> Conclusion:
-        return conclude(self.sources, self.overlap, named=self._named)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""
         sources = [
             {
-                "name": each.name,
-                "source": each.source,
-                "usable": each.usable,
-                "unit": each.unit,
-                "problems": [asdict(problem) for problem in each.problems],
-                "notes": list(each.notes),
-                "distribution": None if each.shape is None else asdict(each.shape),
+                "name": source.name,
+                "source": source.source,
+                "usable": source.usable,
+                "unit": source.unit,
+                "problems": [asdict(problem) for problem in source.problems],
+                "notes": list(source.notes),
+                "distribution": None if source.shape is None else asdict(source.shape),
             }
-            for each in self.sources
+            for source in self.sources
         ]
         return {
             "usable": self.usable,
@@ -117,12 +94,12 @@ class DataCheck:
         for source in self.sources:
             _show_source(console, source)
         if self.overlap is not None:
-            _show_overlap(console, self.overlap, self.sources)
+            _show_overlap(console, self.overlap, [source.name for source in self.sources])
         for text in self.warnings:
-            console.print(f"  [yellow]warning[/] {escape(text)}", soft_wrap=True)
+            _say(console, "warning", text)
 
     def _console(self) -> Console:
-        """Return a console that holds the whole result."""
+        """Return a console that holds the whole result and prints nothing by itself."""
         console = SafeConsole(
             file=StringIO(),
             record=True,
@@ -146,16 +123,15 @@ class DataCheck:
 
 
 def _overlap_json(overlap: UserOverlap) -> dict[str, Any]:
-    return {
-        "regions": [asdict(region) for region in overlap.regions],
-        "rules": {
-            rule: {"users": users, "ratings": ratings}
-            for rule, (users, ratings) in overlap.count_rules().items()
-        },
-        "shared": overlap.shared,
-        "shared_ignoring_case": overlap.shared_ignoring_case,
-        "shared_items": overlap.shared_items,
+    rules = {
+        rule: {"users": users, "ratings": ratings} for rule, (users, ratings) in overlap.count_rules().items()
     }
+    return {**asdict(overlap), "rules": rules, "shared": overlap.shared}
+
+
+def _say(console: Console, kind: Literal["error", "warning", "note"], text: str) -> None:
+    style = {"error": "bold red", "warning": "yellow", "note": "dim"}[kind]
+    console.print(f"  [{style}]{kind:7}[/] {escape(text)}", soft_wrap=True)
 
 
 def _show_source(console: Console, found: CheckedSource) -> None:
@@ -163,64 +139,62 @@ def _show_source(console: Console, found: CheckedSource) -> None:
     shape = found.shape
     console.print(f"[bold]{escape(found.name)}[/]  [dim]{escape(found.source)}[/]", soft_wrap=True)
     if shape is not None:
-        amounts = [
-            format_count(shape.ratings, "rating"),
-            format_count(shape.users, "user"),
-            format_count(shape.items, "item"),
-        ]
-        counts = "{} by {} on {}".format(*amounts)
+        ratings, users = format_count(shape.ratings, "rating"), format_count(shape.users, "user")
+        counts = f"{ratings} by {users} on {format_count(shape.items, 'item')}"
         span = f", {shape.first} to {shape.last}" if shape.first else ""
         spread = f"{shape.lowest:g} to {shape.highest:g}, mean {shape.mean:.2f}"
         console.print(f"  {counts}, {spread}{span}", soft_wrap=True)
     for problem in found.problems:
-        mark = "[bold red]error[/]  " if problem.fatal else "[yellow]warning[/]"
-        console.print(f"  {mark} {escape(_sentence(problem, found.unit))}", soft_wrap=True)
+        _say(console, "error" if problem.fatal else "warning", _sentence(problem, found.unit))
     for note in found.notes:
-        console.print(f"  [dim]note    {escape(note)}[/]", soft_wrap=True)
+        _say(console, "note", note)
     if shape is not None:
-        console.print(_bars("ratings", shape.values, console))
+        table = _plain_table("ratings", show_header=False)
+        table.add_column(justify="right")
+        table.add_column()
+        table.add_column(justify="right")
+        most = max(count for _, count in shape.values)
+        for label, count in shape.values:
+            table.add_row(label, _bar(count / most), f"{count:,}")
+        console.print(table)
     verdict = "[bold green]usable[/]" if found.usable else "[bold red]not usable[/]"
     console.print(f"  {verdict}\n", soft_wrap=True)
 
 
-def _show_overlap(console: Console, overlap: UserOverlap, found: list[CheckedSource]) -> None:
+def _show_overlap(console: Console, overlap: UserOverlap, names: list[str]) -> None:
     """Print how many users are at exactly which parties, and how many take part under each rule."""
-    console.print(_overlap_picture(overlap, [each.name for each in found], console))
+    console.print(_overlap_picture(overlap, names))
     console.print(_rules_table(overlap))
     if overlap.shared_ignoring_case > overlap.shared:
-        more = (
+        text = (
             f"{overlap.shared:,} users are at two or more parties, {overlap.shared_ignoring_case:,} if capitals did not matter:"
             " spell ids in the same way everywhere"
         )
-        console.print(f"  [yellow]warning[/] {more}", soft_wrap=True)
+        _say(console, "warning", text)
     if not overlap.shared:
         text = "no user is at two parties: check that they spell user ids in the same way"
-        console.print(f"  [bold red]error[/]   {text}", soft_wrap=True)
+        _say(console, "error", text)
     for one, other, items in overlap.shared_items:
         text = (
             f"{format_count(items, 'item id')} at both {one} and {other}: they count as different items. If it is the same"
             " item, remove it at one party"
         )
-        console.print(f"  [yellow]warning[/] {escape(text)}", soft_wrap=True)
+        _say(console, "warning", text)
 
 
-def _overlap_picture(overlap: UserOverlap, names: list[str], console: Console) -> Table:
+def _overlap_picture(overlap: UserOverlap, names: list[str]) -> Table:
     """Return an UpSet plot: one row for each combination of parties, the largest first."""
-    unicode = _is_unicode(console)
-    mark, empty = ("●", "·") if unicode else ("x", ".")
-    table = Table(
-        title="users at exactly these parties", title_justify="left", box=None, padding=(0, 1, 0, 0)
-    )
+    table = _plain_table("users at exactly these parties")
     table.add_column("users", justify="right")
-    table.add_column("", style="cyan", width=_WIDTH)
+    table.add_column()
     columns = len(names) <= _MOST_COLUMNS
     for name in names if columns else ["parties"]:
         table.add_column(escape(name), justify="center" if columns else "left", no_wrap=columns)
     most = max((region.users for region in overlap.regions), default=1)
     for region in overlap.regions[:_MOST_REGIONS]:
-        marks = [mark if name in region.parties else empty for name in names]
+        marks = ["●" if name in region.parties else "·" for name in names]
         place = marks if columns else [escape(", ".join(region.parties))]
-        table.add_row(f"{region.users:,}", _bar(region.users / most, console), *place)
+        table.add_row(f"{region.users:,}", _bar(region.users / most), *place)
     rest = overlap.regions[_MOST_REGIONS:]
     if rest:
         users = sum(region.users for region in rest)
@@ -229,18 +203,27 @@ def _overlap_picture(overlap: UserOverlap, names: list[str], console: Console) -
 
 
 def _rules_table(overlap: UserOverlap) -> Table:
-    table = Table(title="who takes part", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = _plain_table("who takes part", gap=2)
     table.add_column(option("users"))
     for name in ("users", "", "ratings", ""):
         table.add_column(name, justify="right")
     every_user, every_rating = overlap.count_from(1)
     for rule, (users, ratings) in overlap.count_rules().items():
         shares = [
-            f"{100 * part / max(1, whole):.0f} %"
-            for part, whole in ((users, every_user), (ratings, every_rating))
+            f"{100 * users / max(1, every_user):.0f} %",
+            f"{100 * ratings / max(1, every_rating):.0f} %",
         ]
         table.add_row(rule, f"{users:,}", shares[0], f"{ratings:,}", shares[1])
     return table
+
+
+def _plain_table(title: str, *, gap: int = 1, show_header: bool = True) -> Table:
+    """Return a table without lines."""
+    return Table(title=title, title_justify="left", box=None, show_header=show_header, padding=(0, gap, 0, 0))
+
+
+def _bar(share: float) -> Bar:
+    return Bar(1, 0, share, width=24, color="cyan")
 
 
 def _sentence(problem: DataProblem, unit: str) -> str:
@@ -248,25 +231,3 @@ def _sentence(problem: DataProblem, unit: str) -> str:
     numbers = ", ".join(f"{place:,}" for place in problem.places)
     places = f" ({unit}{'s' if len(problem.places) > 1 else ''} {numbers}{more})" if problem.places else ""
     return f"{problem.text}{places}" + (f": {problem.remedy}" if problem.remedy else "")
-
-
-def _bars(title: str, bars: Bars, console: Console) -> Table:
-    table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 1, 0, 0))
-    table.add_column(justify="right")
-    table.add_column(style="cyan", width=_WIDTH)
-    table.add_column(justify="right")
-    most = max(count for _, count in bars)
-    for label, count in bars:
-        table.add_row(label, _bar(count / most, console), f"{count:,}")
-    return table
-
-
-def _bar(share: float, console: Console) -> str:
-    if not _is_unicode(console):
-        return "#" * round(share * _WIDTH)
-    whole, part = divmod(round(share * _WIDTH * 8), 8)
-    return "█" * whole + (_EIGHTHS[part] if part else "") or ("▏" if share else "")
-
-
-def _is_unicode(console: Console) -> bool:
-    return console.encoding.lower().startswith("utf")

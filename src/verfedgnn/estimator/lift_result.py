@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from textwrap import wrap
 from typing import Any, Literal
 
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.frames import make_frame
+from verfedgnn.core.installed import make_frame
 from verfedgnn.core.option_names import worded
 from verfedgnn.evaluation.lift import WAYS
 from verfedgnn.evaluation.verdict import NEW, answers, judged_tables, list_points
 from verfedgnn.reports.lift_report import band, lift_html
 from verfedgnn.runs.run import Run
-
-_PREDICTIONS = {"rmse": "ratings", "hitrate@20": "lists"}
-_GAINS = {"gain_percent": "percent", "low_percent": "low_percent", "high_percent": "high_percent"}
 
 
 def lift(run: Run) -> Lift:
@@ -28,20 +25,17 @@ def lift(run: Run) -> Lift:
     return Lift(run.metrics["lift"])
 
 
-class Lift(Mapping[str, Any]):
+class Lift(dict[str, Any]):
     """What joining gains each party. Its keys are those of the `lift` part of metrics.json: `parties`, `lists`, ..."""
-
-    def __init__(self, figures: Mapping[str, Any]) -> None:
-        self._figures = figures
 
     @property
     def headline(self) -> str:
         """The answer to "does joining pay?" in one or two sentences."""
-        return str(self._figures["headline"])
+        return str(self["headline"])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the `lift` part of metrics.json."""
-        return dict(self._figures)
+        return dict(self)
 
     def to_frame(self, by: Literal["party", "group"] = "party") -> Any:
         """Return one row for each party, or for each group of customers, as a data frame of pandas.
@@ -53,38 +47,27 @@ class Lift(Mapping[str, Any]):
         if by not in ("party", "group"):
             raise ConfigError(f'by = {by!r} is not known; use by="party" or by="group"')
         rows: list[dict[str, Any]] = []
-        for customers, table in judged_tables(self._figures):
-            what = {
-                "prediction": _PREDICTIONS[table["metric"]],
-                "metric": table["metric"],
-                "customers": "new" if customers == NEW else "known",
-            }
-            every = [*((row["name"], row) for row in table["parties"]), ("all", table["overall"])]
-            for party, row in every:
-                groups = [({"own ratings": band(each)}, each) for each in row.get("by_own_ratings", [])]
-                for group, figures in [({}, row)] if by == "party" else groups:
-                    rows.append({"party": party, **group, **what, **_columns(figures)})
+        for customers, table in judged_tables(self):
+            metric = table["metric"]
+            what = {"prediction": "ratings" if metric == "rmse" else "lists", "metric": metric}
+            what["customers"] = "new" if customers == NEW else "known"
+            for row in [*table["parties"], {**table["overall"], "name": "all"}]:
+                party = {"party": row["name"]}
+                if by == "party":
+                    rows.append({**party, **what, **_columns(row)})
+                    continue
+                for group in row.get("by_own_ratings", []):
+                    rows.append({**party, "own ratings": band(group), **what, **_columns(group)})
         return make_frame(rows)
 
-    def __getitem__(self, key: str) -> Any:
-        return self._figures[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._figures)
-
-    def __len__(self) -> int:
-        return len(self._figures)
-
     def __repr__(self) -> str:
-        parties = [
-            f"{each.party}: {each.word}. {' '.join(each.sentences)}" for each in answers(self._figures)
-        ]
-        lines = [self.headline, "", *parties, "", *(f"- {point}" for point in list_points(self._figures))]
+        parties = [f"{each.party}: {each.word}. {' '.join(each.sentences)}" for each in answers(self)]
+        lines = [self.headline, "", *parties, "", *(f"- {point}" for point in list_points(self))]
         return "\n".join(line for text in lines for line in wrap(text, 110, subsequent_indent="  ") or [""])
 
     def _repr_html_(self) -> str:
         """Show the verdict of each party and charts in a notebook."""
-        return lift_html(self._figures)
+        return lift_html(self)
 
 
 def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,6 +75,8 @@ def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "users": row["users"],
         **{way: row[way] for way in WAYS if way in row},
-        **{name: gain.get(key) for name, key in _GAINS.items()},
+        "gain_percent": gain.get("percent"),
+        "low_percent": gain.get("low_percent"),
+        "high_percent": gain.get("high_percent"),
         "pays": row["pays"],
     }

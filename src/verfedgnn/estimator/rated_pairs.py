@@ -38,8 +38,7 @@ class RatedPairs:
         """Return the rows of each party, under None if the table names no parties."""
         if self.parties is None:
             return {None: np.arange(len(self))}
-        names, code = np.unique(self.parties, return_inverse=True)
-        return {str(name): np.flatnonzero(code == k) for k, name in enumerate(names)}
+        return {str(name): np.flatnonzero(self.parties == name) for name in np.unique(self.parties)}
 
     def tables(self, y: Any) -> Any:
         """Return these pairs with their ratings as `read_parties` takes them: one table per party, or one table."""
@@ -53,11 +52,12 @@ class RatedPairs:
                 f"X has {len(self):,} rows and y has shape {ratings.shape}; give one rating per row, or name the tables: "
                 'fit({"film": ..., "books": ...})'
             )
-        made = {
+        if self.parties is None:
+            return self.users, self.items, ratings
+        return {
             name: (self.users[rows], self.items[rows], ratings[rows])
             for name, rows in self.by_party().items()
         }
-        return made.get(None, made)
 
 
 def read_pairs(
@@ -67,20 +67,19 @@ def read_pairs(
 
     `also` has further names of columns by role; those that the table does not have are ignored.
     """
-    exports = hasattr(table, "__arrow_c_stream__") or hasattr(table, "collect")
-    if exports:
+    if hasattr(table, "__arrow_c_stream__") or hasattr(table, "collect"):
         there, column = open_columns(table, "X", ORDER)
         wanted = {role: name for role, name in reversed(also) if role in ORDER and name in there}
         wanted |= {role: name for role, name in (columns or {}).items() if role in ORDER}
-        required = tuple(role for role in ORDER if role != "party" or role in wanted)
+        required = ("party", "user", "item") if "party" in wanted else ("user", "item")
         names = match_columns(there, wanted, required=required, keep=("party",), source="X")
-        found = {role: column(names[role]) for role in ORDER if role in names}
+        found = {role: column(name) for role, name in names.items() if role in ORDER}
         width = len(there)
     else:
         array = _as_array(table)
         there = []
         width = array.shape[1]
-        found = {role: array[:, k] for k, role in enumerate(ORDER[-width:])}
+        found = {role: array[:, k].tolist() for k, role in enumerate(ORDER[-width:])}
     ids = {role: _as_ids(values, role) for role, values in found.items()}
     return RatedPairs(ids["user"], ids["item"], ids.get("party"), width, tuple(there))
 
@@ -92,10 +91,8 @@ def _as_array(table: Any) -> NDArray[Any]:
     if np.iscomplexobj(array):
         raise DataError("X is complex. Complex data not supported; give ids")
     if array.ndim == 2 and (array.shape[1] < 2 or not len(array)):
-        lack = f"{array.shape[1]} feature(s)" if len(array) else "0 sample(s)"
-        raise DataError(
-            f"X has {lack} (shape={array.shape}) while a minimum of {2 if len(array) else 1} is required."
-        )
+        lack, least = (f"{array.shape[1]} feature(s)", 2) if len(array) else ("0 sample(s)", 1)
+        raise DataError(f"X has {lack} (shape={array.shape}) while a minimum of {least} is required.")
     if array.ndim != 2 or array.shape[1] > 3:
         raise DataError(
             f"X has shape {array.shape}; give one row (party, user, item) or (user, item) per rating. Reshape your data"
@@ -104,16 +101,14 @@ def _as_array(table: Any) -> NDArray[Any]:
 
 
 def _as_ids(values: Any, role: str) -> StrArray:
-    text = trim(as_text(values.tolist() if isinstance(values, np.ndarray) else values, role))
-    if isinstance(text, pa.ChunkedArray):
-        text = text.combine_chunks()
-    found = to_numpy(text)
-    if (found == "").any():
-        row = int(np.argmax(found == ""))
+    text = trim(as_text(values, role))
+    ids = to_numpy(text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text)
+    if (ids == "").any():
+        row = int(np.argmax(ids == ""))
         raise DataError(
             f"X has no {role} in row {row} (counted from 0), but None or NaN; fill it in or leave the row out"
         )
-    return found
+    return ids
 
 
 class RatingSplit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,15 @@ from verfedgnn.core.errors import ConfigError, DataError, RunError
 from verfedgnn.data import PartyData, check_parties, read_parties
 from verfedgnn.data.parties import one_table, sources_of
 from verfedgnn.data.rating_reader import as_ratings
-from verfedgnn.data.read_options import EventWeights
 from verfedgnn.estimator.lift_result import Lift, lift
 from verfedgnn.estimator.rated_pairs import RatedPairs, read_pairs
-from verfedgnn.reports.round_progress import watching
+from verfedgnn.estimator.train_run import train
 from verfedgnn.runs.prepared_data import choose_config
 from verfedgnn.runs.run import Recommendation, Run
 from verfedgnn.training.progress import Watcher
-from verfedgnn.training.train import train
+
+OWN_PARAMETERS = ("preset", "model", "seed", "device", "verbose")
+"""Parameters of the constructor that are no settings."""
 
 
 class VerFedRecommender:
@@ -73,15 +74,10 @@ class VerFedRecommender:
         *,
         parties: int | None = None,
         by: str | None = None,
-        columns: Mapping[str, str] | None = None,
-        missing: str | None = None,
-        duplicates: str | None = None,
-        events: EventWeights | None = None,
-        scale: tuple[float, float] | None = None,
-        catalogue: int | None = None,
         own: Mapping[str, Mapping[str, Any]] | None = None,
         out: str | Path | None = None,
         watch: Watcher | None = None,
+        **options: Any,
     ) -> VerFedRecommender:
         """Train on one table per party, `{"film": ..., "books": ...}`, or on one table with a column "party".
 
@@ -97,25 +93,15 @@ class VerFedRecommender:
             y: The ratings, if `X` has none.
             parties: Number of parties that one table is split into.
             by: Item column that one table is split by.
-            columns: Names of the columns: `{"user": "uid", "item": "isbn"}`; `party` names that of the parties.
-            missing: How to treat rows without a user, an item or a rating: "error" or "drop".
-            duplicates: How to treat repeated (user, item) pairs: "error", "first", "last" or "mean".
-            events: Weights of events (`{"view": 1, "purchase": 5}`, or one number), if rows are events and not ratings.
-            scale: Lowest and highest rating.
-            catalogue: Declared number of items of each table, with or without ratings.
             own: Options for single parties, by name: `{"books": {"scale": (0, 10)}}`.
             out: Folder to write the run to.
             watch: Function that is called after each round with a `Progress`: label, round, rounds, valid, best and bytes.
+            **options: Options of `read_ratings` for all tables: columns, missing, duplicates, events, scale, catalogue.
+                `columns={"user": "uid", "item": "isbn", "party": "shop"}` names the columns.
         """
-        config = Config.preset(self.preset, model=self.model, **{"seed": self.seed, **self._settings()})
-        options = {
-            "columns": columns,
-            "missing": missing,
-            "duplicates": duplicates,
-            "events": events,
-            "scale": scale,
-            "catalogue": catalogue,
-        }
+        settings = {name: value for name, value in self.get_params().items() if name not in OWN_PARAMETERS}
+        config = Config.preset(self.preset, model=self.model, **{"seed": self.seed, **settings})
+        columns = options.get("columns")
         if y is not None:
             if len(getattr(y, "columns", ())) > 1:
                 raise DataError(
@@ -125,18 +111,17 @@ class VerFedRecommender:
             if pairs.parties is None and parties is None:
                 raise one_table()
             X = pairs.tables(y)
-            options |= {"columns": None, "duplicates": duplicates or "mean"}
+            options = {"duplicates": "mean", **options, "columns": None}
         elif isinstance(X, np.ndarray):
             raise DataError(
                 "this estimator requires y to be passed, but the target y is None: pass the ratings"
             )
-        members = _members(X, config, parties=parties, by=by, own=own, options=options)
+        members = _read_members(X, config, parties=parties, by=by, own=own, **options)
         self.columns_ = {
-            name: {**(columns or {}), **((own or {}).get(name, {}).get("columns") or {})}
-            for name in [member.name for member in members]
+            member.name: {**(columns or {}), **((own or {}).get(member.name, {}).get("columns") or {})}
+            for member in members
         }
-        with watching(self.verbose, watch) as watcher:
-            self._keep(train(members, config, out=out, device=self.device, watch=watcher))
+        self._keep(train(members, config, out=out, device=self.device, watch=watch, verbose=self.verbose))
         return self
 
     def _keep(self, run: Run) -> None:
@@ -167,12 +152,7 @@ class VerFedRecommender:
         return recommender
 
     def predict(
-        self,
-        X: Any,
-        items: Any = None,
-        party: str | None = None,
-        *,
-        columns: Mapping[str, str] | None = None,
+        self, X: Any, items: Any = None, party: str | None = None, *, columns: Mapping[str, str] | None = None
     ) -> NDArray[np.float64]:
         """Predict the rating of each row (party, user, item) of a table, within the party's scale.
 
@@ -243,16 +223,21 @@ class VerFedRecommender:
             return -float(np.sqrt(np.square(self.predict(X) - np.asarray(y, np.float64).ravel()).mean()))
         tables = X if isinstance(X, Mapping) else {"ratings": X}
         squared = []
-        for name, source in tables.items():
-            table = as_ratings(source, name=name)
+        for table in (as_ratings(source, name=name) for name, source in tables.items()):
             predicted = run.predict(table.user_ids[table.user], table.item_ids[table.item])
             squared.append(np.square(predicted - table.rating))
         return -float(np.sqrt(np.concatenate(squared).mean()))
 
     def _fitted(self) -> Run:
-        if not hasattr(self, "run_"):
-            raise _not_fitted()
-        return self.run_
+        if hasattr(self, "run_"):
+            return self.run_
+        text = "this recommender is not trained yet; call fit with the parties' ratings first"
+        try:
+            from sklearn.exceptions import NotFittedError
+        except ImportError:
+            raise RunError(text) from None
+        # scikit-learn recognises its own error
+        raise type("NotFittedRunError", (RunError, NotFittedError), {})(text)
 
     def _read_pairs(
         self,
@@ -287,10 +272,6 @@ class VerFedRecommender:
             if not name.startswith("_") and not name.endswith("_")
         }
 
-    def _settings(self) -> dict[str, Any]:
-        own = ("preset", "model", "seed", "device", "verbose")
-        return {name: value for name, value in self.get_params().items() if name not in own}
-
     def set_params(self, **params: Any) -> VerFedRecommender:
         """Set parameters for the next `fit`."""
         vars(self).update(params)
@@ -319,49 +300,23 @@ class VerFedRecommender:
         return f"VerFedRecommender({', '.join(f'{name}={value!r}' for name, value in self.get_params().items())})"
 
 
-def _not_fitted() -> RunError:
-    """Return the error of an estimator without a run, which scikit-learn recognises if it is installed."""
-    text = "this recommender is not trained yet; call fit with the parties' ratings first"
-    try:
-        from sklearn.exceptions import NotFittedError
-    except ImportError:
-        return RunError(text)
-    return type("NotFittedRunError", (RunError, NotFittedError), {})(text)  # type: ignore[no-any-return]
-
-
-def _members(
-    data: Any,
-    config: Config,
-    *,
-    parties: int | None,
-    by: str | None,
-    own: Mapping[str, Mapping[str, Any]] | None,
-    options: Mapping[str, Any],
-) -> list[PartyData]:
-    """Return the data given to `fit` as checked parties."""
+def _read_members(data: Any, config: Config, **options: Any) -> list[PartyData]:
+    """Return the data given to `fit` as checked parties; `options` are those of `read_parties`."""
     given = {name: value for name, value in options.items() if value is not None}
-    if not (isinstance(data, list) and data and all(isinstance(each, PartyData) for each in data)):
-        if isinstance(data, str | Path) and parties is None and by is None and sources_of(data)[1]:
+    if isinstance(data, list) and data and all(isinstance(each, PartyData) for each in data):
+        if given:
+            raise ConfigError(
+                f"{', '.join(given)}: options of tables; leave them out, these are parties already"
+            )
+        check_parties(data)
+        found = data
+    else:
+        if isinstance(data, str | Path) and not {"parties", "by"} & given.keys() and sources_of(data)[1]:
             raise one_table()
-        found = read_parties(
-            data, parties=parties, seed=config.seed, by=by, users=config.users, own=own, **given
-        )
-        _refuse_single(found)
-        return found
-    unused = [*given, *(name for name, value in {"parties": parties, "by": by, "own": own}.items() if value)]
-    if unused:
-        raise ConfigError(
-            f"{', '.join(unused)}: options of tables; leave them out, these are parties already"
-        )
-    check_parties(data)
-    _refuse_single(data)
-    return data
-
-
-def _refuse_single(parties: Sequence[PartyData]) -> None:
-    """Raise `DataError` for a single party, which has nobody to join."""
-    if len(parties) < 2:
+        found = read_parties(data, seed=config.seed, users=config.users, **given)
+    if len(found) < 2:
         raise DataError(
-            f"'{parties[0].name}' is the only party, and joining needs at least two: pass one table per party, "
+            f"'{found[0].name}' is the only party, and joining needs at least two: pass one table per party, "
             '{"film": ..., "books": ...}. To divide one catalogue for an experiment, pass the table itself with parties=3'
         )
+    return found

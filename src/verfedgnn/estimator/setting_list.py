@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from verfedgnn.config.reference import SettingEntry, find_settings
-from verfedgnn.core.frames import make_frame
-from verfedgnn.reports.document import Document, Table
+from verfedgnn.core.installed import make_frame
 
 
 def settings(name: str | None = None) -> SettingList:
@@ -35,24 +34,13 @@ class SettingList(list[SettingEntry]):
         )
 
     def __repr__(self) -> str:
-        return "\n".join(
-            f"{_argument(entry)}=   {entry.setting.range}   ({_presets(entry)})\n    {entry.setting.explanation}"
-            for entry in self
-        )
-
-    def _repr_html_(self) -> str:
-        rows = [
-            [f"`{_argument(entry)}`", entry.setting.explanation, entry.setting.range, _presets(entry)]
-            for entry in self
-        ]
-        document = Document("Settings")
-        document.add(Table(["setting", "meaning", "values", "in each preset"], rows, "Settings"))
-        return document.fragment()
+        return "\n".join(map(_describe, self))
 
 
 def _argument(entry: SettingEntry) -> str:
     return entry.setting.path.split(".")[-1]
 
 
-def _presets(entry: SettingEntry) -> str:
-    return ", ".join(f"{preset} {value!r}" for preset, value in entry.presets.items()) or "in no preset"
+def _describe(entry: SettingEntry) -> str:
+    presets = ", ".join(f"{preset} {value!r}" for preset, value in entry.presets.items()) or "in no preset"
+    return f"{_argument(entry)}=   {entry.setting.range}   ({presets})\n    {entry.setting.explanation}"

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
-from verfedgnn.protocol.party import Party
 from verfedgnn.reports.round_progress import watching
 from verfedgnn.runs.run import Run
 from verfedgnn.training.progress import Stop, Watcher, never
@@ -28,7 +27,6 @@ def train(
     overwrite: bool = False,
     after: str | Path | None = None,
     parts: Sequence[NDArray[np.int8]] | None = None,
-    party: type[Party] = Party,
     watch: Watcher | None = None,
     stop: Stop = never,
     verbose: bool = True,
@@ -41,8 +39,7 @@ def train(
     `after` is the folder of the run before this one. Users whom it has forgotten are left out, and `metrics["after"]` says how far the
     data have moved since. The training starts from nothing in any case.
 
-    `parts` replaces the configured split: one array per party with `TRAIN`, `VALID` or `TEST` for each rating. `party` is a
-    subclass of the protocol's party; it cannot be combined with `out`, because a run folder does not record the class.
+    `parts` replaces the configured split: one array per party with `TRAIN`, `VALID` or `TEST` for each rating.
     """
     with watching(verbose, watch) as watcher:
         return train_quietly(
@@ -53,7 +50,6 @@ def train(
             overwrite=overwrite,
             after=after,
             parts=parts,
-            party=party,
             watch=watcher,
             stop=stop,
         )

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.core.list_metrics import rank_each
-from verfedgnn.core.rating_scale import upper_quarter
+from verfedgnn.core.metrics import rank_each
+from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.evaluation.chance import Floats, Metric, gain, holm, measure
 from verfedgnn.evaluation.verdict import choose_word, describe_lift, is_judged, judged_tables
 from verfedgnn.runs.party_model import PartyModel

@@ -2,8 +2,6 @@
 
 AUTHORITY_KEY = "authority.key"
 """File beside federation.toml with the authority's private key, at the coordinator."""
-AUTHORITY = "authority.pem"
-"""File with the authority's certificate, at the coordinator."""
 COORDINATOR_KEY = "coordinator.key"
 """File with the coordinator's private key."""
 PARTY_KEY = "key.pem"

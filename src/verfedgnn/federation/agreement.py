@@ -23,9 +23,9 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, fie
 from verfedgnn.config import Config, build_config, explain_invalid, presets
 from verfedgnn.config.rules import active_count, fewest_parties_in_sum, too_few
 from verfedgnn.config.sections import Section
+from verfedgnn.core.connection_table import is_address
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
-from verfedgnn.core.hosts import is_address
 from verfedgnn.federation.certificates import COORDINATOR, Certificate, check_name, format_day
 from verfedgnn.runs.run_folder import FINAL, LISTS
 
@@ -34,9 +34,7 @@ FILE = "federation.toml"
 Alignment = Literal["keyed", "ecdh", "none"]
 Name = Annotated[str, AfterValidator(check_name)]
 
-_HOST = re.compile(
-    r"(?!.{254})[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*"
-)
+_HOST = re.compile(r"(?!.{254})(\w([\w-]*\w)?\.)*\w([\w-]*\w)?", re.ASCII)
 _HEADER = """\
 # The agreement of this federation: its members, their certificates, and the settings of the training.
 # All members hold the same file. It contains no secret, so it can be sent by mail. On receipt, compare the fingerprint
@@ -89,11 +87,6 @@ class Member(Section):
             raise ValueError(f"the certificate of {name} is for {certificate.name[:80]!a}; {rule}")
         return certificate.pem
 
-    @cached_property
-    def parsed(self) -> Certificate:
-        """The certificate, read."""
-        return Certificate(self.certificate, self.name)
-
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the certificate in 64 hex digits."""
@@ -103,6 +96,11 @@ class Member(Section):
     def expires(self) -> datetime:
         """Time at which the certificate expires."""
         return self.parsed.end
+
+    @cached_property
+    def parsed(self) -> Certificate:
+        """The certificate, read."""
+        return Certificate(self.certificate, self.name)
 
 
 class Agreement(Section):
@@ -153,22 +151,18 @@ class Agreement(Section):
         if self.coordinator.name != COORDINATOR:
             raise ValueError(f"the coordinator must be named '{COORDINATOR}', not '{self.coordinator.name}'")
         authority = Certificate(self.authority, "the authority")
-        seen: dict[str, str] = {}
-        keys: dict[str, str] = {}
-        for member in self.members:
-            other = seen.get(member.name.lower())
-            if other is not None:
-                reserved = "that name is reserved for the coordinator"
-                why = reserved if other == COORDINATOR else f"'{other}' is already a party"
-                raise ValueError(f"no party can be named '{member.name}': {why}; choose another name")
+        for place, member in enumerate(self.members):
             if not member.parsed.issued_by(authority):
                 unsigned = f"the certificate of {member.name} is not signed by this federation's authority"
                 raise ValueError(f"{unsigned}; get federation.toml from the coordinator again")
-            key = member.parsed.key_fingerprint
-            if key in keys:
-                raise ValueError(f"{keys[key]} and {member.name} have the same key; each must create its own")
-            seen[member.name.lower()] = member.name
-            keys[key] = member.name
+            for other in self.members[:place]:
+                if other.name.lower() == member.name.lower():
+                    reserved = "that name is reserved for the coordinator"
+                    why = reserved if other is self.coordinator else f"'{other.name}' is already a party"
+                    raise ValueError(f"no party can be named '{member.name}': {why}; choose another name")
+                if other.parsed.key_fingerprint == member.parsed.key_fingerprint:
+                    twins = f"{other.name} and {member.name}"
+                    raise ValueError(f"{twins} have the same key; each must create its own")
         return self
 
     @property
@@ -177,36 +171,25 @@ class Agreement(Section):
         return (self.coordinator, *self.parties)
 
     @property
-    def host(self) -> str:
-        """Host of the coordinator, without brackets."""
-        return _parse_address(self.address)[0]
-
-    @property
-    def port(self) -> int:
-        """Port of the coordinator."""
-        return _parse_address(self.address)[1]
+    def endpoint(self) -> tuple[str, int]:
+        """Host of the coordinator, without brackets, and its port."""
+        return _parse_address(self.address)
 
     @property
     def quorum(self) -> int:
-        """Number of parties a round needs, at most the number of parties.
-
-        By default, it is more than half, or as many as every sum must include.
-        """
-        count = len(self.parties)
-        return min(count, self.min_parties or self._fewest)
+        """Number of parties a round needs; by default more than half, at least two, and as many as every sum must include."""
+        return min(len(self.parties), self.min_parties or self._fewest)
 
     @property
     def _fewest(self) -> int:
-        """More than half of the parties, at least two, and as many as a sum must include."""
         count = len(self.parties)
         return max(2, count // 2 + 1, fewest_parties_in_sum(self.config, count))
 
     @property
     def smallest_sum(self) -> int:
         """Number of parties that a sum has at least, also after the deadline for absent parties."""
-        if not self.absent.deadline or self.absent.then == "finish":
-            return self.quorum
-        return min(self.quorum, self._fewest)
+        continues = self.absent.deadline and self.absent.then == "continue"
+        return min(self.quorum, self._fewest) if continues else self.quorum
 
     @property
     def problem(self) -> str | None:
@@ -352,15 +335,6 @@ def list_stages(agreement: Agreement) -> list[Stage]:
 
 def summarise_agreement(agreement: Agreement) -> dict[str, Any]:
     """Return the agreement and its members as JSON values."""
-    members = [
-        {
-            "name": member.name,
-            "certificate": member.fingerprint,
-            "key": member.parsed.key_fingerprint,
-            "expires": member.expires.isoformat(),
-        }
-        for member in agreement.members
-    ]
     return {
         "name": agreement.name,
         "address": agreement.address,
@@ -373,7 +347,15 @@ def summarise_agreement(agreement: Agreement) -> dict[str, Any]:
         "settings": changed_settings(agreement.config),
         "trainings": [stage.name for stage in list_stages(agreement)],
         "two_parties": describe_two_parties(agreement),
-        "members": members,
+        "members": [
+            {
+                "name": member.name,
+                "certificate": member.fingerprint,
+                "key": member.parsed.key_fingerprint,
+                "expires": member.expires.isoformat(),
+            }
+            for member in agreement.members
+        ],
     }
 
 

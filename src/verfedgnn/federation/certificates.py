@@ -9,11 +9,11 @@ import hashlib
 import os
 import re
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeGuard
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -40,13 +40,6 @@ _REQUEST = "create it with `verfedgnn federation join-request`"
 
 class CertificateError(ConfigError):
     """An unusable key, request or certificate; also a ValueError, so that pydantic reports it."""
-
-
-class CertificateRequest(NamedTuple):
-    """The name and public key in a certificate request; its other content is ignored."""
-
-    name: str
-    key: PublicKey
 
 
 def check_name(name: str) -> str:
@@ -87,11 +80,11 @@ def read_key(path: Path) -> Key:
     """Read a private key; raise `ConfigError` if other users can read its file."""
     remedy = "pass the file that verfedgnn wrote"
     try:
-        key = load_key(read_private(path), None)
+        pem = read_private(path)
     except OSError as error:
         raise CertificateError(f"cannot read the key {path}: {error.strerror or error}") from None
-    except ConfigError:
-        raise
+    try:
+        key = load_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise CertificateError(f"{path} holds no unencrypted private key in PEM; {remedy}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
@@ -105,72 +98,89 @@ def new_authority(name: str, days: int = 3650) -> tuple[Key, str]:
     # the organisation distinguishes it from a party of the same name
     organisation = x509.NameAttribute(NameOID.ORGANIZATION_NAME, "verfedgnn authority")
     subject = x509.Name([organisation, x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
-    certificate = (
-        _builder(subject, subject, key.public_key(), _now() + timedelta(days=days), authority=True)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, SHA256())
-    )
-    return key, _pem(certificate)
+    return key, _sign_certificate(subject, key.public_key(), _now() + timedelta(days=days), subject, key)
 
 
 def make_request(key: Key, name: str) -> str:
     """Return a certificate request for `name`, signed with its key."""
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
-    return _pem(x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, SHA256()))
+    return _pem(x509.CertificateSigningRequestBuilder().subject_name(_subject(name)).sign(key, SHA256()))
 
 
-def read_request(csr_pem: str) -> CertificateRequest:
-    """Return the name and public key of a request, after checking that its sender holds the private key."""
+def read_request(csr_pem: str) -> tuple[str, PublicKey]:
+    """Return the name and public key of a request, after checking that its sender holds the private key.
+
+    The other content of the request is ignored.
+    """
     if "PRIVATE KEY" in csr_pem:
         secret = "this is a private key, which must never leave its machine"
         raise CertificateError(f"{secret}; pass the request, the file ending in .csr")
     try:
         csr = x509.load_pem_x509_csr(csr_pem.encode())
-        key = csr.public_key()
-        names = _common_names(csr.subject)
-        signed = csr.is_signature_valid
+        key, names, is_signed = csr.public_key(), _common_names(csr.subject), csr.is_signature_valid
     except (ValueError, UnsupportedAlgorithm):
         raise CertificateError(f"this is not a certificate request in PEM; {_REQUEST}") from None
-    if not signed:
+    if not is_signed:
         raise CertificateError(f"the request is not signed with the key it is for; {_REQUEST}")
     if not _is_p256(key):
         raise CertificateError(f"the request is not for an ECDSA P-256 key; {_REQUEST}")
     if len(names) != 1:
         raise CertificateError(f"the request has {len(names)} names instead of one; {_REQUEST}")
-    assert isinstance(key, ec.EllipticCurvePublicKey)
-    return CertificateRequest(check_name(names[0]), key)
+    return check_name(names[0]), key
 
 
 def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool = False) -> str:
-    """Sign the name and public key of a request and return the certificate; other content of the request is ignored."""
+    """Sign the name and public key of a request and return the certificate."""
     authority = Certificate(ca_cert, "the authority")
     if key_fingerprint(ca_key) != authority.key_fingerprint:
         remedy = "use the two files of one federation"
         raise CertificateError(f"the authority's key does not belong to its certificate; {remedy}")
     if authority.end <= _now():
-        until = format_day(authority.end)
         remedy = "create a new federation with `verfedgnn federation init`"
-        raise CertificateError(f"the authority expired on {until}; {remedy}")
-    asked = read_request(csr_pem)
-    if not server and asked.name.lower() == COORDINATOR:
-        raise CertificateError(f"'{asked.name}' is reserved for the coordinator; choose another name")
-    if server and asked.name != COORDINATOR:
-        raise CertificateError(
-            f"the coordinator's certificate is for '{COORDINATOR}', not for '{asked.name}'"
-        )
-    end = min(_now() + timedelta(days=days), authority.end)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, asked.name)])
+        raise CertificateError(f"the authority expired on {format_day(authority.end)}; {remedy}")
+    name, key = read_request(csr_pem)
+    if not server and name.lower() == COORDINATOR:
+        raise CertificateError(f"'{name}' is reserved for the coordinator; choose another name")
+    if server and name != COORDINATOR:
+        raise CertificateError(f"the coordinator's certificate is for '{COORDINATOR}', not for '{name}'")
     role = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
-    certificate = (
-        _builder(subject, authority.x509.subject, asked.key, end, authority=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([role]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(asked.name)]), critical=False)
-        .add_extension(issuer, critical=False)
-        .sign(ca_key, SHA256())
+    extensions = (
+        x509.ExtendedKeyUsage([role]),
+        x509.SubjectAlternativeName([x509.DNSName(name)]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
     )
-    return _pem(certificate)
+    end = min(_now() + timedelta(days=days), authority.end)
+    return _sign_certificate(_subject(name), key, end, authority.x509.subject, ca_key, extensions)
+
+
+def _sign_certificate(
+    subject: x509.Name,
+    key: PublicKey,
+    until: datetime,
+    issuer: x509.Name,
+    issuer_key: Key,
+    extensions: Sequence[x509.ExtensionType] = (),
+) -> str:
+    """Return a certificate in PEM; one whose issuer is its subject can sign others."""
+    signs = subject == issuer
+    never = ("content_commitment", "key_encipherment", "data_encipherment", "encipher_only", "decipher_only")
+    usage = x509.KeyUsage(
+        digital_signature=not signs, key_agreement=not signs, key_cert_sign=signs, crl_sign=signs,
+        **dict.fromkeys(never, False),
+    )  # fmt: skip
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_now() - _SKEW)
+        .not_valid_after(until)
+        .add_extension(x509.BasicConstraints(ca=signs, path_length=0 if signs else None), critical=True)
+        .add_extension(usage, critical=True)
+    )
+    for extension in (x509.SubjectKeyIdentifier.from_public_key(key), *extensions):
+        builder = builder.add_extension(extension, critical=False)
+    return _pem(builder.sign(issuer_key, SHA256()))
 
 
 class Certificate:
@@ -180,31 +190,30 @@ class Certificate:
         self.whose = whose
         try:
             certificates = x509.load_pem_x509_certificates(pem.encode())
-            fits = [_is_p256(certificate.public_key()) for certificate in certificates] == [True]
+            keys = [certificate.public_key() for certificate in certificates]
         except (ValueError, UnsupportedAlgorithm):
             remedy = "get federation.toml from the coordinator again"
             raise CertificateError(f"the certificate of {whose} cannot be read; {remedy}") from None
-        if not fits:
+        if len(keys) != 1 or not _is_p256(keys[0]):
             rule = "must be a single one with an ECDSA P-256 key"
             raise CertificateError(f"the certificate of {whose} {rule}; create it with verfedgnn")
         self.x509 = certificates[0]
+        self.key = keys[0]
+        self.key_fingerprint = key_fingerprint(self.key)
         self.pem = _pem(self.x509)
         """The certificate without any text around it."""
         self.start, self.end = self.x509.not_valid_before_utc, self.x509.not_valid_after_utc
         """Times from which and until which it is valid."""
         self.fingerprint = self.x509.fingerprint(SHA256()).hex()
         """SHA-256 in the 64 hex digits by which it is pinned."""
-        key = self.x509.public_key()
-        assert isinstance(key, ec.EllipticCurvePublicKey)
-        self.key = key
-        self.key_fingerprint = key_fingerprint(key)
 
     @property
     def name(self) -> str:
         """The name in the certificate."""
-        names: list[str] = []
-        with suppress(ValueError):
+        try:
             names = _common_names(self.x509.subject)
+        except ValueError:
+            names = []
         if len(names) != 1:
             rule = "must hold exactly one name; create it with verfedgnn"
             raise CertificateError(f"the certificate of {self.whose} {rule}")
@@ -259,20 +268,21 @@ def _as_file(data: bytes) -> Iterator[str]:
         os.close(reader)
 
 
-def pinned_tls(roster: Mapping[str, str], refused: Callable[[str], None]) -> type[ssl.SSLObject]:
+def pinned_tls(roster: Mapping[str, str], refused: Callable[[str], object]) -> type[ssl.SSLObject]:
     """Return a class of TLS connections whose handshake fails unless the peer's certificate is in the roster."""
 
     class PinnedTls(ssl.SSLObject):
         def do_handshake(self) -> None:
             try:
                 super().do_handshake()
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                raise
             except ssl.SSLError as error:
-                refused(f"TLS handshake failed ({error_reason(error)})")
+                if not isinstance(error, ssl.SSLWantReadError | ssl.SSLWantWriteError):
+                    refused(f"TLS handshake failed ({error_reason(error)})")
                 raise
             if peer_fingerprint(self) not in roster:
-                reason = f"the certificate of {_common_name(self)} is not in the roster"
+                subject: Any = (self.getpeercert() or {}).get("subject", ())  # the authority signed it
+                names = (value for part in subject for key, value in part if key == "commonName")
+                reason = f"the certificate of {next(names, 'an unnamed peer')} is not in the roster"
                 refused(reason)
                 raise ssl.SSLCertVerificationError(reason)
 
@@ -282,12 +292,6 @@ def pinned_tls(roster: Mapping[str, str], refused: Callable[[str], None]) -> typ
 def peer_fingerprint(tls: ssl.SSLObject) -> str:
     """Return the SHA-256 of the certificate of the other end."""
     return hashlib.sha256(tls.getpeercert(binary_form=True) or b"").hexdigest()
-
-
-def _common_name(tls: ssl.SSLObject) -> str:
-    """Return the name in the peer's certificate, which the authority signed."""
-    parts: Any = (tls.getpeercert() or {}).get("subject", ())
-    return next((value for part in parts for key, value in part if key == "commonName"), "an unnamed peer")
 
 
 def error_reason(error: OSError) -> str:
@@ -313,36 +317,16 @@ def format_day(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%d")
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: PublicKey, until: datetime, *, authority: bool
-) -> x509.CertificateBuilder:
-    never = dict.fromkeys(
-        ("content_commitment", "key_encipherment", "data_encipherment", "encipher_only", "decipher_only"),
-        False,
-    )
-    usage = x509.KeyUsage(
-        digital_signature=not authority, key_agreement=not authority,
-        key_cert_sign=authority, crl_sign=authority, **never,
-    )  # fmt: skip
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_now() - _SKEW)
-        .not_valid_after(until)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        .add_extension(usage, critical=True)
-    )
-
-
-def _is_p256(key: object) -> bool:
+def _is_p256(key: object) -> TypeGuard[PublicKey]:
     return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
 
 
 def _common_names(subject: x509.Name) -> list[str]:
     return [str(attribute.value) for attribute in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
 
 
 def _pem(thing: x509.Certificate | x509.CertificateSigningRequest) -> str:

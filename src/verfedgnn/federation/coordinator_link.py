@@ -16,26 +16,18 @@ from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.status import StatusPublisher
-from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
+from verfedgnn.federation.transcript import (
+    ALIGNMENT,
+    CONTRIBUTORS,
+    Statements,
+    Transcript,
+    mark_message,
+)
 from verfedgnn.federation.transport import Transport
 from verfedgnn.gnn.model import Model
+from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.aggregation import largest_alignment
-from verfedgnn.protocol.messages import (
-    AlignStart,
-    Buffer,
-    Finish,
-    Message,
-    Refused,
-    RoundStart,
-    Survivors,
-    UserRows,
-    Waiting,
-    Welcome,
-    copied_state,
-    decode,
-    encode_parts,
-    kind_of,
-)
+from verfedgnn.protocol.party import Candidate
 from verfedgnn.protocol.replica import split_updates
 from verfedgnn.runs.ledger import Ledger
 
@@ -52,69 +44,81 @@ class CoordinatorLink:
         identity: MemberIdentity,
         transport: Transport,
         stop: Callable[[], bool],
-        transcript: Transcript,
         publisher: StatusPublisher,
     ) -> None:
-        self.agreement = identity.agreement
+        self.timeouts = identity.agreement.timeouts
+        self.name = identity.name
         self.transport = transport
-        self.transcript = transcript
+        self.transcript = Transcript(publisher.folder, identity)
         self.publisher = publisher
         self.stop = stop
-        self.name = identity.name
         self.ledger = Ledger()
         self.connected = False
         self.stage = ALIGNMENT
         """Name of the present training, or "alignment"."""
-        self.model: Model | None = None
-        """Model of the present training; None before it."""
         self.heard: float | None = None
         """Unix time of the last message from the coordinator; None before the first."""
         self.waits_for = [COORDINATOR]
-        """Members for whom the training waits."""
+        """Members for whom the training waits; the coordinator if it is away or silent."""
         self.waits_since: float | None = time.time()
+        self._model: Model | None = None
+        """Model of the present training; None before it."""
         self._largest_array: int | None = None
         """Bytes of the largest packed array that a RoundStart may hold; None until the model is known."""
+        self._hello: Callable[[], msg.Message]
         self._last_heard = 0.0
         self._last_hello = 0.0
-        self._silent = False
-        aligns = self.agreement.alignment != "none"
-        self._largest_alignment = largest_alignment(self.agreement.max_users if aligns else 0)
-        transport.largest = self._largest_alignment
+        aligns = identity.agreement.alignment != "none"
+        transport.largest = largest_alignment(identity.agreement.max_users if aligns else 0)
+        self._largest_alignment = transport.largest
         publisher.update(self.status, now=True)
 
-    def expect(self, largest_message: int, largest_array: int) -> None:
-        """Accept messages of a training, up to that many bytes, with arrays in a RoundStart up to that many bytes."""
-        self.transport.largest = max(largest_message, self._largest_alignment)
-        self._largest_array = largest_array
+    def begin(self, stage: str, hello: Callable[[], msg.Message], candidate: Candidate | None = None) -> None:
+        """Send `hello()`, now and on every new connection, to align users or to let `candidate` take part in a training."""
+        self.stage = stage
+        self._hello = hello
+        self._model = None
+        if candidate is not None:
+            self._model = candidate.setup.model
+            self._largest_array = candidate.largest_array
+            self.transport.largest = max(candidate.largest_message, self._largest_alignment)
+        if self.connected:
+            self._say_hello()
 
-    def send(self, *messages: Message) -> None:
+    def send(self, *messages: msg.Message) -> None:
         """Send messages to the coordinator."""
-        encoded = [encode_parts(message) for message in messages]
+        encoded = [msg.encode_parts(message) for message in messages]
         for message, data in zip(messages, encoded, strict=True):
             mark = mark_message(data)
             self.transcript.record("out", COORDINATOR, message, mark, self.stage)
             self.ledger.record(type(message).__name__, "up", self.name, mark.size)
-        self.transport.send(COORDINATOR, *encoded)
+        if encoded:
+            self.transport.send(COORDINATOR, *encoded)
+
+    def refuse(self, error: VerFedGNNError) -> None:
+        """Tell the coordinator why this party leaves."""
+        self.send(msg.Refused(reason=str(error)[:500]))
+
+    def _say_hello(self) -> None:
+        self._last_hello = time.monotonic()
+        self.send(self._hello())
 
     def receive(
-        self,
-        hello: Callable[[], Message],
-        joining: Callable[[], bool],
-        status: Callable[[], dict[str, Any]] | None = None,
-    ) -> Message:
+        self, status: Callable[[], dict[str, Any]] | None = None, joining: Callable[[], bool] = lambda: False
+    ) -> msg.Message:
         """Return the next message; raise `Interrupted` when a stop was requested.
 
-        Until one arrives, send `hello()` on every new connection, repeatedly while `joining()`, and after long silence, and
-        publish `status()`.
+        Until one arrives, say hello on every new connection, repeatedly while `joining()`, and after long silence, and publish
+        `status()`.
         """
         self._last_heard = time.monotonic()  # only silence while listening counts
         while True:
             if self.stop():
                 raise Interrupted("stopped")
-            self._repeat_hello(hello, joining)
+            if self.connected:
+                self._act_on_silence(joining)
             event = self.transport.next(_TICK)
             if event is None:
-                self._notice_silence()
                 self.publisher.update(status or self.status)
                 continue
             self._last_heard = time.monotonic()
@@ -122,8 +126,7 @@ class CoordinatorLink:
                 log_event("connected to the coordinator")
                 self.connected = True
                 self._wait_for([])
-                self._last_hello = time.monotonic()
-                self.send(hello())
+                self._say_hello()
             elif event.kind == "left":
                 log_warning("lost the coordinator, reconnecting")
                 self.connected = False
@@ -134,13 +137,21 @@ class CoordinatorLink:
                 self.heard = time.time()
                 return self._read(event.data)
 
-    def greet(self) -> None:
-        """Make the next `receive` say hello, even though the connection is not new."""
-        self._last_hello = 0.0
-
-    def refuse(self, error: VerFedGNNError) -> None:
-        """Tell the coordinator why this party leaves."""
-        self.send(Refused(reason=str(error)[:500]))
+    def _act_on_silence(self, joining: Callable[[], bool]) -> None:
+        """Log once that the coordinator, which is connected, has sent nothing for long, and say hello again if it is time."""
+        now = time.monotonic()
+        silence = now - self._last_heard
+        idle = self.timeouts.idle
+        if silence > SILENT_SECONDS and self.waits_for != [COORDINATOR]:
+            start = time.strftime("%H:%M:%S", time.localtime(time.time() - silence))
+            then = f"this party joins again after {idle:g} s of silence"
+            log_warning("no message from the coordinator", since=start, next=then)
+            self._wait_for([COORDINATOR])
+        if now - self._last_hello > self.timeouts.hello and (silence > idle or joining()):
+            if silence > idle:
+                log_warning("no message from the coordinator, joining again", seconds=idle)
+                self._last_heard = now
+            self._say_hello()
 
     def _wait_for(self, names: list[str]) -> None:
         if names != self.waits_for:
@@ -149,44 +160,22 @@ class CoordinatorLink:
             if names and names != [COORDINATOR]:
                 log_event("waiting for others", missing=names)
 
-    def _notice_silence(self) -> None:
-        """Log once that the coordinator, which is connected, has sent nothing for long."""
-        since = time.monotonic() - self._last_heard
-        if self.connected and not self._silent and since > SILENT_SECONDS:
-            self._silent = True
-            start = time.strftime("%H:%M:%S", time.localtime(time.time() - since))
-            then = f"this party joins again after {self.agreement.timeouts.idle:g} s of silence"
-            log_warning("no message from the coordinator", since=start, next=then)
-            self._wait_for([COORDINATOR])
-
-    def _repeat_hello(self, hello: Callable[[], Message], joining: Callable[[], bool]) -> None:
-        timeouts = self.agreement.timeouts
-        now = time.monotonic()
-        silent = now - self._last_heard > timeouts.idle
-        if self.connected and now - self._last_hello > timeouts.hello and (joining() or silent):
-            self._last_hello = now
-            if silent:
-                log_warning("no message from the coordinator, joining again", seconds=timeouts.idle)
-                self._last_heard = now
-            self.send(hello())
-
-    def _read(self, data: Buffer) -> Message:
+    def _read(self, data: msg.Buffer) -> msg.Message:
         # Outside of rounds, arrays are packed with at least one bit per value, which bounds their size.
-        known = self._largest_array if kind_of(data) is RoundStart else None
+        known = self._largest_array if msg.kind_of(data) is msg.RoundStart else None
         mark = mark_message((data,))
         try:
-            message = decode(data, min(64 * len(data), self.transport.largest) if known is None else known)
+            message = msg.decode(data, known or min(64 * len(data), self.transport.largest))
         except ProtocolError:
             self.transcript.record("in", COORDINATOR, None, mark, self.stage)
             raise
-        common = common_statements(message, self.model)
+        common = common_statements(message, self._model)
         self.transcript.record("in", COORDINATOR, message, mark, self.stage, common)
         self.ledger.record(type(message).__name__, "down", self.name, len(data))
-        self._silent = False
-        self._wait_for(message.missing if isinstance(message, Waiting) else [])
-        if isinstance(message, Refused):
+        self._wait_for(message.missing if isinstance(message, msg.Waiting) else [])
+        if isinstance(message, msg.Refused):
             raise ProtocolError(f"the coordinator refused: {message.reason}")
-        if isinstance(message, Waiting) and message.second:
+        if isinstance(message, msg.Waiting) and message.second:
             log_warning("another process wanted to join under this party's name and was refused: stop it")
         return message
 
@@ -195,12 +184,11 @@ class CoordinatorLink:
         sizes = {way: self.ledger.total(way) for way in ("up", "down")}
         coordinator = {"here": self.connected, "connected": self.connected, "heard": self.heard}
         return {
-            "ready": self.connected and not self._silent,
+            "ready": self.waits_for != [COORDINATOR],
             "stage": self.stage,
             "state": "gathering" if self.waits_for else "aligning",
             "waits_for": self.waits_for,
             "waits_since": self.waits_since,
-            "bytes": sizes,
             "parties": {
                 self.name: {"here": False, "joined": self.connected, **sizes},
                 COORDINATOR: {**coordinator, "up": 0, "down": 0},
@@ -210,58 +198,61 @@ class CoordinatorLink:
 
 # -- what every party must receive alike, as short statements that parties can compare --------------------------------------
 #
-# A statement has a subject, such as `update 4`, and a value. Arrays are replaced by their SHA-256. Parties that write down the
-# statements they received can find out later whether a coordinator said different things to different parties.
-
-Statements = dict[str, dict[str, Any]]
-"""Values by subject; each value has named fields."""
+# A statement has a subject, such as `update 4`, and a value with fields in plain words. Arrays are replaced by their SHA-256.
+# Parties that write down what they received can find out later whether a coordinator said different things to different parties.
 
 
-def common_statements(message: Message, model: Model | None) -> Statements:
+def common_statements(message: msg.Message, model: Model | None) -> Statements:
     """Return what `message` says to all parties alike; `model` is that of the training, None before it."""
     match message:
-        case AlignStart():
-            keys = repr([message.seal_keys, message.seal_signatures]).encode()
-            return {f"alignment {message.session}": {"keys": hashlib.sha256(keys).hexdigest()}}
-        case UserRows():
-            return {f"rows {message.session}": {"users": message.users}}
-        case Welcome():
-            training = {"name": message.training, "configuration": message.config}
-            sizes = {"items": message.items, "ratings": message.ratings, "typical": message.typical}
-            digest = {f"digest {message.round}": {"digest": message.digest}}
-            return {"training": training | sizes, **digest, **_state_copy(message, message.round)}
-        case RoundStart():
-            return _state_round(message, model)
-        case Survivors():
-            return {f"survivors {message.round}.{message.attempt}": {"survivors": message.survivors}}
-        case Finish():
-            fields = "round", "best_round", "digest"
-            return {"result": {name: getattr(message, name) for name in fields}}
+        case msg.AlignStart():
+            keys = hashlib.sha256(repr([message.seal_keys, message.seal_signatures]).encode()).hexdigest()
+            return {f"alignment {message.session}": {"the keys of the alignment": keys}}
+        case msg.UserRows():
+            return {f"rows {message.session}": {"the number of users": message.users}}
+        case msg.Welcome():
+            training = {
+                "the name of the training": message.training,
+                "the configuration": message.config,
+                "the numbers of items": message.items,
+                "the number of ratings": message.ratings,
+                "the mean of the typical ratings": message.typical,
+            }
+            digest = {"the hash of the public parameters": message.digest}
+            said: Statements = {"training": training, f"digest {message.round}": digest}
+            return said | _state_copy(message, message.round)
+        case msg.RoundStart():
+            instruction = {
+                "the active parties": message.active,
+                "whether to validate": message.evaluate,
+                "the best round": message.best_round,
+            }
+            said = {f"instruction {message.round}.{message.attempt}": instruction}
+            for update in [] if model is None else split_updates(message, model.size):
+                total = {CONTRIBUTORS: update.parties, "the sum of gradients": _hash_array(update.total)}
+                said[f"update {update.round}"] = total
+            if message.neighbourhoods is not None:
+                said[f"neighbourhoods {message.neighbourhood_round}"] = {
+                    "the parties in the sum of neighbourhoods": message.neighbourhood_parties,
+                    "the sum of neighbourhoods": _hash_array(message.neighbourhoods),
+                }
+            return said | _state_copy(message, message.round - 1)
+        case msg.Survivors():
+            what = "the list of parties whose masked replies are added up"
+            return {f"survivors {message.round}.{message.attempt}": {what: message.survivors}}
+        case msg.Finish():
+            result = {
+                "the last round": message.round,
+                "the best round": message.best_round,
+                "the parameters of the result": message.digest,
+            }
+            return {"result": result}
     return {}
 
 
-def _state_round(message: RoundStart, model: Model | None) -> Statements:
-    statements: Statements = {
-        f"instruction {message.round}.{message.attempt}": {
-            "active": message.active,
-            "evaluate": message.evaluate,
-            "best_round": message.best_round,
-        }
-    }
-    for update in [] if model is None else split_updates(message, model.size):
-        statements[f"update {update.round}"] = _state_sum(update.parties, update.total)
-    if message.neighbourhoods is not None:
-        subject = f"neighbourhoods {message.neighbourhood_round}"
-        statements[subject] = _state_sum(message.neighbourhood_parties, message.neighbourhoods)
-    return statements | _state_copy(message, message.round - 1)
-
-
-def _state_sum(parties: list[int], total: NDArray[Any]) -> dict[str, Any]:
-    return {"parties": parties, "sum": _hash_array(total)}
-
-
-def _state_copy(message: Welcome | RoundStart, round: int) -> Statements:
-    copy = {name: _hash_array(values) for name, values in copied_state(message).items()}
+def _state_copy(message: msg.Welcome | msg.RoundStart, round: int) -> Statements:
+    words = {"parameters": "the public parameters", "accumulator": "the optimiser's state"}
+    copy = {words[name]: _hash_array(values) for name, values in msg.copied_state(message).items()}
     return {f"parameters {round}": copy} if copy else {}
 
 

@@ -8,50 +8,32 @@ network, aligns users before the first training, and sends every message to the 
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from verfedgnn.core.errors import DataError, Interrupted, ProtocolError, VerFedGNNError
+from verfedgnn.core.errors import DataError, Interrupted, ProtocolError
+from verfedgnn.core.files import writing
 from verfedgnn.federation import coordinator_stage
 from verfedgnn.federation.agreement import list_stages
-from verfedgnn.federation.coordinator_stage import CoordinatorStage
-from verfedgnn.federation.event_log import log_event, log_warning
+from verfedgnn.federation.coordinator_stage import CoordinatorStage, Situation
+from verfedgnn.federation.event_log import RepeatedWarning, log_event, log_warning
 from verfedgnn.federation.roster import MemberIdentity, RevocationWatch
 from verfedgnn.federation.status import StatusPublisher
-from verfedgnn.federation.stores import TrainingRecord
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
 from verfedgnn.federation.transport import Transport, TransportEvent
 from verfedgnn.privacy.masking import check_public_key
+from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.aggregation import largest_alignment
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.masks import list_statement
-from verfedgnn.protocol.messages import (
-    Aligned,
-    AlignHello,
-    Buffer,
-    EncodedMessage,
-    Finished,
-    Hello,
-    ListSignature,
-    MaskShares,
-    Message,
-    Pseudonyms,
-    Refused,
-    RoundReply,
-    Sealed,
-    Unmask,
-    Waiting,
-    decode,
-    encode_parts,
-    kind_of,
-)
 from verfedgnn.protocol.party_setup import name_mask_purpose
 from verfedgnn.protocol.states import COORDINATOR_STATES
 from verfedgnn.protocol.user_alignment import CoordinatorAlignment
+from verfedgnn.runs.run import write_json
 
 MOST_OFFENCES = 20
 """Number of refused messages after which a party is ignored until the coordinator restarts."""
@@ -60,26 +42,24 @@ MOST_HELLOS = 30
 SIGN_SECONDS = 4.0
 """Number of seconds after which a waiting party gets a sign of life."""
 _TICK = 0.25
-_OF_ROUNDS = (RoundReply, MaskShares, ListSignature, Unmask)
-_ALIGNMENT = (AlignHello, Sealed, Pseudonyms, Aligned)
+_OF_ROUNDS = (msg.RoundReply, msg.MaskShares, msg.ListSignature, msg.Unmask)
+_ALIGNMENT = (msg.AlignHello, msg.Sealed, msg.Pseudonyms, msg.Aligned)
 
 
 class CoordinatorService:
-    """All trainings of a federation, one after the other; it resumes from the checkpoints in `folder`."""
+    """All trainings of a federation, one after the other; it resumes from the checkpoints in the publisher's folder."""
 
     def __init__(
         self,
         identity: MemberIdentity,
         transport: Transport,
-        folder: Path,
         publisher: StatusPublisher,
         *,
         device: str = "cpu",
     ) -> None:
         self.identity = identity
         self.agreement = agreement = identity.agreement
-        self.folder = folder
-        self.transcript = Transcript(folder, identity)
+        self.transcript = Transcript(publisher.folder, identity)
         self.transport = transport
         self.publisher = publisher
         self.names = [party.name for party in agreement.parties]
@@ -109,12 +89,11 @@ class CoordinatorService:
         self._hello_times: dict[str, list[float]] = {}
         self._announced: list[str] = []
         """The parties for which the training waits, as it was last told to operators and the other parties."""
-        self._reported_second: dict[str, float] = {}
-        """Time at which each party heard last of a second process under its name."""
+        self._warn_of_second = RepeatedWarning("a second process of a party was refused")
         self._looked = 0.0
-        """Time of the last look for revoked certificates."""
+        """Time of the last look for revoked certificates and missing parties."""
         self.stages = [
-            CoordinatorStage(stage, self, folder, device=device) for stage in list_stages(agreement)
+            CoordinatorStage(stage, self, publisher.folder, device=device) for stage in list_stages(agreement)
         ]
         self.stage = self.stages[0]
         """The present training: the first one whose result some party lacks."""
@@ -127,11 +106,6 @@ class CoordinatorService:
     def coordinator(self) -> Coordinator:
         """The protocol's coordinator of the present training."""
         return self.stage.coordinator
-
-    @property
-    def record(self) -> TrainingRecord:
-        """The record of the present training."""
-        return self.stage.record
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Run all trainings and hand out their results; raise `Interrupted` when `stop()` turns true."""
@@ -146,10 +120,7 @@ class CoordinatorService:
             self._run_stage(stage, stop)
             ended = ended or stage.record.ended
         self.publisher.update(self.status, now=True)
-        for stage in reversed(self.stages[1:]):
-            outer, _, name = stage.stage.place.rpartition("/")
-            into = next(each for each in self.stages if each.stage.place == outer)
-            into.store.add_figures(name, stage.store)
+        self._join_figures()
         self.transcript.finish()
         without = [name for name in self.names if any(name in stage.without_result for stage in self.stages)]
         if without:
@@ -174,25 +145,32 @@ class CoordinatorService:
                 pass
             self.publisher.update(self.status)
 
+    def _join_figures(self) -> None:
+        """Report the figures of every training in those of the one whose folder holds its folder."""
+        files = {stage.stage.place: stage.record.metrics for stage in self.stages}
+        for place in reversed(list(files)[1:]):
+            outer, _, name = place.rpartition("/")
+            into, figures = (json.loads(files[one].read_text("utf-8")) for one in (outer, place))
+            with writing(files[outer]):
+                write_json(files[outer], into | {name: figures})
+
     def _exclude_revoked(self) -> None:
         """Go on without parties whose certificates are revoked."""
         for name in set(self._revocations.find()) - self.revoked:
             self.revoked.add(name)
             log_warning("certificate revoked, going on without the party", party=name)
-            self.send(name, Refused(reason=f"the certificate of {name} was revoked"))
+            self.send(name, msg.Refused(reason=f"the certificate of {name} was revoked"))
             self._lose(name)
-            for training in self.stages:
-                training.revoked.add(name)
 
     # -- events ------------------------------------------------------------------------------------------
 
     def _handle(self, event: TransportEvent) -> None:
-        name = event.peer
+        name, now = event.peer, time.monotonic()
         if (event.kind != "left") != (name in self.connected):
-            self._changed[name] = time.monotonic()
+            self._changed[name] = now
             self.connected.symmetric_difference_update([name])
         if event.kind != "left":
-            self._heard[name] = time.monotonic()
+            self._heard[name] = now
         if event.kind == "joined":
             log_event("party connected", party=name)
         elif event.kind == "left":
@@ -200,7 +178,8 @@ class CoordinatorService:
             log_event("party disconnected", party=name, **where)
             self._lose(name)
         elif event.kind == "second":
-            self._report_second(name)
+            if self._warn_of_second(name):
+                self.send(name, msg.Waiting(missing=[], second=True))
         elif event.kind != "part" and self.offences[name] < MOST_OFFENCES and name not in self.revoked:
             try:
                 if event.kind == "broken":
@@ -209,46 +188,34 @@ class CoordinatorService:
             except ProtocolError as error:
                 self._refuse(name, str(error))
 
-    def _report_second(self, name: str) -> None:
-        """Tell a party, at most once a minute, that a second process wanted to join under its name."""
-        now = time.monotonic()
-        if now - self._reported_second.get(name, -math.inf) > 60:
-            self._reported_second[name] = now
-            log_warning("a second process of a party was refused", party=name)
-            self.send(name, Waiting(missing=[], second=True))
-
-    def _receive(self, name: str, data: Buffer) -> None:
-        kind = kind_of(data)
-        stage = self.stages[0] if kind in _ALIGNMENT else self._stage_of(name)
+    def _receive(self, name: str, data: msg.Buffer) -> None:
+        kind = msg.kind_of(data)
+        stage = self.stages[0] if kind in _ALIGNMENT else self._joined.get(name, self.stage)
         if kind in _OF_ROUNDS and name not in stage.greeted:
             return  # it answers a round from before the connection was lost
         if kind is not None:
             COORDINATOR_STATES.after(stage.coordinator.state, kind, name)
         # Outside of rounds, arrays are packed with at least one bit per value, which bounds their size.
         most = min(64 * len(data), self.transport.largest)
-        message = decode(data, stage.coordinator.largest_array if kind is RoundReply else most)
-        if isinstance(message, Hello):
+        message = msg.decode(data, stage.coordinator.largest_array if kind is msg.RoundReply else most)
+        if isinstance(message, msg.Hello):
             agreed = [one for one in self.stages if one.stage.config.digest() == message.config]
             stage = agreed[0] if agreed else self.stages[0]  # which refuses another configuration
         stage.record.ledger.record(type(message).__name__, "up", name, len(data))
-        self.transcript.record("in", name, message, mark_message((data,)), _stage_name(message, stage))
+        self.transcript.record("in", name, message, mark_message((data,)), _place(message, stage))
         if isinstance(message, _OF_ROUNDS):
-            if isinstance(message, ListSignature):
+            if isinstance(message, msg.ListSignature):
                 self._check_list_signature(name, message, stage.coordinator)
             stage.coordinator.take(name, message)
-        elif isinstance(message, Hello):
+        elif isinstance(message, msg.Hello):
             self._take_hello(name, message, stage)
         elif isinstance(message, _ALIGNMENT):
             self._take_alignment(name, message)
-        elif isinstance(message, Finished):
+        elif isinstance(message, msg.Finished):
             stage.take_finished(name, message)
-        elif isinstance(message, Refused):
+        elif isinstance(message, msg.Refused):
             log_warning("party refused to continue", party=name, reason=message.reason)
             self._lose(name)
-
-    def _stage_of(self, name: str) -> CoordinatorStage:
-        """Return the training that a party takes part in."""
-        return self._joined.get(name, self.stage)
 
     def _lose(self, name: str) -> None:
         """Go on without a party until it joins again."""
@@ -263,7 +230,7 @@ class CoordinatorService:
         count = self.offences[name]
         barred = count == MOST_OFFENCES or None
         log_warning("message refused", party=name, reason=reason, refused=count, barred=barred)
-        self.send(name, Refused(reason=reason[:500]))
+        self.send(name, msg.Refused(reason=reason[:500]))
 
     def exclude(self, name: str) -> None:
         """Count an offence of a party and go on without it until it joins again."""
@@ -272,11 +239,11 @@ class CoordinatorService:
 
     # -- joining -----------------------------------------------------------------------------------------
 
-    def _take_hello(self, name: str, message: Hello, stage: CoordinatorStage) -> None:
+    def _take_hello(self, name: str, message: msg.Hello, stage: CoordinatorStage) -> None:
         self._check_hello(name, message, stage)
         fresh = message.training is None and stage.stage.first and not stage.coordinator.began
         if self.alignment is not None and fresh and self.alignment.must_align(name):
-            self.send(name, Waiting(missing=self.alignment.missing, align=True))
+            self.send(name, msg.Waiting(missing=self.alignment.missing, align=True))
             return
         self._joined[name] = stage
         stage.take_hello(name, message)
@@ -293,7 +260,7 @@ class CoordinatorService:
         sizes += [stage.coordinator.largest_message for stage in self.stages if stage.coordinator.began]
         self.transport.largest = max(sizes)
 
-    def _check_hello(self, name: str, message: Hello, stage: CoordinatorStage) -> None:
+    def _check_hello(self, name: str, message: msg.Hello, stage: CoordinatorStage) -> None:
         if message.party != name:
             raise ProtocolError(f"{name}: the name in its Hello differs from the name in its certificate")
         now = time.monotonic()
@@ -307,28 +274,26 @@ class CoordinatorService:
             purpose = name_mask_purpose(message.alignment)
             self._check_key(name, purpose, message.mask_key, message.mask_signature or "", others)
 
-    def _take_alignment(self, name: str, message: Message) -> None:
+    def _take_alignment(self, name: str, message: msg.Message) -> None:
         host = self.alignment
         if host is None:
             kind = type(message).__name__
             raise ProtocolError(f"{name}: unexpected {kind}, this federation aligns no users")
-        if isinstance(message, AlignHello):
+        if isinstance(message, msg.AlignHello):
             host.check_hello(name, message)
             others = {hello.seal_key for other, hello in host.hellos.items() if other != name}
             self._check_key(name, "seal", message.seal_key, message.seal_signature, others)
             log_event("party is ready to align", party=name)
             # Parties that aligned before, without this one, have to align again.
             hellos = self.stages[0].coordinator.members.hellos
-            for other in sorted(hellos):
-                self.send(other, Waiting(missing=[name], align=True))
+            self.send_all([(other, msg.Waiting(missing=[name], align=True)) for other in sorted(hellos)])
             hellos.clear()
         try:
-            answers = host.handle(name, message)
+            self.send_all(host.handle(name, message))
         except DataError as error:
-            self._end_all(error)
-        for to, answer in answers:
-            self.send(to, answer)
-        if isinstance(message, Aligned) and len(host.users) == len(self.names):
+            self.send_all([(other, msg.Refused(reason=str(error)[:500])) for other in self.names])
+            raise
+        if isinstance(message, msg.Aligned) and len(host.users) == len(self.names):
             log_event("users aligned", method=host.method, users=next(iter(host.users.values())))
 
     def _check_key(self, name: str, purpose: str, key: str, signature: str, others: Set[str | None]) -> None:
@@ -342,7 +307,7 @@ class CoordinatorService:
         if key in others:
             raise ProtocolError(f"{name}: its {what} key is another party's")
 
-    def _check_list_signature(self, name: str, message: ListSignature, coordinator: Coordinator) -> None:
+    def _check_list_signature(self, name: str, message: msg.ListSignature, coordinator: Coordinator) -> None:
         """Refuse a signature here that the other parties would not count."""
         masks = coordinator.masks
         if masks is None or masks.place != message.place:
@@ -355,108 +320,87 @@ class CoordinatorService:
 
     # -- sending -----------------------------------------------------------------------------------------
 
-    def send(self, name: str, message: Message) -> None:
+    def send(self, name: str, message: msg.Message) -> None:
         """Send a message to a party."""
         self.send_all([(name, message)])
 
-    def send_all(self, messages: Sequence[tuple[str, Message]]) -> None:
+    def send_all(self, messages: Sequence[tuple[str, msg.Message]]) -> None:
         """Send messages to parties; one to many parties is encoded once."""
         distinct = {id(message): message for _, message in messages}
-        encoded = {key: encode_parts(message) for key, message in distinct.items()}
+        encoded = {key: msg.encode_parts(message) for key, message in distinct.items()}
         marks = {key: mark_message(data) for key, data in encoded.items()}
-        queued: dict[str, list[EncodedMessage]] = {}
+        queued: dict[str, list[msg.EncodedMessage]] = {}
         for name, message in messages:
-            stage = self._stage_of(name)
+            stage = self._joined.get(name, self.stage)
             mark = marks[id(message)]
             stage.record.ledger.record(type(message).__name__, "down", name, mark.size)
-            self.transcript.record("out", name, message, mark, _stage_name(message, stage))
+            self.transcript.record("out", name, message, mark, _place(message, stage))
             queued.setdefault(name, []).append(encoded[id(message)])
         for name, parts in queued.items():  # once all of them are written down
             self._sent[name] = time.monotonic()
             self.transport.send(name, *parts)
 
-    def _end_all(self, error: VerFedGNNError) -> NoReturn:
-        """Tell every party why the federation cannot train, and raise the error here."""
-        for name in self.names:
-            self.send(name, Refused(reason=str(error)[:500]))
-        raise error
-
     def _announce_waiting(self) -> None:
         """Tell operators and waiting parties for whom the training waits, when that changes, and that this side is alive."""
-        names, since, then = self._waits() or ([], 0.0, "")
+        _, names, since, then = self._situation()
         changed = names != self._announced
         now = time.monotonic()
         if changed and names:
             event = "no answer from parties" if set(names) <= self.connected else "waiting for parties"
-            start = time.strftime("%H:%M:%S", time.localtime(time.time() - now + since))
+            start = time.strftime("%H:%M:%S", time.localtime(_wall_clock(since)))
             log_warning(event, stage=self.stage.stage.name, missing=names, since=start, next=then)
         elif changed:
             log_event("nobody is missing", stage=self.stage.stage.name, round=self.coordinator.round)
         self._announced = names
-        aligning = set(self.alignment.hellos) if self.alignment is not None else set()
+        aligning = set() if self.alignment is None else set(self.alignment.hellos)
         quiet = min(SIGN_SECONDS, self.agreement.timeouts.idle / 3)
         for name in sorted(aligning.union(*(stage.greeted for stage in self.stages)) - set(names)):
             if changed or now - self._sent.get(name, 0.0) > quiet:
-                self.send(name, Waiting(missing=names))
+                self.send(name, msg.Waiting(missing=names))
 
     # -- status ------------------------------------------------------------------------------------------
 
-    def _waits(self) -> tuple[list[str], float, str] | None:
-        """Return the parties for which the training waits, since which time, and what happens next; None if it does not wait."""
-        stage = self.stage
-        host = self.alignment
+    def _situation(self) -> Situation:
+        """Return what the coordinator does, for whom it waits, since which time, and what happens next."""
+        stage, host = self.stage, self.alignment
         if stage.finishing:
+            state = "finished" if stage.over else "finishing"
             awaited = due = stage.without_result
             then = "the next training starts when they have the result of this one"
             if stage is self.stages[-1]:
-                then = (
-                    f"the coordinator waits {self.agreement.timeouts.finish:g} s for them to fetch the result"
-                )
+                seconds = f"{self.agreement.timeouts.finish:g} s"
+                then = f"the coordinator waits {seconds} for them to fetch the result"
         elif stage.coordinator.began:
-            return stage.waits()
+            return stage.situation()
         else:
-            awaited, due = self.names, stage.missing
+            state, awaited, due = "joining", self.names, stage.missing
             then = "the training starts when all parties are here"
             if host is not None and host.hellos:
+                state = "aligning"
                 due = host.missing or [name for name in due if name not in {*host.sets, *host.users}]
         missing = [name for name in awaited if name not in self.connected]
         if missing:
-            return missing, min(self._changed[name] for name in missing), then
+            since = min(self._changed[name] for name in missing)
+            return Situation(state if stage.finishing else "gathering", missing, since, then)
         if not stage.finishing:
             then = "the training starts when they have answered"
         since = min((self._heard.get(name, self._changed[name]) for name in due), default=math.inf)
         if time.monotonic() < since + coordinator_stage.STALL_SECONDS:
-            return None
-        return due, since, then
+            return Situation(state, [])
+        return Situation(state, due, since, then)
 
     def status(self) -> dict[str, Any]:
         """Return the present status."""
-        sizes = {way: sum(stage.record.ledger.total(way) for stage in self.stages) for way in ("up", "down")}
-        names, since, then = self._waits() or (None, None, None)
+        state, names, since, then = self._situation()
         return {
             "ready": True,
-            "state": self._state(),
+            "state": state,
             **self.stage.status(),
             "waits_for": names,
-            "waits_since": None if since is None else _wall_clock(since),
-            "next": then,
-            "bytes": sizes,
+            "waits_since": _wall_clock(since) if names else None,
+            "next": then or None,
             "parties": {name: self._party_status(name) for name in self.names},
         }
-
-    def _state(self) -> str:
-        stage = self.stage
-        if stage.over:
-            return "finished"
-        if stage.finishing:
-            return "finishing"
-        if stage.waiting_for is not None:
-            return "waiting"
-        if stage.coordinator.began:
-            return "stalled" if stage.stalled else "training"
-        if not self.connected.issuperset(self.names):
-            return "gathering"
-        return "joining" if self.alignment is None or not self.alignment.hellos else "aligning"
 
     def _party_status(self, name: str) -> dict[str, Any]:
         members = self.coordinator.members
@@ -482,5 +426,6 @@ def _wall_clock(moment: float) -> float:
     return time.time() - time.monotonic() + moment
 
 
-def _stage_name(message: Message, stage: CoordinatorStage) -> str:
+def _place(message: msg.Message, stage: CoordinatorStage) -> str:
+    """Return under which training a transcript has a message."""
     return ALIGNMENT if isinstance(message, _ALIGNMENT) else stage.stage.name

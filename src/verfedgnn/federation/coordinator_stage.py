@@ -11,18 +11,18 @@ import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verfedgnn.config.rules import fewest_parties_in_sum
 from verfedgnn.core.errors import ProtocolError, RunError
 from verfedgnn.federation.agreement import Stage
 from verfedgnn.federation.event_log import log_event, log_warning
-from verfedgnn.federation.stores import CoordinatorStore, TrainingRecord
+from verfedgnn.federation.stores import TrainingRecord
 from verfedgnn.privacy.protections import SumError
 from verfedgnn.protocol.coordinator import ClosedRound, Coordinator
 from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, Refused, Waiting
 from verfedgnn.protocol.states import CoordinatorState
-from verfedgnn.runs.metrics_file import history_entry, round_seconds
+from verfedgnn.runs.metrics_file import history_entry
 
 if TYPE_CHECKING:
     from verfedgnn.federation.coordinator_service import CoordinatorService
@@ -38,17 +38,22 @@ MOST_SUCCESSES = 10
 SMALLEST_GROUP = 3
 
 
+class Situation(NamedTuple):
+    """What a coordinator does, for whom it waits, since which time (monotonic), and what happens next."""
+
+    state: str
+    waits_for: list[str]
+    since: float = 0.0
+    then: str = ""
+
+
 class CoordinatorStage:
     """One training, from the first Hello to the last Finished; it resumes from the checkpoint in its folder."""
 
     def __init__(self, stage: Stage, service: CoordinatorService, run: Path, *, device: str = "cpu") -> None:
-        agreement = service.agreement
+        self.agreement = agreement = service.agreement
         self.stage = stage
         self.service = service
-        self.absent = agreement.absent
-        self.timeouts = agreement.timeouts
-        self.revoked: set[str] = set()
-        """Parties whose certificates were revoked; they do not get the result."""
         self.coordinator = Coordinator(
             stage.config,
             [party.name for party in agreement.parties],
@@ -61,19 +66,15 @@ class CoordinatorStage:
         self.greeted: set[str] = set()
         """Parties that said hello to this training on their present connection."""
         self.search = LiarSearch()
-        self.waiting_for: list[str] | None = None
-        """Missing parties without which no round can start; None if there are enough."""
-        self._lacks_since: float | None = None
-        """Time at which the training began to lack parties; None if it does not."""
+        self.lacks_since: float | None = None
+        """Time since which no round can start, because parties are missing; None if there are enough."""
         self._asked = 0.0
         """Time at which the last messages of the open round were sent."""
         self._round_began = 0.0
         self._finish_deadline: float | None = None
         """Time until which absent parties may fetch the result; None while training."""
-        self.store = CoordinatorStore(stage.folder(run), agreement.digest(), stage.config)
-        restored = self.store.restore(self.coordinator)
-        self.record = restored or TrainingRecord()
-        if restored is not None:
+        self.record = TrainingRecord(stage.folder(run), agreement.digest(), stage.config)
+        if self.record.restore(self.coordinator):
             self._log("resuming from checkpoint", round=self.coordinator.round)
 
     def _log(self, event: str, **fields: Any) -> None:
@@ -82,47 +83,45 @@ class CoordinatorStage:
     def _warn(self, event: str, **fields: Any) -> None:
         log_warning(event, stage=self.stage.name, round=self.coordinator.round, **fields)
 
-    @property
-    def finishing(self) -> bool:
-        """Whether the rounds are over and the result is handed out."""
-        return self._finish_deadline is not None
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing is left to do: all parties have the result, or the time to fetch it is up."""
-        if self._finish_deadline is None:
-            return False
-        return not self.without_result or time.monotonic() >= self._finish_deadline
-
-    @property
-    def without_result(self) -> list[str]:
-        """Parties that have not received the result and may still fetch it."""
-        return [name for name in self.coordinator.names if name not in self.record.finished | self.revoked]
-
-    @property
-    def skipped(self) -> bool:
-        """Whether no rounds take place, because a party has nothing to train the lists on; it announces 0 ratings."""
-        hellos = self.coordinator.members.hellos.values()
-        return not self.stage.first and self.coordinator.began and min(hello.ratings for hello in hellos) == 0
-
     # -- joining and leaving -----------------------------------------------------------------------------
 
     def take_hello(self, name: str, message: Hello) -> None:
         """Let a party join, or tell it for whom it waits."""
-        if self.stage.continues is not None and not self.coordinator.began:
+        coordinator = self.coordinator
+        if self.stage.continues is not None and not coordinator.began:
             judged = self.service.stages[self.stage.continues].coordinator
-            self.coordinator.start = judged.public if judged.began and judged.best.round else None
-        self.coordinator.hello(message)
+            coordinator.start = judged.public if judged.began and judged.best.round else None
+        coordinator.hello(message)
         self.greeted.add(name)
-        if self.coordinator.state is CoordinatorState.CANCELLED:
+        if coordinator.state is CoordinatorState.CANCELLED:
             self.service.send(name, self._last_messages()[name])
-        elif self.coordinator.began:
+        elif coordinator.began:
             self._admit_greeted()
         else:
-            missing = self.missing
-            about = {"users": message.users, "items": message.items, "missing": missing or None}
+            about = {"users": message.users, "items": message.items, "missing": self.missing or None}
             self._log("party joined", party=name, **about)
-            self.service.send(name, Waiting(missing=missing))
+            self.service.send(name, Waiting(missing=self.missing))
+
+    def _admit_greeted(self) -> None:
+        """Welcome all parties that said hello and do not take part yet."""
+        coordinator = self.coordinator
+        if not coordinator.round:
+            self._write_checkpoint()  # from now on parties know this training by its name
+        for name in coordinator.names:
+            if name in self.greeted and name not in coordinator.members.present | coordinator.members.slow:
+                self._log("party admitted", party=name, round=coordinator.round)
+                # acknowledges the Hello; a Welcome may take long
+                self.service.send(name, Waiting(missing=[]))
+                self.service.send(name, coordinator.welcome(name))
+                if self.finishing:
+                    self.service.send(name, self._last_messages()[name])
+
+    @property
+    def missing(self) -> list[str]:
+        """Parties that are not present or, before the training, have not said hello."""
+        members = self.coordinator.members
+        known = members.present if self.coordinator.began else members.hellos
+        return [name for name in members.names if name not in known]
 
     def lose(self, name: str) -> None:
         """Go on without a party until it joins again."""
@@ -134,34 +133,10 @@ class CoordinatorStage:
         self.lose(name)
         if name in self.record.finished:
             return
-        if not self.finishing:
+        if self.finishing:
+            self._note_result(name)
+        else:
             self._warn("party is ahead of the coordinator; restore the coordinator's run folder", party=name)
-            return
-        self.record.finished.add(name)
-        self._write_result()
-
-    def _admit_greeted(self) -> None:
-        """Welcome all parties that said hello and do not take part yet."""
-        self.waiting_for = None
-        if not self.coordinator.round:
-            self._write_checkpoint()  # from now on parties know this training by its name
-        members = self.coordinator.members
-        for name in self.coordinator.names:
-            if name in self.greeted and name not in members.present | members.slow:
-                self._log("party admitted", party=name, round=self.coordinator.round)
-                self.service.send(
-                    name, Waiting(missing=[])
-                )  # acknowledges the Hello; a Welcome may take long
-                self.service.send(name, self.coordinator.welcome(name))
-                if self.finishing:
-                    self.service.send(name, self._last_messages()[name])
-
-    @property
-    def missing(self) -> list[str]:
-        """Parties that are not present or, before the training, have not said hello."""
-        members = self.coordinator.members
-        known = members.present if self.coordinator.began else members.hellos
-        return [name for name in members.names if name not in known]
 
     # -- rounds ------------------------------------------------------------------------------------------
 
@@ -170,80 +145,98 @@ class CoordinatorStage:
         coordinator = self.coordinator
         if self.finishing:
             return False
-        if self.record.ended is not None:
-            self._finish()
-            return True
-        if not coordinator.began:
-            return not self.stage.first and self._act_on_absence()
-        if coordinator.open_parties:
-            return self._continue_round()
-        if coordinator.done or self.skipped:
-            self._finish()
-            return True
-        return self._open_if_ready()
+        if self.record.ended is None:
+            if not coordinator.began:
+                return not self.stage.first and self._act_on_absence()
+            if coordinator.open_parties:
+                return self._continue_round()
+            if not coordinator.done and not self._is_skipped:
+                return self._open_if_ready()
+        self._finish()
+        return True
 
-    def end(self, reason: str) -> None:
-        """End the training early, with the model of the best validation; raise `RunError` if the first one has none."""
-        coordinator = self.coordinator
-        if self.stage.first and not coordinator.best.round:
-            problem = f"the training ends without a model, before the first validation: {reason}"
-            for name in sorted(self.greeted):
-                self.service.send(name, Refused(reason=problem[:500]))
-            raise RunError(f"{problem}; start again with a new --out at all members")
-        self._warn("training ends early", reason=reason)
-        self.record.ended = reason
-        if coordinator.open_parties:
-            self._abandon(reason)
-        elif coordinator.began:
-            self._write_checkpoint()
+    @property
+    def _is_skipped(self) -> bool:
+        """Whether no rounds take place, because a party has nothing to train the lists on; it announces 0 ratings."""
+        hellos = self.coordinator.members.hellos.values()
+        return not self.stage.first and self.coordinator.began and min(hello.ratings for hello in hellos) == 0
+
+    def _open_if_ready(self) -> bool:
+        """Open or restart a round if enough parties are present; return whether to go on."""
+        if not self.coordinator.ready:
+            return self._act_on_absence()
+        self._open_round()
+        return True
 
     def _act_on_absence(self) -> bool:
         """Finish, or continue with fewer parties, if parties were missing for the agreed time; return whether to go on."""
-        now = time.monotonic()
-        if self._lacks_since is None:
-            self._lacks_since = now
-        if not self.absent.deadline or now < self._lacks_since + self.absent.deadline:
+        absent, now = self.agreement.absent, time.monotonic()
+        if self.lacks_since is None:
+            self.lacks_since = now
+        if not absent.deadline or now < self.lacks_since + absent.deadline:
             return False
         members = self.coordinator.members
-        if self.absent.then == "continue" and self.coordinator.began:
-            fewest = self.service.agreement.smallest_sum
+        if absent.then == "continue" and self.coordinator.began:
+            fewest = self.agreement.smallest_sum
             if not fewest <= len(members.present) < members.quorum:
                 return False
             self._warn("continuing without parties", missing=self.missing, needed=fewest)
             members.quorum = fewest
-            return True
-        self.end(f"{', '.join(self.missing)} stayed away for {self.absent.deadline:g} s")
+        else:
+            self.end(f"{', '.join(self.missing)} stayed away for {absent.deadline:g} s")
         return True
 
-    def _open_if_ready(self) -> bool:
-        """Open or restart a round if enough parties are present; return whether it was opened."""
-        if not self.coordinator.ready:
-            return self._wait_for_parties()
-        self._open_round()
-        return True
+    def _open_round(self, among: list[int] | None = None) -> None:
+        """Open the next round, or restart the open one, `among` the given parties or those that are present.
 
-    def _wait_for_parties(self) -> bool:
-        """Note the missing parties, and act if they were missing for the agreed time; return whether to go on."""
-        self.waiting_for = self.missing
-        return self._act_on_absence()
+        Abandon its round if a party cannot repeat what it has released.
+        """
+        coordinator = self.coordinator
+        members = coordinator.members
+        if self.lacks_since is not None:
+            log_event("enough parties are here", round=coordinator.round)
+            self.lacks_since = None
+        if len(members.present) >= self.agreement.quorum:
+            members.quorum = self.agreement.quorum
+        restarted = bool(coordinator.open_parties)
+        starts = coordinator.open(self.search.choose_parties(coordinator) if among is None else among)
+        if restarted:
+            self.record.repeats += 1
+            about = {"round": coordinator.round, "attempt": coordinator.attempt}
+            log_event("round restarted", **about, parties=list(starts))
+        elif not self._round_began:
+            self._round_began = time.monotonic()
+        lost = [name for name in starts if members.hellos[name].lost == coordinator.round]
+        if lost:
+            self._abandon(f"{', '.join(lost)} released it before a power cut and no longer has the values")
+        else:
+            self._ask(list((coordinator.share_requests() if coordinator.masked else starts).items()))
+
+    def _ask(self, messages: Sequence[tuple[str, Message]]) -> None:
+        """Send messages of the open round, and wait for the answers from now on."""
+        self.service.send_all(messages)
+        self._asked = time.monotonic()
 
     def _continue_round(self) -> bool:
         """Take the next step of the open round; return whether there was one to take."""
         coordinator = self.coordinator
-        self._mark_slow_parties()
+        if time.monotonic() > self._asked + self.agreement.timeouts.reply:
+            for name in set(coordinator.due) - coordinator.members.slow:
+                self._warn("party is late", party=name, seconds=self.agreement.timeouts.reply)
+                coordinator.lose(name, slow=True)
         due = coordinator.due
         absent = coordinator.absent
-        if not due or (absent and coordinator.spares_absent):
-            if len(due) > len(absent):
-                return False
-            if coordinator.state is CoordinatorState.SHARING and self._settle_commitments():
-                return True
-            if coordinator.closable:
-                self._finish_round()
-            else:
-                self._send(coordinator.proceed())
+        if absent and not coordinator.spares_absent:
+            return self._restart_round()
+        if len(due) > len(absent):
+            return False
+        if coordinator.state is CoordinatorState.SHARING and self._settle_commitments():
             return True
-        return bool(absent) and self._restart_round()
+        if coordinator.closable:
+            self._close_round()
+        else:
+            self._ask(coordinator.proceed())
+        return True
 
     def _restart_round(self) -> bool:
         """Restart the open round without the absent parties, or abandon it if parties committed to a sum that includes one."""
@@ -253,11 +246,11 @@ class CoordinatorStage:
             return self._open_if_ready()
         if set(wanted) <= set(coordinator.members.here):
             self._open_round(wanted)
-            return True
-        if coordinator.ready:
+        elif coordinator.ready:
             self._abandon("a party of the only possible sum was lost")
-            return True
-        return self._wait_for_parties()
+        else:
+            return self._act_on_absence()
+        return True
 
     def _settle_commitments(self) -> bool:
         """Restart or abandon the open round if parties committed to another sum, before this coordinator was restarted."""
@@ -275,45 +268,7 @@ class CoordinatorStage:
             self._abandon("parties committed to another sum")
         return True
 
-    def _mark_slow_parties(self) -> None:
-        if time.monotonic() > self._asked + self.timeouts.reply:
-            for name in set(self.coordinator.due) - self.coordinator.members.slow:
-                self._warn("party is late", party=name, seconds=self.timeouts.reply)
-                self.coordinator.lose(name, slow=True)
-
-    def _open_round(self, among: list[int] | None = None) -> None:
-        """Open the next round, or restart the open one, `among` the given parties or those that are present.
-
-        Abandon its round if a party cannot repeat what it has released.
-        """
-        coordinator = self.coordinator
-        members = coordinator.members
-        if self.waiting_for is not None:
-            log_event("enough parties are here", round=coordinator.round)
-            self.waiting_for = None
-        self._lacks_since = None
-        if len(members.present) >= self.service.agreement.quorum:
-            members.quorum = self.service.agreement.quorum
-        restarted = bool(coordinator.open_parties)
-        starts = coordinator.open(self.search.choose_parties(coordinator) if among is None else among)
-        if restarted:
-            self.record.repeats += 1
-            about = {"round": coordinator.round, "attempt": coordinator.attempt}
-            log_event("round restarted", **about, parties=list(starts))
-        elif not self._round_began:
-            self._round_began = time.monotonic()
-        lost = [name for name in starts if members.hellos[name].lost == coordinator.round]
-        if lost:
-            self._abandon(f"{', '.join(lost)} released it before a power cut and no longer has the values")
-            return
-        self._send(list((coordinator.share_requests() if coordinator.masked else starts).items()))
-
-    def _send(self, messages: Sequence[tuple[str, Message]]) -> None:
-        """Send messages of the open round, and wait for the answers from now on."""
-        self.service.send_all(messages)
-        self._asked = time.monotonic()
-
-    def _finish_round(self) -> None:
+    def _close_round(self) -> None:
         """Add up the open round and close it."""
         coordinator = self.coordinator
         group = list(coordinator.drawn if coordinator.masks is None else coordinator.masks.survivors)
@@ -321,54 +276,69 @@ class CoordinatorStage:
             closed = coordinator.close()
         except SumError as error:
             self._abandon(str(error))
-            found = self.search.record_failure(coordinator, group)
-            if found is not None:
-                self._warn(
-                    "party excluded: every sum with it is out of range", party=coordinator.names[found]
-                )
-                self.service.exclude(coordinator.names[found])
-            return
-        self.search.record_success()
-        self._close_round(closed)
+            liar = self.search.record_failure(coordinator, group)
+            if liar is not None:
+                name = coordinator.names[liar]
+                self._warn("party excluded: every sum with it is out of range", party=name)
+                self.service.exclude(name)
+        else:
+            self.search.record_success()
+            self._record_round(closed)
 
     def _abandon(self, reason: str) -> None:
         """Go on with the next round; the open one has no update."""
         self._warn("round abandoned", reason=reason)
         self.record.abandoned += 1
-        self._close_round(self.coordinator.abandon())
+        self._record_round(self.coordinator.abandon())
 
-    def _close_round(self, closed: ClosedRound) -> None:
-        coordinator = self.coordinator
-        record = self.record
+    def _record_round(self, closed: ClosedRound) -> None:
+        coordinator, record = self.coordinator, self.record
         record.seconds += time.monotonic() - self._round_began
         self._round_began = 0.0
         if closed.valid_error is not None and self.stage.continues is None:  # all ratings train
             error = closed.valid_error
             entry = history_entry(closed.round, error, coordinator.config, record.ledger, record.seconds)
-            record.history.append(entry)
-            self.store.write_history(record)
+            record.add_validation(entry)
             about = {"of": coordinator.rounds, "valid_error": error, "best": coordinator.best.error}
             self._log("validated", round=closed.round, **about)
         self.service.publisher.close_round()
         self._write_checkpoint()  # parties repeat the open round only
 
+    def _write_checkpoint(self) -> None:
+        self.record.write_checkpoint(self.coordinator)
+        self.service.transcript.sign()
+
     # -- the end -----------------------------------------------------------------------------------------
+
+    def end(self, reason: str) -> None:
+        """End the training early, with the model of the best validation; raise `RunError` if the first one has none."""
+        coordinator = self.coordinator
+        if self.stage.first and not coordinator.best.round:
+            problem = f"the training ends without a model, before the first validation: {reason}"
+            self.service.send_all([(name, Refused(reason=problem[:500])) for name in sorted(self.greeted)])
+            raise RunError(f"{problem}; start again with a new --out at all members")
+        self._warn("training ends early", reason=reason)
+        self.record.ended = reason
+        if coordinator.open_parties:
+            self._abandon(reason)
+        elif coordinator.began:
+            self._write_checkpoint()
 
     def _finish(self) -> None:
         """Write the result and send it to all connected parties; the others get it when they join again."""
         coordinator = self.coordinator
         messages = self._last_messages()
-        seconds = self.timeouts.finish
+        seconds = self.agreement.timeouts.finish
         if self is not self.service.stages[-1] and self.record.ended is None:
-            seconds = self.absent.deadline or math.inf  # the next training needs every party
+            seconds = self.agreement.absent.deadline or math.inf  # the next training needs every party
         self._finish_deadline = time.monotonic() + seconds
         if not coordinator.began:
             self._warn("no lists are trained", reason=self.record.ended)
-        elif self.skipped:
+        elif self._is_skipped:
             self._warn("no lists are trained: a party has no training rating that counts as a like")
         else:
             self._log("training finished", rounds=coordinator.round, best_round=coordinator.best.round)
-        self._write_result()
+        self._note_result()
         self.service.send_all([(name, messages[name]) for name in sorted(self.greeted)])
 
     def _last_messages(self) -> dict[str, Finish]:
@@ -382,20 +352,34 @@ class CoordinatorStage:
             return dict.fromkeys(messages, none)
         return messages
 
+    @property
+    def finishing(self) -> bool:
+        """Whether the rounds are over and the result is handed out."""
+        return self._finish_deadline is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do: all parties have the result, or the time to fetch it is up."""
+        if self._finish_deadline is None:
+            return False
+        return not self.without_result or time.monotonic() >= self._finish_deadline
+
+    @property
+    def without_result(self) -> list[str]:
+        """Parties that have not received the result and may still fetch it; those with revoked certificates may not."""
+        return [n for n in self.coordinator.names if n not in self.record.finished | self.service.revoked]
+
     def take_finished(self, name: str, message: Finished) -> None:
         """Note that a party has the result; raise `ProtocolError` if it is another one."""
         if message.digest != self.coordinator.public_digest:
             raise ProtocolError(f"{name}: its public parameters differ from the coordinator's")
-        self.record.finished.add(name)
-        self._write_result()
+        self._note_result(name)
         self._log("party has the result", party=name, public=message.digest)
 
-    def _write_checkpoint(self) -> None:
-        self.store.write_checkpoint(self.coordinator, self.record)
-        self.service.transcript.sign()
-
-    def _write_result(self) -> None:
-        self.store.write_result(self.coordinator, self.record, dict(self.service.offences))
+    def _note_result(self, *names: str) -> None:
+        """Write the result, and which parties have it; `names` are the new ones."""
+        self.record.finished.update(names)
+        self.record.write_result(self.coordinator, dict(self.service.offences))
 
     # -- status ------------------------------------------------------------------------------------------
 
@@ -403,38 +387,33 @@ class CoordinatorStage:
     def stalled(self) -> list[str]:
         """Parties whose answer the open round needs and that have been silent for unusually long."""
         usual = 5 * (self.service.publisher.seconds_per_round or 0.0)
-        patience = min(self.timeouts.reply, max(STALL_SECONDS, usual))
+        patience = min(self.agreement.timeouts.reply, max(STALL_SECONDS, usual))
         if not self.coordinator.open_parties or time.monotonic() < self._asked + patience:
             return []
         return self.coordinator.due
 
-    def waits(self) -> tuple[list[str], float, str] | None:
-        """Return the parties that a training which began waits for, since which time (monotonic), and what happens next.
-
-        None if it does not wait.
-        """
-        members = self.coordinator.members
-        if self.finishing:
-            return None
+    def situation(self) -> Situation:
+        """Return what a training does that began and is not over, and for whom it waits."""
+        members, absent = self.coordinator.members, self.agreement.absent
         then = ""
-        if self.absent.deadline:
+        if absent.deadline:
             act = {"finish": "ends with its best model", "continue": "continues without them if it can"}
-            then = f"; after {self.absent.deadline:g} s without enough parties it {act[self.absent.then]}"
-        if self.waiting_for is not None:
+            then = f"; after {absent.deadline:g} s without enough parties it {act[absent.then]}"
+        if self.lacks_since is not None:
             needed = f"the training goes on when {members.quorum} parties are here"
-            return self.waiting_for, self._lacks_since or self._asked, needed + then
+            return Situation("waiting", self.missing, self.lacks_since, needed + then)
         stalled = self.stalled
         if not stalled:
-            return None
-        left = self._asked + self.timeouts.reply - time.monotonic()
+            return Situation("training", [])
+        left = max(0.0, self._asked + self.agreement.timeouts.reply - time.monotonic())
         spared = len(members.present - set(stalled)) >= members.quorum
         after = "the others go on without it" if spared else f"the training waits for it{then}"
-        return stalled, self._asked, f"if no answer comes within {max(0.0, left):.0f} s, {after}"
+        told = f"if no answer comes within {left:.0f} s, {after}"
+        return Situation("stalled", stalled, self._asked, told)
 
     def status(self) -> dict[str, Any]:
         """Return the part of the status that is about this training."""
-        coordinator = self.coordinator
-        record = self.record
+        coordinator, record = self.coordinator, self.record
         return {
             "training": coordinator.training,
             "stage": self.stage.name,
@@ -442,10 +421,7 @@ class CoordinatorStage:
             "rounds": coordinator.rounds if coordinator.began else None,
             "valid_error": coordinator.config.error_of(record.history[-1]) if record.history else None,
             "best_error": coordinator.best.error if coordinator.best.round else None,
-            "best_round": coordinator.best.round,
-            "seconds": round_seconds(record.seconds),
             "repeats": record.repeats,
-            "abandoned": record.abandoned,
         }
 
 
@@ -471,12 +447,12 @@ class LiarSearch:
         self._successes = 0
         self.suspects = [index for index in self.suspects if index in group] or list(group)
         if len(self.suspects) == 1:
-            found = self.suspects[0]
+            liar = self.suspects[0]
             self._stop()
-            return found
-        waits = self._least(coordinator) < len(coordinator.names)
-        most = MOST_FAILURES_WHILE_WAITING if waits else MOST_FAILURES
-        if self._failures >= most and self._group_size(coordinator) is None:
+            return liar
+        size = _group_size(coordinator)
+        most = MOST_FAILURES_WHILE_WAITING if size < len(coordinator.names) else MOST_FAILURES
+        if self._failures >= most and size >= len(coordinator.members.here):
             names = ", ".join(coordinator.names[index] for index in self.suspects)
             raise ProtocolError(
                 f"{self._failures} sums were out of range, the last one in round {coordinator.round}. One of {names} sends values "
@@ -495,8 +471,8 @@ class LiarSearch:
         """Return the parties of the next round; None to draw them as always."""
         here = coordinator.members.here
         suspects = [index for index in self.suspects if index in here]  # a liar that is away stays a suspect
-        size = self._group_size(coordinator)
-        if not suspects or size is None:
+        size = _group_size(coordinator)
+        if not suspects or size >= len(here):  # such a group would leave nobody out
             return None
         half = self._random.sample(suspects, (len(suspects) + 1) // 2)
         trusted = [index for index in here if index not in suspects]
@@ -504,17 +480,12 @@ class LiarSearch:
         others = self._random.sample(trusted, len(trusted)) + self._random.sample(rest, len(rest))
         return sorted([*half, *others[: max(0, size - len(half))]])
 
-    def _group_size(self, coordinator: Coordinator) -> int | None:
-        """Return the number of parties that a group needs; None if a group cannot leave a party out."""
-        size = self._least(coordinator)
-        return size if size < len(coordinator.members.here) else None
-
-    @staticmethod
-    def _least(coordinator: Coordinator) -> int:
-        """Return the fewest parties that a group may have."""
-        needed = fewest_parties_in_sum(coordinator.config, len(coordinator.names))
-        return max(SMALLEST_GROUP, needed, min(coordinator.members.quorum, coordinator.active_count))
-
     def _stop(self) -> None:
         self.suspects = []
         self._failures = 0
+
+
+def _group_size(coordinator: Coordinator) -> int:
+    """Return the fewest parties that a group may have."""
+    needed = fewest_parties_in_sum(coordinator.config, len(coordinator.names))
+    return max(SMALLEST_GROUP, needed, min(coordinator.members.quorum, coordinator.active_count))

@@ -13,18 +13,17 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from verfedgnn.core.errors import VerFedGNNError
-from verfedgnn.core.version import installed_version
+from verfedgnn.core.installed import installed_version
 from verfedgnn.data import Ratings
 from verfedgnn.data.ratings import format_count
-from verfedgnn.federation.certificates import Certificate, format_day, tls_context
+from verfedgnn.federation.certificates import Certificate, format_day
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.transport import ABOUT
 from verfedgnn.gnn.model import Model
@@ -38,21 +37,15 @@ _PATIENCE = 10.0
 _MOST_TEXT = 4096
 """Number of bytes to read of the coordinator's answer."""
 _BASE_BYTES = 470_000_000
-"""Memory of a party without data (results/scale.md)."""
-_VALUE_BYTES = 128
-"""Memory a public parameter of the first model."""
-_RATER_VALUE_BYTES = 48
-"""Memory a public parameter of the second model (model.raters)."""
+"""Memory of a party without data (results/scale.md). The others are those of a rating and of a public parameter."""
+_FIRST_MODEL = (84, 128)
+_SECOND_MODEL = (231, 48)
 _KEPT_BYTES = 4
-"""Memory a public parameter of the best validation, which a party keeps."""
-_RATING_BYTES = 84
-_RATER_RATING_BYTES = 231
 
 Outcome = Literal["ok", "warning", "failed"]
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """The outcome of one check, in words."""
 
     check: str
@@ -63,12 +56,9 @@ class Finding:
 def examine(
     identity: MemberIdentity, folder: Path, read_ratings: Callable[[], Ratings] | None
 ) -> list[Finding]:
-    """Return the findings of all checks of a party with that run folder.
-
-    Data are checked if `read_ratings` reads its ratings.
-    """
+    """Return the findings of all checks of a party with that run folder; `read_ratings` reads its ratings, to check them."""
     findings = [*_check_certificates(identity), *_check_connection(identity), _check_software(identity)]
-    table: Ratings | None = None
+    users = ratings = 0
     if read_ratings is not None:
         try:
             table = read_ratings()
@@ -78,23 +68,21 @@ def examine(
                 text = f"`party` leaves out {count}; remove them from your own data, too"
                 findings.append(Finding("data", "warning", text))
                 table = table.select_users(~gone)
-            text = f"{len(table):,} ratings by {table.n_users:,} users on {table.n_items:,} items"
+            users, ratings = table.n_users, len(table)
+            text = f"{ratings:,} ratings by {users:,} users on {table.n_items:,} items"
             findings.append(Finding("data", "ok", text))
             least = identity.agreement.min_users
-            if table.n_users < least:
+            if users < least:
                 findings.append(Finding("overlap", "warning", f"fewer users than min_users = {least:,}"))
         except VerFedGNNError as error:
             findings.append(Finding("data", "failed", str(error)))
-    users, ratings = (0, 0) if table is None else (table.n_users, len(table))
     return [*findings, *_check_resources(identity, folder, users, ratings)]
 
 
 def summarise_findings(findings: list[Finding]) -> dict[str, Any]:
     """Return the findings as JSON values."""
-    return {
-        "ready": not any(f.outcome == "failed" for f in findings),
-        "checks": [asdict(f) for f in findings],
-    }
+    ready = all(finding.outcome != "failed" for finding in findings)
+    return {"ready": ready, "checks": [finding._asdict() for finding in findings]}
 
 
 def _check_certificates(identity: MemberIdentity) -> Iterator[Finding]:
@@ -111,13 +99,8 @@ def _check_certificates(identity: MemberIdentity) -> Iterator[Finding]:
 def _check_connection(identity: MemberIdentity) -> Iterator[Finding]:
     """Connect to the coordinator, compare its certificate, and compare the clocks."""
     agreement = identity.agreement
-    context = tls_context(
-        server=False,
-        authority=agreement.authority,
-        certificate=identity.member.certificate,
-        key=identity.key_pem(),
-    )
-    connection = HTTPSConnection(agreement.host, agreement.port, timeout=_PATIENCE, context=context)
+    context = identity.tls_context()
+    connection = HTTPSConnection(*agreement.endpoint, timeout=_PATIENCE, context=context)
     began = time.monotonic()
     with closing(connection):
         try:
@@ -171,19 +154,20 @@ def _check_software(identity: MemberIdentity) -> Finding:
 
 def _check_resources(identity: MemberIdentity, folder: Path, users: int, ratings: int) -> Iterator[Finding]:
     """Compare the disk and the memory with what this many users need."""
-    config = identity.agreement.config
+    model = identity.agreement.config.model
+    values = Model(model, max(1, users)).size
     place = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
-    values = Model(config.model, max(1, users)).size
     needed = 160 * values + 100 * ratings  # two checkpoints beside each other, models, and the stored data
     free = shutil.disk_usage(place).free
     text = f"{free / 1e9:,.1f} GB free, at least {needed / 1e9:,.2f} GB needed"
     yield Finding("disk", "failed" if free < needed else "ok", text)
-    second = users * (3 * config.model.raters + 1) if config.model.raters else 0
-    rating = _RATER_RATING_BYTES if second else _RATING_BYTES
-    memory = _BASE_BYTES + _VALUE_BYTES * (values - second) + _RATER_VALUE_BYTES * second + rating * ratings
-    memory += _KEPT_BYTES * values
+    second = users * (3 * model.raters + 1) if model.raters else 0
+    rating = (_SECOND_MODEL if second else _FIRST_MODEL)[0]
+    memory = _BASE_BYTES + rating * ratings + _KEPT_BYTES * values
+    memory += _FIRST_MODEL[1] * (values - second) + _SECOND_MODEL[1] * second
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    large = memory > here
     text = f"about {memory / 1e9:,.1f} GB needed if all users are yours, {here / 1e9:,.1f} GB in this machine"
-    text += "; use a machine with more memory (docs/scale.md)" if large else ""
-    yield Finding("memory", "warning" if large else "ok", text)
+    if memory <= here:
+        yield Finding("memory", "ok", text)
+    else:
+        yield Finding("memory", "warning", f"{text}; use a machine with more memory (docs/scale.md)")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
-from verfedgnn.core.printable import make_printable
+from verfedgnn.core.option_names import make_printable
 
 EVENTS = logging.getLogger("verfedgnn.federation")
 """Logger of all events."""
@@ -24,17 +24,16 @@ _REPEAT_SECONDS = 60.0
 
 def log_event(event: str, **fields: Any) -> None:
     """Log an event. Fields that are None are left out; text, which a peer may have written, is made printable."""
-    _log(logging.INFO, event, fields)
+    EVENTS.info(event, extra=_make_extra(fields))
 
 
 def log_warning(event: str, **fields: Any) -> None:
     """Log an event that an operator should look at."""
-    _log(logging.WARNING, event, fields)
+    EVENTS.warning(event, extra=_make_extra(fields))
 
 
-def _log(level: int, event: str, fields: Mapping[str, Any]) -> None:
-    shown = {key: _shorten(value) for key, value in fields.items() if value is not None}
-    EVENTS.log(level, event, extra={"fields": shown})
+def _make_extra(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"fields": {key: _shorten(value) for key, value in fields.items() if value is not None}}
 
 
 def _shorten(value: Any) -> Any:
@@ -46,20 +45,23 @@ def _shorten(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
-class FailureLog:
-    """Log lines on failed connections: each reason at once, then at most once a minute with the number of times."""
+class RepeatedWarning:
+    """Log lines on one event: each reason at once, then at most once a minute with the number of times."""
 
-    def __init__(self) -> None:
+    def __init__(self, event: str) -> None:
+        self.event = event
         self._logged: dict[str, float] = {}
         self._since: Counter[str] = Counter()
 
-    def __call__(self, reason: str) -> None:
-        """Note a failure."""
+    def __call__(self, reason: str) -> bool:
+        """Note that the event happened; return whether it was logged."""
         self._since[reason] += 1
         now = time.monotonic()
-        if now - self._logged.get(reason, -_REPEAT_SECONDS) >= _REPEAT_SECONDS:
+        due = now - self._logged.get(reason, -_REPEAT_SECONDS) >= _REPEAT_SECONDS
+        if due:
             self._logged[reason] = now
-            log_warning("connection failed", reason=reason, times=self._since.pop(reason))
+            log_warning(self.event, reason=reason, times=self._since.pop(reason))
+        return due
 
 
 class JsonLines(logging.Formatter):
@@ -67,8 +69,8 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the JSON object of a record."""
-        level = record.levelname.lower()
-        head = {"time": _utc(record.created), "level": level, "event": record.getMessage()}
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        head = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
         return json.dumps(head | getattr(record, "fields", {}))
 
 
@@ -87,25 +89,27 @@ def event_text(event: str, fields: Mapping[str, Any]) -> str:
     return event + "".join(f"  {key}={_format_field(value)}" for key, value in fields.items())
 
 
+def _format_field(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
 class _PlainText(io.TextIOBase):
-    """A stream that writes each line of plain text, such as an error of the command, as a JSON object to another stream."""
+    """A stream that logs each line of plain text, such as an error of the command."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self._begun = ""
 
     def write(self, text: str) -> int:
-        """Write the lines that `text` completes."""
+        """Log the lines that `text` completes."""
         *lines, self._begun = (self._begun + text).split("\n")
         for line in filter(str.strip, lines):
             level = next((name for name in ("error", "warning") if line.startswith(f"{name}:")), "info")
-            head = {"time": _utc(time.time()), "level": level, "event": line.removeprefix(f"{level}: ")}
-            self.stream.write(json.dumps(head) + "\n")
+            number = logging.getLevelNamesMapping()[level.upper()]
+            EVENTS.log(number, line.removeprefix(f"{level}: "))
         return len(text)
-
-    def flush(self) -> None:
-        """Flush the other stream."""
-        self.stream.flush()
 
 
 def configure_log(*, as_json: bool, level: str) -> None:
@@ -119,13 +123,3 @@ def configure_log(*, as_json: bool, level: str) -> None:
     if as_json:
         sys.stderr = cast(TextIO, _PlainText(stream))
         sys.excepthook = lambda *error: EVENTS.critical("".join(traceback.format_exception(*error)))
-
-
-def _utc(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
-
-
-def _format_field(value: Any) -> str:
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return f"{value:.5g}" if isinstance(value, float) else str(value)

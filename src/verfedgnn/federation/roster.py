@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ssl
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from verfedgnn import plugins
 from verfedgnn.config import build_config, read_preset
 from verfedgnn.config.rules import fewest_parties_in_sum
 from verfedgnn.core.errors import ConfigError, ProtocolError
 from verfedgnn.core.files import make_folder
-from verfedgnn.federation import AUTHORITY, AUTHORITY_KEY, COORDINATOR_KEY, PARTY_KEY
+from verfedgnn.federation import AUTHORITY_KEY, COORDINATOR_KEY, PARTY_KEY
 from verfedgnn.federation import certificates as c
 from verfedgnn.federation.agreement import (
     FILE,
@@ -60,36 +62,26 @@ def create_federation(
     except CertificateError as error:
         raise ConfigError(f"{error}; set the name of the federation with --name") from None
     key, coordinator = _new_coordinator(authority_key, authority)
-    agreement = build_agreement(
-        {**rules, "config": config, "authority": authority, "coordinator": coordinator}
-    )
+    members = {"authority": authority, "coordinator": coordinator}
+    agreement = build_agreement({**rules, "config": config, **members})
     _new_folder(folder)
     c.write_secret(folder / AUTHORITY_KEY, c.key_pem(authority_key))
     c.write_secret(folder / COORDINATOR_KEY, c.key_pem(key))
-    write_text(folder / AUTHORITY, authority)
     save_agreement(folder / FILE, agreement)
     return agreement
 
 
-class JoinRequest(NamedTuple):
-    """A party's request to join, and the fingerprint by which the coordinator recognises it."""
-
-    key_file: Path
-    request_file: Path
-    fingerprint: str
-
-
-def request_membership(name: str, folder: Path) -> JoinRequest:
-    """Create a party's key and certificate request in a new folder."""
+def request_membership(name: str, folder: Path) -> tuple[Path, Path, str]:
+    """Create a party's key and certificate request in a new folder; return both files and the fingerprint of the key."""
     if name.lower() == COORDINATOR:
         raise ConfigError(f"'{name}' is reserved for the coordinator; choose another name")
     key = c.new_key()
     csr = c.make_request(key, name)
     _new_folder(folder)
-    files = (folder / PARTY_KEY, folder / f"{name}.csr")
-    c.write_secret(files[0], c.key_pem(key))
-    write_text(files[1], csr)
-    return JoinRequest(*files, c.short_fingerprint(c.key_fingerprint(key)))
+    key_file, request_file = folder / PARTY_KEY, folder / f"{name}.csr"
+    c.write_secret(key_file, c.key_pem(key))
+    write_text(request_file, csr)
+    return key_file, request_file, c.short_fingerprint(c.key_fingerprint(key))
 
 
 def admit_parties(
@@ -107,13 +99,12 @@ def admit_parties(
     for path in requests:
         try:
             csr = path.read_bytes().decode("utf-8", "replace")
-            asked = c.read_request(csr)
+            name, key = c.read_request(csr)
             certificate = c.issue(authority_key, agreement.authority, csr)
         except OSError as error:
             raise ConfigError(f"cannot read the request {path}: {error.strerror or error}") from None
         except CertificateError as error:
             raise ConfigError(f"{path}: {error}") from None
-        name = asked.name
         if name in signed:
             remedy = "pass only the one whose fingerprint you compared"
             raise ConfigError(f"{path}: there is another request for {name}; {remedy}")
@@ -122,7 +113,7 @@ def admit_parties(
         if name in members and not replace:
             raise ConfigError(f"{path}: {name} is already a member; pass --replace to renew its certificate")
         signed[name] = Member(name=name, certificate=certificate)
-        fingerprints[name] = c.short_fingerprint(c.key_fingerprint(asked.key))
+        fingerprints[name] = c.short_fingerprint(c.key_fingerprint(key))
     changed = agreement.with_values(parties=list((members | signed).values()))
     needed = fewest_parties_in_sum(changed.config, len(changed.parties))
     if 0 < changed.min_parties < needed:
@@ -185,17 +176,13 @@ class MemberIdentity:
         self.agreement = agreement
         self.key_file = key_file
         self._key = c.read_key(key_file)
-        members = [
-            member
-            for member in agreement.members
-            if c.key_fingerprint(self._key) == member.parsed.key_fingerprint
-        ]
-        if not members:
+        owners = {member.parsed.key_fingerprint: member for member in agreement.members}
+        member = owners.get(c.key_fingerprint(self._key))
+        if member is None:
+            nobody = f"the key {key_file} belongs to nobody in federation {agreement.name}"
             remedy = f"ask the coordinator to approve its request, then use the new {FILE}"
-            raise ConfigError(
-                f"the key {key_file} belongs to nobody in federation {agreement.name}; {remedy}"
-            )
-        self.member = members[0]
+            raise ConfigError(f"{nobody}; {remedy}")
+        self.member = member
         self.name = self.member.name
         self.is_coordinator = self.name == COORDINATOR
         self._digest = agreement.digest()
@@ -214,6 +201,12 @@ class MemberIdentity:
     def key_pem(self) -> bytes:
         """Return the private key in PEM, from memory: the file may have been exchanged since it was checked."""
         return c.key_pem(self._key)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return a context for mutual TLS with the other members."""
+        certificate, authority = self.member.certificate, self.agreement.authority
+        server = self.is_coordinator
+        return c.tls_context(server=server, authority=authority, certificate=certificate, key=self.key_pem())
 
     def sign(self, purpose: str, key: str) -> str:
         """Return this member's signature, in hex, of a public key for one purpose in this federation."""
@@ -236,13 +229,12 @@ def load_party(federation: Path, key_file: Path | None = None) -> MemberIdentity
     if identity.is_coordinator:
         remedy = "create a party's key with `verfedgnn federation join-request`"
         raise ConfigError(f"this is the coordinator's key; {remedy}")
-    if identity.agreement.problem is not None:
-        raise ConfigError(identity.agreement.problem)
+    check_ready(identity.agreement)
     return identity
 
 
 def load_coordinator(folder: Path) -> MemberIdentity:
-    """Return the coordinator whose agreement and key are in `folder`; the roster must have two parties or more."""
+    """Return the coordinator whose agreement and key are in `folder`."""
     agreement = load_agreement(folder / FILE)
     key_file = folder / COORDINATOR_KEY
     if not key_file.is_file():
@@ -252,12 +244,17 @@ def load_coordinator(folder: Path) -> MemberIdentity:
     if not identity.is_coordinator:
         remedy = "create a new one with `verfedgnn federation renew`"
         raise ConfigError(f"{key_file} is not the coordinator's key in {FILE}; {remedy}")
+    check_ready(agreement)
+    return identity
+
+
+def check_ready(agreement: Agreement) -> None:
+    """Raise `ConfigError` unless the roster has two parties or more, and these can train under the agreement."""
     if len(agreement.parties) < 2:
         remedy = "approve their requests with `verfedgnn federation approve`"
         raise ConfigError(f"the roster has fewer than two parties; {remedy}")
     if agreement.problem is not None:
         raise ConfigError(agreement.problem)
-    return identity
 
 
 def is_signed(agreement: str, member: Member, purpose: str, text: str, signature: str) -> bool:
@@ -306,7 +303,7 @@ class RevocationWatch:
     def find(self) -> list[str]:
         """Return parties of the running agreement whose keys a new file no longer has; [] if the file is the same."""
         version = self._version()
-        if version is None or version == self._seen:
+        if version in (None, self._seen):
             return []
         self._seen = version
         try:
@@ -318,8 +315,7 @@ class RevocationWatch:
         return [party.name for party in self.parties if party.parsed.key_fingerprint not in keys]
 
     def _version(self) -> tuple[int, int] | None:
-        try:
+        with suppress(OSError):
             about = self._file.stat()
-        except OSError:
-            return None
-        return about.st_mtime_ns, about.st_ino
+            return about.st_mtime_ns, about.st_ino
+        return None

@@ -11,10 +11,12 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,10 +25,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verfedgnn.core.connection_table import ConnectionTable
+from verfedgnn.core.connection_table import ConnectionTable, is_address, parse_host_header
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.files import make_folder, replace_quickly, writing
-from verfedgnn.core.hosts import is_address, parse_host_header
+from verfedgnn.core.files import make_folder, write_bytes, writing
 
 if TYPE_CHECKING:
     from verfedgnn.federation.roster import MemberIdentity
@@ -65,20 +66,21 @@ _FACTS = {
     "epsilon_spent": "epsilon spent",
 }
 """Keys of the status, and how they are called where it is shown."""
+_GAUGES = (
+    "round", "rounds", "valid_error", "best_error", "seconds_per_round", "seconds_left", "epsilon_spent",
+    "waits_since", "updated",
+)  # fmt: skip
+"""Keys whose values are numbers for Prometheus; times are Unix times."""
 
 
 class StatusPublisher:
-    """Publisher of a member's latest status: on disk, and optionally over HTTP.
+    """Publisher of a member's latest status: on disk, and optionally over HTTP at `port`.
 
     As a context manager, it writes that the member's process has started, and how it has ended.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        identity: MemberIdentity | None = None,
-        *,
-        port: tuple[str, int] | None = None,
+        self, folder: Path, identity: MemberIdentity | None = None, *, port: tuple[str, int] | None = None
     ) -> None:
         self.folder = folder
         self._about: dict[str, Any] = {}
@@ -87,11 +89,9 @@ class StatusPublisher:
             self._about = {"role": identity.role, "federation": identity.agreement.name}
         self._updated = 0.0
         self._written = 0.0
-        self._durations: list[float] = []
-        """Seconds of the last rounds."""
-        self._last_round = 0.0
+        self.start_stage()
         self.status = self._complete({"state": STARTING})
-        self._server = _serve(self, port) if port is not None else None
+        self._server = _StatusServer(self, port) if port is not None else None
 
     def __enter__(self) -> StatusPublisher:
         self.update(lambda: {"state": STARTING}, now=True)
@@ -113,29 +113,27 @@ class StatusPublisher:
             return
         self._updated = time.monotonic()
         self.status = self._complete(make())
-        if now or time.monotonic() - self._written > EVERY_SECONDS:
-            self._written = time.monotonic()
+        if now or self._updated - self._written > EVERY_SECONDS:
+            self._written = self._updated
             with writing(self.folder):
                 make_folder(self.folder)
                 text = json.dumps(self.status, indent=1, allow_nan=False)
-                replace_quickly(self.folder / "status.json", f"{text}\n".encode())
+                write_bytes(self.folder / "status.json", f"{text}\n".encode(), flush=False)
 
     def start_stage(self) -> None:
         """Forget the durations of an earlier training's rounds."""
-        self._durations = []
-        self._last_round = 0.0
+        self._ends: deque[float] = deque(maxlen=100)
+        """Times at which the last rounds ended."""
 
     def close_round(self) -> None:
-        """Record the duration of a round."""
-        now = time.monotonic()
-        if self._last_round:
-            self._durations = [*self._durations[-99:], now - self._last_round]
-        self._last_round = now
+        """Record the end of a round."""
+        self._ends.append(time.monotonic())
 
     @property
     def seconds_per_round(self) -> float | None:
         """Median duration of the last rounds; None before the second round."""
-        return sorted(self._durations)[len(self._durations) // 2] if self._durations else None
+        durations = sorted(after - before for before, after in pairwise(list(self._ends)))
+        return durations[len(durations) // 2] if durations else None
 
     def _complete(self, status: dict[str, Any]) -> dict[str, Any]:
         """Return `status` with the member's name, the median duration of a round and the estimated time left."""
@@ -163,17 +161,14 @@ def make_tables(status: dict[str, Any]) -> tuple[Table, Table]:
         facts.add_row(label, Text(_format_value(status, key)))
     parties = Table("party", "", "heard", "MB up", "MB down", "refused")
     for name, about in status.get("parties", {}).items():
+        heard = "–"
+        if about.get("missing_since") is not None:
+            heard = f"missing for {_age(status, about['missing_since'])}"
+        elif about.get("heard") is not None:
+            heard = f"{_age(status, about['heard'])} ago"
         sizes = (f"{about[way] / 1e6:,.1f}" for way in ("up", "down"))
-        where = (presence(about), _format_heard(status, about))
-        parties.add_row(Text(name), *where, *sizes, str(about.get("refused", 0)))
+        parties.add_row(Text(name), presence(about), heard, *sizes, str(about.get("refused", 0)))
     return facts, parties
-
-
-def _format_heard(status: dict[str, Any], party: dict[str, Any]) -> str:
-    """Return how long before the status a party was heard last, or since when it is missing; a dash if it is unknown."""
-    if party.get("missing_since") is not None:
-        return f"missing for {_age(status, party['missing_since'])}"
-    return "–" if party.get("heard") is None else f"{_age(status, party['heard'])} ago"
 
 
 def _age(status: dict[str, Any], moment: float) -> str:
@@ -182,12 +177,12 @@ def _age(status: dict[str, Any], moment: float) -> str:
 
 def _format_value(status: dict[str, Any], key: str) -> str:
     value = status.get(key)
-    if value is None:
+    if value is None or value == []:
         return "–"
     if key == "waits_since":
         return f"{_age(status, value)} ago"
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "–"
+        return ", ".join(map(str, value))
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
@@ -216,7 +211,12 @@ class _StatusServer(ThreadingHTTPServer):
         self.readers = ConnectionTable()
         self.names = {"localhost", address[0].lower(), socket.gethostname().lower()}
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, _StatusHandler)
+        try:
+            super().__init__(address, _StatusHandler)
+        except OSError as error:
+            problem = f"cannot serve the status at {address[0]}:{address[1]}: {error.strerror}"
+            raise ConfigError(f"{problem}; use another --status") from None
+        threading.Thread(target=self.serve_forever, name="status", daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self.readers.add(request, client_address[0])
@@ -229,11 +229,6 @@ class _StatusServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log nothing: the reader has gone, and its address is nobody's business."""
 
-    def admits(self, header: str) -> bool:
-        """Return whether a Host header names this server: by an address, or by a name of this machine."""
-        host = parse_host_header(header)
-        return is_address(host) or host.lower() in self.names
-
 
 class _StatusHandler(BaseHTTPRequestHandler):
     timeout = IDLE_SECONDS
@@ -241,7 +236,8 @@ class _StatusHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, _StatusServer)
         status = self.server.publisher.status
-        if not self.server.admits(self.headers.get("Host", "")):
+        host = parse_host_header(self.headers.get("Host", ""))
+        if not is_address(host) and host.lower() not in self.server.names:
             # Without this check, a web page could read the status through a browser under a name of its own.
             self.send_error(403, explain="Use the address or the host name of this machine.")
         elif self.path == "/metrics":
@@ -250,9 +246,13 @@ class _StatusHandler(BaseHTTPRequestHandler):
             self._send("application/json", json.dumps(status).encode())
         elif self.path == "/":
             self._send("text/html; charset=utf-8", page(status).encode())
-        elif self.path in _CHECKS:
-            code = HTTPStatus.OK if _CHECKS[self.path](status) else HTTPStatus.SERVICE_UNAVAILABLE
-            self._send("text/plain; charset=utf-8", f"{status['state']}\n".encode(), code)
+        elif self.path in ("/healthz", "/readyz"):
+            state = status["state"]
+            good = state != STOPPED and time.time() - status["updated"] < HANGING_SECONDS
+            if self.path == "/readyz":  # the coordinator accepts parties, or the party hears the coordinator
+                good &= state == "finished" or bool(status.get("ready"))
+            code = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
+            self._send("text/plain; charset=utf-8", f"{state}\n".encode(), code)
         else:
             self.send_error(404)
 
@@ -272,51 +272,6 @@ class _StatusHandler(BaseHTTPRequestHandler):
         """Log nothing: the addresses of readers are nobody's business."""
 
 
-def _is_healthy(status: dict[str, Any]) -> bool:
-    """Return whether the process works: another one must not be started, and this one not be killed."""
-    return bool(status["state"] != STOPPED and time.time() - status["updated"] < HANGING_SECONDS)
-
-
-def _is_ready(status: dict[str, Any]) -> bool:
-    """Return whether the coordinator accepts parties, or the party hears the coordinator."""
-    return _is_healthy(status) and (status["state"] == "finished" or bool(status.get("ready")))
-
-
-_CHECKS = {"/healthz": _is_healthy, "/readyz": _is_ready}
-"""Health checks, answered with 200 or 503 and the state."""
-
-
-def _serve(publisher: StatusPublisher, address: tuple[str, int]) -> _StatusServer:
-    try:
-        server = _StatusServer(publisher, address)
-    except OSError as error:
-        where = f"{address[0]}:{address[1]}"
-        raise ConfigError(
-            f"cannot serve the status at {where}: {error.strerror}; use another --status"
-        ) from None
-    threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
-    return server
-
-
-_GAUGES = {
-    "round": "Rounds completed of the present training.",
-    "rounds": "Rounds of the present training in total.",
-    "valid_error": "RMSE, or 1 - NDCG@20, of the last validation.",
-    "best_error": "RMSE, or 1 - NDCG@20, of the best validation.",
-    "seconds_per_round": "Median duration of the last rounds.",
-    "seconds_left": "Estimated seconds until the last round of the present training.",
-    "epsilon_spent": "Epsilon of single ratings that this party has spent.",
-    "waits_since": "Unix time since which the training waits for parties.",
-    "updated": "Unix time of this status.",
-}
-_PARTY_GAUGES = {
-    "here": "1 if the party takes part.",
-    "connected": "1 if the party is connected.",
-    "stalled": "1 if the party owes an answer for long.",
-    "heard": "Unix time of the last message of the party.",
-}
-
-
 def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
     """Return the content type and text of the status in Prometheus' format."""
     try:
@@ -325,39 +280,37 @@ def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
     except ModuleNotFoundError:
         return "text/plain", b"# prometheus-client is not installed: pip install 'verfedgnn[federation]'\n"
 
-    def by_party(name: str, text: str, values: dict[str, float]) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(f"verfedgnn_{name}", text, labels=["party"])
-        for party, value in values.items():
-            family.add_metric([party], value)
-        return family
+    def family(
+        kind: Any, name: str, text: str, labels: Sequence[str], samples: Iterable[tuple[list[str], Any]]
+    ) -> Any:
+        made = kind(f"verfedgnn_{name}", text, labels=labels)
+        for values, number in samples:
+            if number is not None:
+                made.add_metric(values, float(number))
+        return made
 
+    def by_party(kind: Any, name: str, field: str, text: str) -> Any:
+        return family(kind, name, text, ["party"], (([one], about.get(field)) for one, about in parties))
+
+    gauge, counter = GaugeMetricFamily, CounterMetricFamily
+    parties = status.get("parties", {}).items()
     keys = ("role", "federation", "training", "stage", "state")
     about = {key: str(status[key]) for key in keys if status.get(key) is not None}
-    parties = status.get("parties", {})
-    families: list[Any] = [InfoMetricFamily("verfedgnn", "This member of the federation.", value=about)]
-    families += [
-        GaugeMetricFamily(f"verfedgnn_{name}", text, value=status[name])
-        for name, text in _GAUGES.items()
-        if status.get(name) is not None
+    awaited = (([name], 1) for name in status.get("waits_for") or [])
+    sizes = (([one, way], about[way]) for one, about in parties for way in ("up", "down"))
+    families = [
+        InfoMetricFamily("verfedgnn", "This member of the federation.", value=about),
+        *(family(gauge, key, _FACTS.get(key, key), [], [([], status.get(key))]) for key in _GAUGES),
+        family(counter, "repeats", "Restarted rounds.", [], [([], status.get("repeats", 0))]),
+        by_party(gauge, "party_here", "here", "1 if the party takes part."),
+        by_party(gauge, "party_connected", "connected", "1 if the party is connected."),
+        by_party(gauge, "party_stalled", "stalled", "1 if the party owes an answer for long."),
+        by_party(gauge, "party_heard", "heard", "Unix time of the last message of the party."),
+        family(gauge, "waits_for", "1 if the training waits for the party.", ["party"], awaited),
+        by_party(counter, "refused", "refused", "Refused messages."),
+        family(counter, "bytes", "Bytes of messages.", ["party", "direction"], sizes),
     ]
-    families += [
-        CounterMetricFamily("verfedgnn_repeats", "Restarted rounds.", value=status.get("repeats", 0))
-    ]
-    for name, text in _PARTY_GAUGES.items():
-        values = {
-            party: fields.get(name, None if name == "heard" else False) for party, fields in parties.items()
-        }
-        known = {party: float(value) for party, value in values.items() if value is not None}
-        families.append(by_party(f"party_{name}", text, known))
-    awaited = dict.fromkeys(status.get("waits_for") or [], 1.0)
-    families.append(by_party("waits_for", "1 if the training waits for the party.", awaited))
-    refused = CounterMetricFamily("verfedgnn_refused", "Refused messages.", labels=["party"])
-    sizes = CounterMetricFamily("verfedgnn_bytes", "Bytes of messages.", labels=["party", "direction"])
-    for party, fields in parties.items():
-        refused.add_metric([party], fields.get("refused", 0))
-        for direction in ("up", "down"):
-            sizes.add_metric([party, direction], fields[direction])
-    registry: Any = SimpleNamespace(collect=lambda: [*families, refused, sizes])
+    registry: Any = SimpleNamespace(collect=lambda: families)
     return exposition.CONTENT_TYPE_PLAIN_0_0_4, exposition.generate_latest(registry)
 
 

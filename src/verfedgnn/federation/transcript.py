@@ -47,6 +47,12 @@ SIGNATURE = "signature"
 SPENT = "spent"
 ALIGNMENT = "alignment"
 
+Statements = dict[str, dict[str, Any]]
+"""What the coordinator must say to all parties alike: values with named fields, by subject."""
+
+CONTRIBUTORS = "the parties in the sum of gradients"
+"""A field of a statement; the others are named where the statements are made, in words that a check can show."""
+
 _FLUSH_SECONDS = 1.0
 _SHA256 = "^[0-9a-f]{64}$"
 
@@ -71,7 +77,7 @@ class TranscriptEntry(BaseModel):
     """Size of the encoded message."""
     sha256: str | None = Field(None, pattern=_SHA256)
     """Hash of the encoded message."""
-    common: dict[str, dict[str, Any]] | None = None
+    common: Statements | None = None
     """The statements that all parties must have received alike."""
     values: dict[str, str | int | float] | None = None
     """Content of a note."""
@@ -128,7 +134,7 @@ class Transcript:
         message: Message | None,
         mark: MessageMark,
         stage: str,
-        common: dict[str, dict[str, Any]] | None = None,
+        common: Statements | None = None,
     ) -> None:
         """Append a message that is sent or was received, and whose encoded form has that mark; None if it is unreadable."""
         place = {name: getattr(message, name, None) for name in ("round", "attempt")}
@@ -195,49 +201,16 @@ def read_lines(file: Path) -> Iterator[tuple[bytes, TranscriptEntry | None]]:
     try:
         with file.open("rb") as lines:
             while line := lines.readline(MOST_BYTES):
-                yield line.removesuffix(b"\n"), _read_entry(line)
+                entry = None
+                if line.endswith(b"\n"):
+                    with suppress(ValidationError):
+                        entry = TranscriptEntry.model_validate_json(line)
+                yield line.removesuffix(b"\n"), entry
     except OSError as error:
         raise RunError(f"cannot read the transcript {file}: {error.strerror or error}") from None
 
 
-def _read_entry(line: bytes) -> TranscriptEntry | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        return TranscriptEntry.model_validate_json(line)
-    except ValidationError:
-        return None
-
-
 # -- the check of several transcripts ----------------------------------------------------------------------------------------
-
-_WORDS = {
-    "active": "the active parties",
-    "evaluate": "whether to validate",
-    "best_round": "the best round",
-    "survivors": "the list of parties whose masked replies are added up",
-    "accumulator": "the optimiser's state",
-    "digest": "the hash of the public parameters",
-    "configuration": "the configuration",
-    "items": "the numbers of items",
-    "ratings": "the number of ratings",
-    "round": "the last round",
-    "keys": "the keys of the alignment",
-    "users": "the number of users",
-    "training name": "the name of the training",
-    "name name": "the name of the alignment",
-    "parameters parameters": "the public parameters",
-    "result parameters": "the parameters of the result",
-    "update parties": "the parties in the sum of gradients",
-    "update sum": "the sum of gradients",
-    "neighbourhoods parties": "the parties in the sum of neighbourhoods",
-    "neighbourhoods sum": "the sum of neighbourhoods",
-}
-"""What a field of a statement is about, by its name, or by the first word of its subject and its name."""
-_BY_ROUND = ("instruction", "survivors", "update", "neighbourhoods", "parameters", "digest")
-"""First words of subjects that name a round."""
-_PARTIES = ("active", "parties", "survivors")
-"""Fields that hold places in the roster."""
 
 
 @dataclass
@@ -278,6 +251,14 @@ class CheckedTranscript:
         about = {"restarts": self.restarts, "finished": self.is_finished, "problem": self.problem}
         return {"member": self.name, "file": str(self.file), **counts, **about}
 
+    def remarks(self) -> Iterator[str]:
+        """Yield what the check does not cover, in sentences."""
+        unsigned = len(self.entries) - self.signed
+        if self.problem is None and not self.is_finished:
+            yield f"{self.name} has not finished: its transcript ends in round {self.rounds}"
+        if self.problem is None and unsigned:
+            yield f"{self.name} has not signed the last {unsigned} entries: whoever holds the file could change these"
+
 
 def check_transcript(path: Path, agreement: Agreement) -> CheckedTranscript:
     """Read the transcript in a file or run folder, and check its chain and signatures against the roster."""
@@ -297,28 +278,23 @@ def check_transcript(path: Path, agreement: Agreement) -> CheckedTranscript:
     checked = CheckedTranscript(file, member)
     head = NOTHING
     for number, (line, entry) in enumerate(lines, 1):
-        checked.problem = _line_problem(digest, member, number, len(lines), entry, head)
-        if checked.problem is not None or entry is None:
+        if entry is None:  # an incomplete last line is what a killed process leaves behind
+            if number < len(lines):
+                checked.problem = f"line {number} is not an entry: the file was changed or is damaged"
             break
-        checked.entries.append(entry)
+        if entry.number != number or entry.previous != head:
+            moved = "an entry was changed, removed or moved"
+            checked.problem = f"line {number} does not follow line {number - 1}: {moved}"
+            break
         if entry.kind == SIGNATURE:
+            if not is_signed(digest, member, PURPOSE, head, entry.signature or ""):
+                changed = "what comes before it was changed"
+                checked.problem = f"the signature in line {number} is not {member.name}'s: {changed}"
+                break
             checked.signed = number
+        checked.entries.append(entry)
         head = hashlib.sha256(line).hexdigest()
     return checked
-
-
-def _line_problem(
-    agreement: str, member: Member, number: int, lines: int, entry: TranscriptEntry | None, head: str
-) -> str | None:
-    """Return what is wrong with a line that should follow the entry with the hash `head`; None if nothing is."""
-    if entry is None:  # an incomplete last line is what a killed process leaves behind
-        damaged = f"line {number} is not an entry: the file was changed or is damaged"
-        return None if number == lines else damaged
-    if entry.number != number or entry.previous != head:
-        return f"line {number} does not follow line {number - 1}: an entry was changed, removed or moved"
-    if entry.kind == SIGNATURE and not is_signed(agreement, member, PURPOSE, head, entry.signature or ""):
-        return f"the signature in line {number} is not {member.name}'s: what comes before it was changed"
-    return None
 
 
 @dataclass(frozen=True)
@@ -334,72 +310,48 @@ class Difference:
     """The difference in one sentence."""
 
 
-@dataclass
 class _View:
     """What one party received, and which rounds it replied to."""
 
-    name: str
-    told: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """Distinct values, by themselves as JSON, by stage, training and subject; under no training, the names of the alignment and the
-    trainings."""
-    trainings: dict[str, str] = field(default_factory=dict)
-    """Name of the last training by stage."""
-    replied: set[tuple[str, str, int]] = field(default_factory=set)
-    """Stage, training and round of its replies with a gradient."""
-
-    @classmethod
-    def of(cls, transcript: CheckedTranscript) -> _View:
-        """Return what the party's transcript says."""
-        view = cls(transcript.name)
+    def __init__(self, transcript: CheckedTranscript) -> None:
+        self.name = transcript.name
+        self.told: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+        """Distinct values, by themselves as JSON, by stage and subject; of the alignments, the last one counts."""
+        self.replied: set[tuple[str, int | None]] = set()
+        """Stage and round of its replies with a gradient."""
         for entry in transcript.entries:
-            view._take(entry)
-        return view
-
-    def _take(self, entry: TranscriptEntry) -> None:
-        stage = entry.stage or ALIGNMENT
-        common = entry.common or {}
-        if entry.kind == ALIGNMENT and entry.values is not None:  # the last alignment and training count
-            self._tell((ALIGNMENT, "", "name"), {"name": str(entry.values.get("name"))}, last=True)
-        if "training" in common:
-            self.trainings[stage] = str(common["training"].get("name"))
-            self._tell((stage, "", "training"), {"name": self.trainings[stage]}, last=True)
-        training = self.trainings.get(stage, "")
-        for subject, value in common.items():
-            self._tell((stage, training, subject), value)
-        if entry.way == "out" and entry.kind == "RoundReply" and entry.round is not None:
-            self.replied.add((stage, training, entry.round))
-
-    def _tell(self, key: tuple[str, str, str], value: dict[str, Any], *, last: bool = False) -> None:
-        values = {} if last else self.told.get(key, {})
-        values.setdefault(json.dumps(value, sort_keys=True), value)
-        self.told[key] = values
-
-    def last(self, key: tuple[str, str, str]) -> dict[str, Any]:
-        """Return the newest value of a subject."""
-        return next(reversed(self.told[key].values()))
+            stage = entry.stage or ALIGNMENT
+            if entry.kind == ALIGNMENT and entry.values is not None:
+                name = entry.values.get("name")
+                self.told[ALIGNMENT, "name"] = {json.dumps(name): {"the name of the alignment": name}}
+            for subject, value in (entry.common or {}).items():
+                values = self.told.setdefault((stage, subject), {})
+                values.setdefault(json.dumps(value, sort_keys=True), value)
+            if (entry.way, entry.kind) == ("out", RoundReply.__name__):
+                self.replied.add((stage, entry.round))
 
 
 def compare_transcripts(transcripts: Sequence[CheckedTranscript], agreement: Agreement) -> list[Difference]:
     """Return all differences between the transcripts of one federation, in the order of rounds."""
-    views = [_View.of(one) for one in transcripts if one.name != COORDINATOR]
+    views = [_View(one) for one in transcripts if one.name != COORDINATOR]
     names = [party.name for party in agreement.parties]
     differences = [
         *_compare_statements(views, names),
         *_compare_replies(views, names),
         *_compare_messages(transcripts),
     ]
-    stages = [ALIGNMENT, *(stage for view in views for stage in view.trainings)]
-    order = {stage: place for place, stage in reversed(list(enumerate(stages)))}
-    return sorted(differences, key=lambda one: (order.get(one.stage, 0), one.round or 0))
+    stages = [entry.stage or ALIGNMENT for one in transcripts for entry in one.entries]
+    order = {stage: place for place, stage in enumerate(dict.fromkeys(stages))}
+    return sorted(differences, key=lambda one: (order[one.stage], one.round or 0))
 
 
 def summarise_comparison(
     transcripts: Sequence[CheckedTranscript], differences: Sequence[Difference]
 ) -> dict[str, Any]:
     """Return the result of a check as JSON values, with a verdict in words."""
-    changed = [f"{one.name}: {one.problem} ({one.file})" for one in transcripts if one.problem]
+    problems = [f"{one.name}: {one.problem} ({one.file})" for one in transcripts if one.problem]
+    problems += [one.text for one in differences]
     parties = sum(one.name != COORDINATOR for one in transcripts)
-    problems = [*changed, *(one.text for one in differences)]
     verdict = "unchanged; pass transcripts of two or more parties to compare what they received"
     if problems:
         more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -410,20 +362,10 @@ def summarise_comparison(
         "agree": not problems,
         "verdict": verdict,
         "problems": problems,
-        "remarks": [remark for one in transcripts for remark in _remarks(one)],
+        "remarks": [remark for one in transcripts for remark in one.remarks()],
         "transcripts": [one.summary() for one in transcripts],
         "differences": [asdict(one) for one in differences],
     }
-
-
-def _remarks(transcript: CheckedTranscript) -> Iterator[str]:
-    unsigned = len(transcript.entries) - transcript.signed
-    if transcript.problem is not None:
-        return
-    if not transcript.is_finished:
-        yield f"{transcript.name} has not finished: its transcript ends in round {transcript.rounds}"
-    if unsigned:
-        yield f"{transcript.name} has not signed the last {unsigned} entries: whoever holds the file could change these"
 
 
 def _compare_statements(views: Sequence[_View], names: Sequence[str]) -> Iterator[Difference]:
@@ -436,28 +378,34 @@ def _compare_statements(views: Sequence[_View], names: Sequence[str]) -> Iterato
         told = [view for view in views if key in view.told]
         reference = max(told, key=lambda view: len(view.told[key]))
         for view in told:
-            if reference.told[key].keys().isdisjoint(view.told[key]):
-                yield _differ(
-                    key[0], key[2], (reference, view), [one.last(key) for one in (reference, view)], names
-                )
+            if not reference.told[key].keys().isdisjoint(view.told[key]):
+                continue
+            one, other = (next(reversed(each.told[key].values())) for each in (reference, view))
+            what = next((name for name in one if one[name] != other.get(name)), next(iter(other), ""))
+            first, second = (_show(value.get(what), what, names) for value in (one, other))
+            round = _round_of(key[1])
+            between = f"differs between {reference.name} and {view.name}"
+            values = f"{reference.name} has {first}, {view.name} has {second}"
+            text = f"{_where(key[0], round)}: {what} {between}: {values}"
+            yield Difference(key[0], round, (reference.name, view.name), what, text)
 
 
 def _compare_replies(views: Sequence[_View], names: Sequence[str]) -> Iterator[Difference]:
     """Find sums that name a party as a contributor whose transcript has no reply in that round."""
     by_name = {view.name: view for view in views}
     for teller in views:
-        for stage, training, subject in teller.told:
+        for (stage, subject), values in teller.told.items():
             round = _round_of(subject)
-            if round is None or not subject.startswith("update "):
+            if not subject.startswith("update "):
                 continue
-            told = teller.last((stage, training, subject)).get("parties")
-            parties = told if isinstance(told, list) else []
-            contributors = [name for index, name in enumerate(names) if index in parties]
-            for name in contributors:
-                if name in by_name and (stage, training, round) not in by_name[name].replied:
+            told = next(reversed(values.values())).get(CONTRIBUTORS)
+            for name in [
+                name for place, name in enumerate(names) if isinstance(told, list) and place in told
+            ]:
+                if name in by_name and (stage, round) not in by_name[name].replied:
                     summed = f"the sum of gradients that {teller.name} received includes {name}"
                     gap = f"the transcript of {name} has no reply in that round"
-                    text = f"{stage}, round {round}: {summed}, but {gap}"
+                    text = f"{_where(stage, round)}: {summed}, but {gap}"
                     yield Difference(stage, round, (teller.name, name), "reply", text)
 
 
@@ -465,50 +413,31 @@ def _compare_messages(transcripts: Sequence[CheckedTranscript]) -> Iterator[Diff
     """Find messages that a party received and the coordinator's transcript does not have, and the reverse."""
     hubs = [one for one in transcripts if one.name == COORDINATOR][:1]
     for hub, party in ((hub, one) for hub in hubs for one in transcripts if one is not hub):
-        at_hub = [entry for entry in hub.entries if entry.peer == party.name]
-        for receiver, entries, sender, others in (
-            (party, party.entries, hub, at_hub),
-            (hub, at_hub, party, party.entries),
-        ):
-            sent = {entry.sha256 for entry in others if entry.way == "out"}
-            lost = (entry for entry in entries if entry.way == "in" and entry.sha256 not in sent)
-            for entry in list(lost)[:1]:
-                where = f"{entry.stage}, round {entry.round}" if entry.round else f"{entry.stage}"
-                what = f"{receiver.name} received a {entry.kind} (line {entry.number})"
-                text = f"{where}: {what} that the transcript of {sender.name} does not have"
-                between = (receiver.name, sender.name)
-                yield Difference(entry.stage or ALIGNMENT, entry.round, between, entry.kind, text)
+        for receiver, sender in ((party, hub), (hub, party)):
+            sent = {entry.sha256 for entry in sender.entries if entry.way == "out"}
+            for entry in receiver.entries:
+                if entry.way == "in" and entry.peer == sender.name and entry.sha256 not in sent:
+                    what = f"{receiver.name} received a {entry.kind} (line {entry.number})"
+                    gap = f"that the transcript of {sender.name} does not have"
+                    stage = entry.stage or ALIGNMENT
+                    between = (receiver.name, sender.name)
+                    text = f"{_where(stage, entry.round)}: {what} {gap}"
+                    yield Difference(stage, entry.round, between, entry.kind, text)
+                    break
+
+
+def _where(stage: str, round: int | None) -> str:
+    return f"{stage}, round {round}" if round else stage
 
 
 def _round_of(subject: str) -> int | None:
-    """Return the round that a subject such as `update 4` or `instruction 5.0.0` names; None if it names none."""
-    kind, _, place = subject.partition(" ")
-    number = place.split(".")[0]
-    return int(number) if kind in _BY_ROUND and re.fullmatch("[0-9]{1,10}", number) else None
+    """Return the round that a subject such as `update 4` or `instruction 5.0` names; None if it names none."""
+    place = re.fullmatch(r"[a-z]+ ([0-9]{1,10})(\.[0-9]+)?", subject)
+    return None if place is None else int(place[1])
 
 
-def _differ(
-    stage: str,
-    subject: str,
-    between: tuple[_View, _View],
-    values: Sequence[dict[str, Any]],
-    names: Sequence[str],
-) -> Difference:
-    """Return the first difference between two values of a statement, with parties by their names."""
-    fields = [name for name in values[0] if values[0][name] != values[1].get(name)]
-    field = (fields or [*values[1]])[0]
-    round = _round_of(subject)
-    where = stage if round is None else f"{stage}, round {round}"
-    name = f"{subject.split(' ')[0]} {field}"
-    what = _WORDS.get(name) or _WORDS.get(field, name)
-    one, other = (view.name for view in between)
-    first, second = (_show(value.get(field), field, names) for value in values)
-    text = f"{where}: {what} differs between {one} and {other}: {one} has {first}, {other} has {second}"
-    return Difference(stage, round, (one, other), name, text)
-
-
-def _show(value: Any, field: str, names: Sequence[str]) -> str:
-    if field in _PARTIES and isinstance(value, list):
+def _show(value: Any, what: str, names: Sequence[str]) -> str:
+    if "parties" in what and isinstance(value, list):
         known = dict(enumerate(names))
         return ", ".join(known[i] if isinstance(i, int) and i in known else str(i)[:20] for i in value)
     text = str(value)

@@ -53,9 +53,9 @@ class Transport(Protocol):
         """Deliver queued messages for a short time at most, then end all connections."""
 
 
-def size_of(message: EncodedMessage) -> int:
-    """Return the number of bytes of an encoded message."""
-    return sum(map(len, message))
+def size_of(*messages: EncodedMessage) -> int:
+    """Return the number of bytes of encoded messages."""
+    return sum(len(part) for message in messages for part in message)
 
 
 def too_large(peer: str, largest: int) -> TransportEvent:

@@ -8,7 +8,8 @@
     messages                                            <->    messages
 
 A party that the coordinator reports can therefore already send. A websocket message is one message, in fragments of a
-bounded size; one that is larger than `largest` ends its connection before it is read. Each member has a thread with an event loop, which reads, writes and dials; the services call `send` and `next` from their own.
+bounded size; one that is larger than `largest` ends its connection before it is read. Each member has a thread with an
+event loop, which reads, writes and dials; the services call `send` and `next` from their own.
 The kernel detects cut links: it answers for a process that is stopped or busy, and nobody answers for a cut cable.
 """
 
@@ -25,23 +26,20 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
 from verfedgnn.core.connection_table import ConnectionTable, shut_down
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.version import installed_version
-from verfedgnn.federation.certificates import error_reason, peer_fingerprint, pinned_tls, tls_context
-from verfedgnn.federation.event_log import FailureLog
+from verfedgnn.core.installed import installed_version
+from verfedgnn.federation.certificates import error_reason, peer_fingerprint, pinned_tls
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.transport import (
     ABOUT,
     OUTBOX_BYTES,
     OUTBOX_MESSAGES,
     PART_BYTES,
-    Transport,
     TransportEvent,
     cut_message,
     size_of,
@@ -76,32 +74,6 @@ _BACKLOG = 1024
 
 # Its log names peers; the events that matter are logged by the services.
 logging.getLogger("websockets").setLevel(logging.CRITICAL)
-
-
-@contextmanager
-def connected(identity: MemberIdentity, listen: tuple[str, int] | None = None) -> Iterator[Transport]:
-    """Open the transport, log failed connections, and close the transport at the end."""
-    transport = connect(identity, FailureLog(), listen)
-    try:
-        yield transport
-    finally:
-        transport.close()
-
-
-def connect(
-    identity: MemberIdentity, refused: Callable[[str], None], listen: tuple[str, int] | None = None
-) -> Transport:
-    """Open the coordinator's listener at `listen`, or a party's connection to the agreed address.
-
-    Only the agreed peers are admitted. `refused` is called with the reason whenever a connection fails.
-    """
-    agreement = identity.agreement
-    host, port = address = listen or (agreement.host, agreement.port)
-    try:
-        return WebsocketTransport(identity, address, refused)
-    except OSError as error:
-        remedy = "free the port or use another --listen"
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; {remedy}") from None
 
 
 class _Bounded(Connection):
@@ -139,7 +111,7 @@ class _Link:
 
     def put(self, messages: tuple[EncodedMessage, ...]) -> None:
         """Queue messages, or end the connection if the peer lets too much wait."""
-        size = sum(map(size_of, messages))
+        size = size_of(*messages)
         self.limit = max(self.limit, 2 * size)
         if self.outbox.qsize() >= OUTBOX_MESSAGES or self.waiting > self.limit:
             self.websocket.transport.abort()
@@ -147,15 +119,13 @@ class _Link:
         self.waiting += size
         self.outbox.put_nowait(messages)
 
-    async def write(self, *, ready: bool) -> None:
-        """Write messages until the end of the outbox or of the connection; say first that this side is `ready`."""
+    async def write(self) -> None:
+        """Write messages until the end of the outbox or of the connection."""
         try:
-            if ready:
-                await self.websocket.send(b"")
             while (messages := await self.outbox.get()) is not None:
                 for message in messages:
                     await self.websocket.send(cut_message(message))
-                self.waiting -= sum(map(size_of, messages))
+                self.waiting -= size_of(*messages)
                 del messages  # they may hold a copy of all public parameters
         except Exception:
             # The peer is gone, or memory is short. On joining again it gets what it missed.
@@ -164,13 +134,13 @@ class _Link:
     async def read(self, progress: Callable[[], None]) -> memoryview:
         """Return the next message; call `progress` for each full part of a large one."""
         data = bytearray()
-        parts = 0
+        rest = MOST_PARTS
         async for part in self.websocket.recv_streaming(decode=False):
             data += part
-            parts += 1
+            rest -= 1
             if len(part) == PART_BYTES:
                 progress()
-            if parts > MOST_PARTS:
+            if rest < 0:
                 self.websocket.transport.abort()
         return memoryview(data)
 
@@ -183,24 +153,25 @@ class _Link:
 
 
 class WebsocketTransport:
-    """One member's end: the coordinator's listens, a party's connects and reconnects."""
+    """One member's end: the coordinator's listens, a party's connects and reconnects. Only the agreed peers are admitted."""
 
     def __init__(
-        self, identity: MemberIdentity, address: tuple[str, int], refused: Callable[[str], None]
+        self,
+        identity: MemberIdentity,
+        refused: Callable[[str], object],
+        listen: tuple[str, int] | None = None,
     ) -> None:
+        """`refused` is called with the reason whenever a connection fails. By default, `listen` is the agreed address."""
         agreement = identity.agreement
         server = identity.is_coordinator
         peers = agreement.parties if server else (agreement.coordinator,)
-        own = identity.member.certificate
         self._roster = {peer.fingerprint: peer.name for peer in peers}
-        self._context = tls_context(
-            server=server, authority=agreement.authority, certificate=own, key=identity.key_pem()
-        )
+        self._context = identity.tls_context()
         self._context.sslobject_class = pinned_tls(self._roster, refused)
-        self._address = address
+        self._address = listen or agreement.endpoint
         self._link_seconds = agreement.timeouts.link
         self._refused = refused
-        self._listener = _Listener(address) if server else None
+        self._listener = _Listener(self._address) if server else None
         self._process = secrets.token_hex(16)
         self._links: dict[str, _Link] = {}
         self._rooms = {peer: asyncio.Semaphore(MESSAGES_IN_FLIGHT) for peer in self._roster.values()}
@@ -208,7 +179,6 @@ class WebsocketTransport:
         self._largest = PART_BYTES
         self._lost = 0
         """Number of connections that have ended."""
-        self._closed = False
         self._events: queue.Queue[tuple[TransportEvent, asyncio.Semaphore | None]] = queue.Queue()
         """Events, and the room that a message takes."""
         self._taken: asyncio.Semaphore | None = None
@@ -248,10 +218,8 @@ class WebsocketTransport:
 
     def close(self) -> None:
         """Deliver queued messages for two seconds at most, then end all connections."""
-        if not self._closed:
-            self._closed = True
-            self._call(self._closing.set)
-            self._thread.join(2 * CLOSE_SECONDS)
+        self._call(self._closing.set)
+        self._thread.join(2 * CLOSE_SECONDS)
 
     def _call(self, function: Callable[..., object], *values: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has ended
@@ -306,8 +274,10 @@ class WebsocketTransport:
         link.joined = True
         self._report("joined", link.peer)
         link.reader = asyncio.current_task()
-        link.writer = asyncio.create_task(link.write(ready=self._listener is None))
         try:
+            if self._listener is None:
+                await link.websocket.send(b"")
+            link.writer = asyncio.create_task(link.write())
             while True:
                 await room.acquire()
                 try:
@@ -320,7 +290,8 @@ class WebsocketTransport:
             if error.sent is not None and error.sent.code == CloseCode.MESSAGE_TOO_BIG:
                 self._events.put((too_large(link.peer, self._largest), None))
         finally:
-            link.writer.cancel()
+            if link.writer is not None:
+                link.writer.cancel()
             self._lose(link)
 
     def _lose(self, link: _Link) -> None:
@@ -330,7 +301,7 @@ class WebsocketTransport:
             self._lost += 1
             if self._lost % 16 == 0:
                 gc.collect()  # a websocket refers to itself, and holds what was read and not taken
-            if link.joined and not self._closed:
+            if link.joined and not self._closing.is_set():
                 self._report("left", link.peer)
 
     def _peer(self, websocket: Connection) -> str:
@@ -442,9 +413,11 @@ class _Listener(socket.socket):
             self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.bind(address)
             self.listen(_BACKLOG)
-        except OSError:
+        except OSError as error:
             self.close()
-            raise
+            where = f"{address[0]}:{address[1]}"
+            remedy = "free the port or use another --listen"
+            raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; {remedy}") from None
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection and put it on the table of strangers."""

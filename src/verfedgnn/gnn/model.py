@@ -12,10 +12,9 @@ from torch import Tensor
 
 from verfedgnn import plugins
 from verfedgnn.config.model_forms import ModelConfig, PropagationModel
-from verfedgnn.core.graph import Graph
+from verfedgnn.core.graph import Graph, clip_rows
+from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.core.random_streams import SharedStream, shared_generator
-from verfedgnn.core.rating_scale import upper_quarter
-from verfedgnn.core.vectors import clip_rows
 from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.ggnn import GGNN

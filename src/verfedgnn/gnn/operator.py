@@ -99,9 +99,7 @@ class Operator(GnnPlugin, ABC):
     ) -> Neighbourhood:
         """Return the neighbourhood from the own sum (N, D) and own weight (N, 1), with estimators or exactly."""
         if self.estimators:
-            scale = (
-                graph.estimated(normalise) if weight is graph.user_degree else normalise(graph.ratio * weight)
-            )
+            scale = normalise(graph.ratio * weight)
             x = own * scale
             others = others(x) if callable(others) else others
             return Neighbourhood(x, x if others is None else x + others, scale)

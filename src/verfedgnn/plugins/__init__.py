@@ -25,7 +25,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -34,28 +34,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.printable import make_printable
-
-__all__ = [
-    "FILES",
-    "GNNS",
-    "PATTERN",
-    "REMEDY",
-    "GnnPlugin",
-    "MethodPlugin",
-    "check_gnn",
-    "extract_digest",
-    "format_code",
-    "hash_code",
-    "identify",
-    "identify_gnn",
-    "list_files",
-    "list_gnns",
-    "load_file",
-    "load_gnn",
-    "load_methods",
-    "register",
-]
+from verfedgnn.core.option_names import make_printable
 
 GNNS = ("gcn", "gat", "ggnn")
 """Names of the built-in GNNs."""
@@ -86,8 +65,8 @@ class MethodPlugin:
     """Names that no plug-in may take."""
 
 
-_gnns: dict[str, type[GnnPlugin]] = {}
-_methods: dict[str, MethodPlugin] = {}
+_gnns: dict[str, type[Any]] = {}
+_methods: dict[str, type[Any]] = {}
 _codes: dict[type, str | None] = {}
 """Identity of the code of each registered class at registration; its file may change later."""
 
@@ -99,9 +78,8 @@ def register(plugin: Plugin) -> Plugin:
 
     The same class can be registered again, as when a notebook cell is rerun. A different class of that name is an error.
     """
-    if not (isinstance(plugin, type) and issubclass(plugin, GnnPlugin | MethodPlugin)) or inspect.isabstract(
-        plugin
-    ):
+    known = isinstance(plugin, type) and issubclass(plugin, GnnPlugin | MethodPlugin)
+    if not known or inspect.isabstract(plugin):
         raise ConfigError(
             f"register takes a subclass of Operator or Method without abstract methods, not {plugin!r}"
         )
@@ -110,25 +88,17 @@ def register(plugin: Plugin) -> Plugin:
         raise ConfigError(
             f"{plugin.__name__} has the name {name!r}; use lower-case letters, digits and +._-, for example 'sage'"
         )
-    if issubclass(plugin, GnnPlugin):
-        _refuse_taken(name, plugin, "a GNN", GNNS, _gnns.get(name))
-        _gnns[name] = plugin
-    else:
-        before = type(_methods[name]) if name in _methods else None
-        _refuse_taken(name, plugin, "a method", plugin.built_in, before)
-        _methods[name] = plugin()
+    is_gnn = issubclass(plugin, GnnPlugin)
+    if name in (GNNS if is_gnn else plugin.built_in):
+        raise ConfigError(f"'{name}' is built in; give {plugin.__name__} another name")
+    registered = _gnns if is_gnn else _methods
+    before = registered.setdefault(name, plugin)
+    if (_find_source(before), before.__qualname__) != (_find_source(plugin), plugin.__qualname__):
+        what = f"a {'GNN' if is_gnn else 'method'} '{name}'"
+        raise ConfigError(f"{what} is already registered by {before.__module__}; rename one of them")
+    registered[name] = plugin
     _codes[plugin] = identify(plugin)
     return plugin
-
-
-def _refuse_taken(name: str, plugin: type, what: str, built_in: Any, before: type | None) -> None:
-    if name in built_in:
-        raise ConfigError(f"'{name}' is built in; give {plugin.__name__} another name")
-    if before is not None and (_find_source(before), before.__qualname__) != (
-        _find_source(plugin),
-        plugin.__qualname__,
-    ):
-        raise ConfigError(f"{what} '{name}' is already registered by {before.__module__}; rename one of them")
 
 
 # -- by name ---------------------------------------------------------------------------------------------------------------
@@ -151,8 +121,7 @@ def check_gnn(name: str, code: str | None = None) -> str:
 def load_gnn(name: str) -> type[GnnPlugin]:
     """Return the operator of a plug-in."""
     check_gnn(name)
-    if name not in _gnns:
-        _load(name, "verfedgnn.gnns", _gnns)
+    _load(name, "verfedgnn.gnns", _gnns)
     return _gnns[name]
 
 
@@ -160,9 +129,8 @@ def load_methods() -> dict[str, MethodPlugin]:
     """Return all methods of plug-ins, by name."""
     _load_files()
     for name in _offered("verfedgnn.methods"):
-        if name not in _methods:
-            _load(name, "verfedgnn.methods", _methods)
-    return dict(sorted(_methods.items()))
+        _load(name, "verfedgnn.methods", _methods)
+    return {name: _methods[name]() for name in sorted(_methods)}
 
 
 def identify_gnn(name: str) -> str | None:
@@ -222,7 +190,9 @@ def _offered(group: str) -> dict[str, EntryPoint]:
     return found
 
 
-def _load(name: str, group: str, registered: dict[str, Any]) -> None:
+def _load(name: str, group: str, registered: Mapping[str, type]) -> None:
+    if name in registered:
+        return
     entry = _offered(group)[name]
     with _blamed(entry.value):
         loaded = entry.load()
@@ -280,12 +250,11 @@ def format_code(code: str) -> str:
 
 def _package(plugin: type) -> str | None:
     """Return name and version of the installed package whose entry points are closest to the module of a class."""
-    near = []
+    common, package = 0, None
     for entry in (entry for group in _GROUPS for entry in entry_points(group=group)):
         pairs = zip(entry.module.split("."), plugin.__module__.split("."), strict=False)
         # Different packages may share a namespace.
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        if entry.dist is not None:
-            near.append((common, f"{entry.dist.name} {entry.dist.version}"))
-    common, package = max(near, default=(0, ""))
-    return package if common else None
+        length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if entry.dist is not None and length > common:
+            common, package = length, f"{entry.dist.name} {entry.dist.version}"
+    return package

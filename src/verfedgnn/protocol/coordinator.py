@@ -19,8 +19,8 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.config.rules import active_count, too_few
 from verfedgnn.core.errors import ConfigError, ProtocolError
+from verfedgnn.core.pairs import typical_rating
 from verfedgnn.core.random_streams import SharedStream, shared_generator
-from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import MaskStream
 from verfedgnn.protocol.aggregation import largest_array, largest_from_party

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import RunError
+from verfedgnn.core.graph import clip_rows
+from verfedgnn.core.pairs import typical_rating
 from verfedgnn.core.random_streams import PartyStream
-from verfedgnn.core.rating_scale import typical_rating
-from verfedgnn.core.vectors import clip_rows
 from verfedgnn.protocol.party_setup import PartySetup
 from verfedgnn.protocol.replica import CheckpointState, EvaluatedModel, step, to_tensor
 

@@ -14,13 +14,11 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.graph import Graph, build_graph, move_graph
-from verfedgnn.core.list_metrics import rank_each
-from verfedgnn.core.metrics import measure_errors
+from verfedgnn.core.metrics import measure_errors, rank_each
 from verfedgnn.core.option_names import option
-from verfedgnn.core.pairs import Pairs, PartyInput
+from verfedgnn.core.pairs import Pairs, PartyInput, scale_unit, upper_quarter
 from verfedgnn.core.random_streams import PartyRandomness, PartyStream
 from verfedgnn.core.rating_means import arrays
-from verfedgnn.core.rating_scale import scale_unit, upper_quarter
 from verfedgnn.gnn.list_model import pair_weights
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.protocol.forward_backward import Batch

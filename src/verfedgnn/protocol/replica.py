@@ -21,7 +21,7 @@ from verfedgnn.config.rules import fewest_parties_in_sum
 from verfedgnn.config.sections import TrainingConfig
 from verfedgnn.core.array_files import hash_arrays
 from verfedgnn.core.errors import ProtocolError
-from verfedgnn.core.vectors import clip_rows
+from verfedgnn.core.graph import clip_rows
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.protections import protection_of
 from verfedgnn.protocol.aggregation import neighbourhood_shape, neighbourhood_type, participation_scale

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from verfedgnn.core.printable import make_printable
+from verfedgnn.core.option_names import make_printable
 
 
 class SafeConsole(Console):

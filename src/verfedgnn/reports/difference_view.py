@@ -22,11 +22,16 @@ class DifferenceTable(NamedTuple):
 
 def difference_tables(found: Mapping[str, Any]) -> list[DifferenceTable]:
     """Return the tables of a difference: figures, data, recommendations and settings."""
+    settings = [
+        [row["setting"], *("-" if row[when] is None else str(row[when]) for when in ("before", "after"))]
+        for row in found["configuration"]
+    ]
+    same = "" if settings else "Both runs have the same settings."
     return [
         *figure_tables(found["figures"], "Test ratings of both runs"),
         _data_table(found["data"]),
         _recommendation_table(found["recommendations"]),
-        _setting_table(found["configuration"]),
+        DifferenceTable("Settings that differ", ["setting", "before", "after"], settings, same),
     ]
 
 
@@ -34,51 +39,39 @@ def figure_tables(figures: Mapping[str, Any], cases: str) -> list[DifferenceTabl
     """Return one table a metric: both runs, the gain with its interval and the verdict."""
     tables = []
     for metric, part in figures.items():
-        rows = [(row["name"], row) for row in part["parties"]]
-        if len(rows) > 1:
-            rows.append(("overall", part["overall"]))
-        tables.append(
-            DifferenceTable(
-                f"{cases}: {METRICS[metric]}",
-                ["party", "cases", "users", "before", "after", "gain", "better"],
-                [_figure_cells(name, row) for name, row in rows],
-                "gain: of the later run, with its 95 % interval, by a paired bootstrap over users.",
-            )
-        )
+        named = list(part["parties"])
+        if len(named) > 1:
+            named.append({**part["overall"], "name": "overall"})
+        rows = []
+        for row in named:
+            counts = [f"{row['cases']:,}", f"{row['users']:,}"]
+            values = [format_metric(row["before"]), format_metric(row["after"])]
+            rows.append([row["name"], *counts, *values, format_gain(row), row["better"]])
+        header = ["party", "cases", "users", "before", "after", "gain", "better"]
+        note = "gain: of the later run, with its 95 % interval, by a paired bootstrap over users."
+        tables.append(DifferenceTable(f"{cases}: {METRICS[metric]}", header, rows, note))
     return tables
 
 
-def _figure_cells(name: str, row: Mapping[str, Any]) -> list[str]:
-    return [
-        name,
-        f"{row['cases']:,}",
-        f"{row['users']:,}",
-        format_metric(row["before"]),
-        format_metric(row["after"]),
-        format_gain(row),
-        row["better"],
-    ]
-
-
 def _data_table(data: Mapping[str, Any]) -> DifferenceTable:
-    rows = []
-    for party in data["parties"]:
-        for what in ("ratings", "users", "items"):
-            rows.append([party["name"], what, *_change_cells(party[what])])
-    if len(data["parties"]) > 1:
-        rows.append(["all", "users", *_change_cells(data["users"])])
-    notes = [
-        f"Parties {what}: {', '.join(names)}."
-        for what, names in (("added", data["parties_added"]), ("removed", data["parties_removed"]))
-        if names
+    changes = [
+        (party["name"], what, party[what])
+        for party in data["parties"]
+        for what in ("ratings", "users", "items")
     ]
-    header = ["party", "", "before", "after", "added", "removed", "changed"]
-    return DifferenceTable("Data", header, rows, " ".join(notes))
-
-
-def _change_cells(change: Mapping[str, int]) -> list[str]:
-    names = ("before", "after", "added", "removed", "changed")
-    return [f"{change[name]:,}" if name in change else "-" for name in names]
+    if len(data["parties"]) > 1:
+        changes.append(("all", "users", data["users"]))
+    counts = ["before", "after", "added", "removed", "changed"]
+    rows = [
+        [name, what, *(f"{change[count]:,}" if count in change else "-" for count in counts)]
+        for name, what, change in changes
+    ]
+    notes = [
+        f"Parties {what}: {', '.join(data[f'parties_{what}'])}."
+        for what in ("added", "removed")
+        if data[f"parties_{what}"]
+    ]
+    return DifferenceTable("Data", ["party", "", *counts], rows, " ".join(notes))
 
 
 def _recommendation_table(found: Mapping[str, Any]) -> DifferenceTable:
@@ -93,13 +86,3 @@ def _recommendation_table(found: Mapping[str, Any]) -> DifferenceTable:
             "drawn at random. The table names the users whose lists changed most."
         )
     return DifferenceTable("Recommendations", ["user", "overlap", "ratings added"], rows, note)
-
-
-def _setting_table(found: Sequence[Mapping[str, Any]]) -> DifferenceTable:
-    rows = [[row["setting"], _value(row["before"]), _value(row["after"])] for row in found]
-    note = "" if rows else "Both runs have the same settings."
-    return DifferenceTable("Settings that differ", ["setting", "before", "after"], rows, note)
-
-
-def _value(value: Any) -> str:
-    return "-" if value is None else str(value)

@@ -10,43 +10,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal, Self
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from verfedgnn.core.files import make_folder, write_bytes, writing
-from verfedgnn.core.printable import make_printable
+from verfedgnn.core.option_names import make_printable
 from verfedgnn.reports.svg_charts import standalone
 
 Tone = Literal["good", "likely-good", "same", "mixed", "unclear", "likely-bad", "bad"]
-_NUMBER = re.compile(r"[*(+\-−]*\d[\d.,]*(?: (?:B|kB|MB|GB|s|%))?(?:[^a-z]|to)*")
+_NUMBER = re.compile(r"[*(+\-−]*\d[\d.,]*(?: (?:B|kB|MB|GB|s|%))?(?:[^a-z]|to|of)*")
 """A cell that is a number: with a sign, a unit or an interval."""
 _EMPTY = ("", "-", "–")
 """Cells without a number in a column of numbers."""
 
 
 @dataclass(frozen=True)
-class Heading:
+class _Text:
+    text: str
+
+
+class Heading(_Text):
     """The heading of a section."""
 
-    kind: ClassVar = "heading"
-    text: str
 
-
-@dataclass(frozen=True)
-class Paragraph:
+class Paragraph(_Text):
     """A paragraph of text."""
 
-    kind: ClassVar = "paragraph"
-    text: str
+
+class Code(_Text):
+    """Preformatted text."""
 
 
 @dataclass(frozen=True)
 class Points:
     """A bulleted list."""
 
-    kind: ClassVar = "points"
     items: Sequence[str]
 
 
@@ -54,7 +54,6 @@ class Points:
 class Banner:
     """The verdict on top of a document: a headline in the colour of its tone, with a sentence below."""
 
-    kind: ClassVar = "banner"
     tone: Tone
     headline: str
     text: str
@@ -64,7 +63,6 @@ class Banner:
 class Table:
     """A table with a header row. Columns of numbers are aligned right, and the first column names the row."""
 
-    kind: ClassVar = "table"
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
@@ -87,7 +85,6 @@ class Table:
 class Picture:
     """A chart of `svg_charts`, which escapes its text; `name` is the name of its file beside the Markdown."""
 
-    kind: ClassVar = "picture"
     name: str
     caption: str
     svg: str
@@ -98,24 +95,20 @@ def picture(name: str, caption: str, svg: str | None) -> Picture | None:
     return None if svg is None else Picture(name, caption, svg)
 
 
-@dataclass(frozen=True)
-class Code:
-    """Preformatted text."""
-
-    kind: ClassVar = "code"
-    text: str
-
-
 @dataclass
 class Fold:
     """Blocks that a reader opens; closed at first."""
 
-    kind: ClassVar = "fold"
     title: str
     blocks: list[Block] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, title: str, *blocks: Block | None) -> Self:
+        """Return a fold with these blocks; None, such as a chart without data, is skipped."""
+        return cls(title, [block for block in blocks if block is not None])
+
     def add(self, *blocks: Block | None) -> None:
-        """Append blocks; None, such as a chart without data, is skipped."""
+        """Append blocks; None is skipped."""
         self.blocks.extend(block for block in blocks if block is not None)
 
 
@@ -134,12 +127,10 @@ class Document(Fold):
 
     def write(self, folder: Path, name: str) -> tuple[Path, Path]:
         """Write NAME.html, NAME.md and the pictures of the Markdown to `folder`, and return the first two paths."""
-        page, text = folder / f"{name}.html", folder / f"{name}.md"
+        page, text = self.write_page(folder / f"{name}.html"), folder / f"{name}.md"
         with writing(folder):
-            make_folder(folder)
             for chart in self.pictures:
                 write_bytes(folder / f"{chart.name}.svg", standalone(chart.svg).encode())
-            write_bytes(page, make_printable(self.html()).encode())
             write_bytes(text, make_printable(self.markdown()).encode())
         return page, text
 
@@ -202,7 +193,7 @@ def _make_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["inline"] = _render_inline
+    environment.filters |= {"inline": _render_inline, "kind": lambda block: type(block).__name__}
     return environment
 
 

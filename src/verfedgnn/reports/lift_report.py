@@ -6,28 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from verfedgnn.core.option_names import worded
+from verfedgnn.evaluation import verdict
 from verfedgnn.evaluation.chance import ERROR, FEWEST_USERS
 from verfedgnn.evaluation.gain_text import format_signed
-from verfedgnn.evaluation.lift import WAYS as LIFT_WAYS
-from verfedgnn.evaluation.verdict import (
-    LIKELY_BETTER,
-    LIKELY_WORSE,
-    MIXED,
-    NO,
-    NO_DIFFERENCE,
-    PARTNERS_HEADER,
-    SMALL,
-    UNCLEAR,
-    YES,
-    gain_ends,
-    headline,
-    is_judged,
-    judged_tables,
-    list_points,
-    partner_rows,
-    party_word,
-    verdict_table,
-)
+from verfedgnn.evaluation.lift import WAYS
 from verfedgnn.reports.document import (
     Banner,
     Document,
@@ -44,19 +26,20 @@ from verfedgnn.reports.svg_charts import Interval, draw_intervals
 MOST_PARTIES = 30
 """Largest number of parties in a chart."""
 TONES: dict[str, Tone] = {
-    YES: "good",
-    LIKELY_BETTER: "likely-good",
-    NO_DIFFERENCE: "same",
-    MIXED: "mixed",
-    UNCLEAR: "unclear",
-    LIKELY_WORSE: "likely-bad",
-    NO: "bad",
+    verdict.YES: "good",
+    verdict.LIKELY_BETTER: "likely-good",
+    verdict.NO_DIFFERENCE: "same",
+    verdict.MIXED: "mixed",
+    verdict.UNCLEAR: "unclear",
+    verdict.LIKELY_WORSE: "likely-bad",
+    verdict.NO: "bad",
 }
 """The tone of each word of a verdict."""
 WORDS_NOTE = (
-    f"{YES}, {NO}: clear, also after a correction for the verdicts of one party (Holm, {ERROR:.0%}). {LIKELY_BETTER}, {LIKELY_WORSE}: "
-    f"the 95 % interval excludes 0, but this can be chance. {NO_DIFFERENCE}: the whole interval lies within ±{SMALL:g} % of the error, "
-    f"or ±{SMALL:g} of 100 customers. {UNCLEAR}: anything else, or fewer than {FEWEST_USERS} customers."
+    f"{verdict.YES}, {verdict.NO}: clear, also after a correction for the verdicts of one party (Holm, "
+    f"{ERROR:.0%}). {verdict.LIKELY_BETTER}, {verdict.LIKELY_WORSE}: the 95 % interval excludes 0, but this can be "
+    f"chance. {verdict.NO_DIFFERENCE}: the whole interval lies within ±{verdict.SMALL:g} % of the error, or "
+    f"±{verdict.SMALL:g} of 100 customers. {verdict.UNCLEAR}: anything else, or fewer than {FEWEST_USERS} customers."
 )
 _WAYS_NOTE = (
     "simple: own means, or the most popular items. means: own models and means shared with the others (preset means). alone: the best mixture of own models. "
@@ -75,22 +58,22 @@ def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
             Banner("unclear", "Whether joining pays is not judged.", f"This run has no gate. {judge}")
         )
         return
-    header, rows, notes = verdict_table(lift)
+    header, rows, notes = verdict.verdict_table(lift)
     ordered = [[row[0], *row[2:], row[1]] for row in rows]
     document.add(
-        Banner(TONES[party_word(lift)], headline(lift), ""),
+        Banner(TONES[verdict.party_word(lift)], verdict.headline(lift), ""),
         Table([header[0], *header[2:], header[1]], ordered, "The verdict of each party", TONES),
         Paragraph(" ".join(notes)),
-        Points(list_points(lift)),
+        Points(verdict.list_points(lift)),
     )
 
 
 def add_lift(document: Document, lift: Mapping[str, Any]) -> None:
     """Add a chart of the gains in lists, and folded all tables and the other charts."""
-    charts = [_draw(customers, table) for customers, table in judged_tables(lift)]
+    charts = [_draw(customers, table) for customers, table in verdict.judged_tables(lift)]
     document.add(charts[0])
     fold = Fold("All figures of the verdict, with intervals")
-    for (customers, table), chart in zip(judged_tables(lift), charts, strict=True):
+    for (customers, table), chart in zip(verdict.judged_tables(lift), charts, strict=True):
         name = f"{_NAMES[table['metric']].capitalize()} of {customers}"
         if chart is not charts[0]:
             fold.add(chart)
@@ -101,11 +84,12 @@ def add_lift(document: Document, lift: Mapping[str, Any]) -> None:
             header = ["party", "own ratings", *_header(table["overall"])]
             fold.add(Paragraph("By training ratings at the party:"), Table(header, cells, name, TONES))
     if "partners" in lift:
+        partners = verdict.partner_rows(lift["partners"])
         document.add(
             Paragraph(
                 "**Which partner is worth it:** each party's gain in federations without one of the others."
             ),
-            Table(PARTNERS_HEADER, partner_rows(lift["partners"]), "Gain without each partner"),
+            Table(verdict.PARTNERS_HEADER, partners, "Gain without each partner"),
         )
     document.add(fold, Paragraph(f"{WORDS_NOTE} {_WAYS_NOTE}"))
 
@@ -122,20 +106,13 @@ def _draw(customers: str, table: Mapping[str, Any]) -> Picture | None:
     metric = table["metric"]
     rows = table["parties"]
     fewest = sorted((row["users"] for row in rows), reverse=True)[:MOST_PARTIES][-1]
-    shown = [(row["name"], row) for row in rows if row["users"] >= fewest][:MOST_PARTIES]
-    shown += [("all parties", table["overall"])] if len(rows) > 1 else []
-    unit = 1.0 if metric == "rmse" else 100.0
-    intervals = [
-        Interval(
-            name,
-            row["gain"]["percent"] if metric == "rmse" else unit * row["gain"]["value"],
-            *gain_ends(row),
-            row["pays"],
-            "%" if metric == "rmse" else "of 100",
-        )
-        for name, row in shown
-        if is_judged(row)
-    ]
+    shown = [row for row in rows if row["users"] >= fewest][:MOST_PARTIES]
+    shown += [{**table["overall"], "name": "all parties"}] if len(rows) > 1 else []
+    intervals = []
+    for row in filter(verdict.is_judged, shown):
+        gain = row["gain"]["percent"] if metric == "rmse" else 100 * row["gain"]["value"]
+        unit = "%" if metric == "rmse" else "of 100"
+        intervals.append(Interval(row["name"], gain, *verdict.gain_ends(row), row["pays"], unit))
     title = f"What joining gains in {_NAMES[metric]} of {customers}"
     name = f"lift-{_NAMES[metric].split()[-1]}-{customers.split()[0]}"
     return picture(name, title, draw_intervals(title, intervals, _AXES[metric]))
@@ -149,25 +126,24 @@ def _rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _header(row: Mapping[str, Any]) -> list[str]:
-    ways = [way for way in LIFT_WAYS if way in row]
+    ways = [way for way in WAYS if way in row]
     metric = "HitRate@20" if "ndcg@20" in row or row["gain"] is None else "RMSE"
     lists = ["NDCG@20 before, after"] if "ndcg@20" in row else []
     return ["customers", *(f"{way} {metric}" for way in ways), *lists, "gain", "verdict"]
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    ways = ["-" if row[way] is None else f"{row[way]:.4f}" for way in LIFT_WAYS if way in row]
+    ways = ["-" if row[way] is None else f"{row[way]:.4f}" for way in WAYS if way in row]
     if row["gain"] is None:
         return [f"{row['users']:,}", *ways, "-", row["pays"]]
-    low, high = map(format_signed, gain_ends(row))
-    if "ndcg@20" in row:
-        figures = row["ndcg@20"]
-        lists = [f"{figures[row['reference']]:.4f}, {figures['federated']:.4f}"]
-        gained = f"{format_signed(100 * row['gain']['value'])} of 100 ({low} to {high})"
-    else:
-        lists = []
+    low, high = map(format_signed, verdict.gain_ends(row))
+    if "ndcg@20" not in row:
         gained = f"{format_signed(row['gain']['percent'])} % ({low} to {high})"
-    return [f"{row['users']:,}", *ways, *lists, gained, row["pays"]]
+        return [f"{row['users']:,}", *ways, gained, row["pays"]]
+    figures = row["ndcg@20"]
+    lists = f"{figures[row['reference']]:.4f}, {figures['federated']:.4f}"
+    gained = f"{format_signed(100 * row['gain']['value'])} of 100 ({low} to {high})"
+    return [f"{row['users']:,}", *ways, lists, gained, row["pays"]]
 
 
 def band(row: Mapping[str, Any]) -> str:

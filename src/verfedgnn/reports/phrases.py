@@ -1,10 +1,9 @@
-"""Numbers and warnings in the words of reports and of the terminal."""
+"""Numbers, warnings and what figures mean, in the words of reports and of the terminal."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,10 @@ from verfedgnn.core.option_names import option
 if TYPE_CHECKING:
     from verfedgnn.config import Config
 
+MEANS_WIN = 0.995
+"""Share of the means' RMSE that a model must stay below to be called better than them."""
+STILL_IMPROVING = 0.002
+"""Relative improvement over the last tenth of a training from which on more rounds are worthwhile."""
 CLEAR_LOSS = 0.02
 """Share of popularity's NDCG by which lists must lose to be called worse."""
 
@@ -45,23 +48,23 @@ def format_size(count: float) -> str:
 
 def trainings_of(metrics: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the cost of each training of a run by name: of ratings, of lists, and of both on all ratings."""
-    named = {"ratings": metrics, "all ratings": metrics.get("final", {})}
-    found = {}
-    for name, part in named.items():
-        if "rounds" in part:
-            found[name] = part
-        if "lists" in part:
-            found["lists" if name == "ratings" else "lists, all ratings"] = part["lists"]
-    return found
+    final = metrics.get("final", {})
+    named = {
+        "ratings": metrics,
+        "lists": metrics.get("lists", {}),
+        "all ratings": final,
+        "lists, all ratings": final.get("lists", {}),
+    }
+    return {name: part for name, part in named.items() if "rounds" in part}
 
 
 def total_bytes(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the bytes up, down, and per party and round of all trainings of a run."""
     parts = trainings_of(metrics).values()
     rounds = sum(part["rounds"] for part in parts)
-    found = {way: sum(part["bytes"][way] for part in parts) for way in ("up", "down")}
     each = sum(part["bytes"]["per_party_per_round"] * part["rounds"] for part in parts)
-    return found | {"per_party_per_round": each / max(1, rounds)}
+    total = {way: sum(part["bytes"][way] for part in parts) for way in ("up", "down")}
+    return total | {"per_party_per_round": each / max(1, rounds)}
 
 
 def describe_cost(metrics: Mapping[str, Any]) -> str:
@@ -74,24 +77,15 @@ def describe_cost(metrics: Mapping[str, Any]) -> str:
     return f"{rounds:,} rounds, {each} for each party, {seconds} of training"
 
 
-@dataclass(frozen=True)
-class AuditRecord:
-    """The headline of the attacks on one preset, measured once and shipped with the product (`results/attacks.md`)."""
-
-    learnt: str
-    """What others learn, in one sentence."""
-    figures: Mapping[str, float]
-    """AUC by attacker and data: 0.5 is a coin toss, 1 is certainty."""
-    data: str
-    """Data sets and seeds."""
-    commit: str
-
-
 @cache
-def audit_records() -> Mapping[str, AuditRecord]:
-    """Return the record of each preset that was attacked, by name."""
+def audit_records() -> Mapping[str, Mapping[str, Any]]:
+    """Return the record of the attacks on each preset, measured once and shipped with the product (`results/attacks.md`).
+
+    `learnt` is what others learn, in one sentence; `figures` has the AUC by attacker and data.
+    """
     text = files("verfedgnn.privacy").joinpath("audit_record.json").read_text("utf-8")
-    return {preset: AuditRecord(**values) for preset, values in json.loads(text).items()}
+    records: Mapping[str, Mapping[str, Any]] = json.loads(text)
+    return records
 
 
 def describe_learnt(config: Config) -> str:
@@ -106,7 +100,7 @@ def describe_learnt(config: Config) -> str:
             for each in (config, preset, preset.for_parties(2))
         )
         if own in audited:
-            return record.learnt
+            return str(record["learnt"])
     return "see `verfedgnn audit` and `settings visibility`"
 
 
@@ -122,20 +116,65 @@ def describe_served(metrics: Mapping[str, Any]) -> str:
 def warn_of_lists(metrics: Mapping[str, Any]) -> str | None:
     """Return sentences about parties whose lists do not reach the most popular items; None if there are none."""
     name = next((key for key in metrics["test"] if key.startswith("ndcg@")), "")
-    worse = []
-    clearly = False
-    for party in metrics["parties"]:
-        found = party["test"].get(name)
-        popular = party["popularity"].get(name)
-        if found is not None and popular is not None and found < popular:
-            worse.append(f"{party['name']} {found:.4f}, popularity {popular:.4f}")
-            clearly = clearly or found < (1 - CLEAR_LOSS) * popular
+    figures = [(p["name"], p["test"].get(name), p["popularity"].get(name)) for p in metrics["parties"]]
+    worse = [row for row in figures if None not in row and row[1] < row[2]]
     if not worse:
         return None
-    named = "; ".join(worse[:5]) + (f"; and {len(worse) - 5} more" if len(worse) > 5 else "")
+    clearly = any(found < (1 - CLEAR_LOSS) * popular for _, found, popular in worse)
+    named = "; ".join(f"{who} {found:.4f}, popularity {popular:.4f}" for who, found, popular in worse[:5])
+    named += f"; and {len(worse) - 5} more" if len(worse) > 5 else ""
     compared = "worse" if clearly else "no better"
     text = f"Lists are {compared} than the most popular items ({name.upper()}: {named})."
     if metrics["test"]["rmse"] is not None and "lists" not in metrics:
         preset = option("preset", "best")
         return f"{text} They are ordered by predicted stars; train with {preset} to order them by a model of lists."
     return f"{text} Train with more data, or show these customers what is popular." if clearly else text
+
+
+def diagnose(
+    metrics: Mapping[str, Any], config: Config, *, history: Sequence[Mapping[str, Any]] = ()
+) -> list[str]:
+    """Return what the figures of a run show beside its verdict, a sentence or two each, the most important first.
+
+    `history` is the content of history.jsonl.
+    """
+    findings = [
+        _still_improving(metrics, config, history),
+        warn_of_lists(metrics),
+        _compare_with_means(metrics, config),
+    ]
+    return [finding for finding in findings if finding is not None]
+
+
+def _still_improving(
+    metrics: Mapping[str, Any], config: Config, history: Sequence[Mapping[str, Any]]
+) -> str | None:
+    if len(history) < 2 or metrics["best_round"] < history[-1]["round"]:
+        return None
+    name = next(key for key in history[-1] if key.startswith("valid_"))
+    before = history[-1 - max(1, len(history) // 10)][name]
+    now = history[-1][name]
+    if not before or abs(now - before) < STILL_IMPROVING * abs(before):
+        return None
+    return (
+        f"Validation was still improving in the last round ({name.removeprefix('valid_').upper()} {before:.4f} to {now:.4f}): "
+        f"train with --set training.epochs={2 * config.training.epochs}."
+    )
+
+
+def _compare_with_means(metrics: Mapping[str, Any], config: Config) -> str | None:
+    """Compare predicted ratings with each party's user and item means."""
+    error = metrics["test"]["rmse"]
+    means = metrics.get("means", {}).get("rmse")
+    if error is None or means is None or error < MEANS_WIN * means:
+        return None
+    if not means:
+        return "The ratings of each party are all equal, so there is nothing to predict; lists are what this run is for."
+    close = "hardly better than" if error < means else "no better than"
+    compared = "worse than" if error > means / MEANS_WIN else close
+    text = f"Predicted ratings are {compared} the parties' user and item means (RMSE {error:.4f}, means {means:.4f})."
+    remedies = {
+        "paper": " Preset best adds the means to the model, and lists.",
+        "private": " The noise of the privacy budget hides more than the ratings show; more customers or a larger --epsilon help.",
+    }
+    return text + remedies.get(config.base, "")

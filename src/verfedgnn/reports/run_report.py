@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from verfedgnn.core.version import installed_version
+from verfedgnn.core.installed import installed_version
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
 from verfedgnn.reports.document import (
+    Block,
     Code,
     Document,
     Fold,
@@ -32,7 +33,7 @@ from verfedgnn.reports.phrases import (
     warn_of_lists,
 )
 from verfedgnn.reports.privacy_card import add_guarantees
-from verfedgnn.reports.svg_charts import POINT_COLOUR, WAYS, Bars, draw_bars, draw_lines
+from verfedgnn.reports.svg_charts import POINT_COLOUR, Bars, draw_bars, draw_lines
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.run import Run
 
@@ -47,48 +48,35 @@ def run_document(run: Run, name: str) -> Document:
             [
                 f"**Data:** {describe_data(judged)}",
                 f"**Cost:** {describe_cost(metrics)}.",
-                f"**Others learn:** {describe_learnt(run.judged.config)}",
+                f"**Others learn:** {describe_learnt(judged.config)}",
                 f"**Served:** {describe_served(metrics)}.",
             ]
         )
     )
     if "lift" in metrics:
         add_lift(document, metrics["lift"])
-    accuracy = Fold("Accuracy on the test part")
-    _add_accuracy(accuracy, metrics)
-    overlap = Fold("Customers that the parties share")
-    _add_overlap(overlap, run)
-    mixtures = Fold("What each party mixes")
-    rows = gate_rows(metrics)
-    if rows:
-        mixtures.add(Paragraph(GATE_NOTE), Table(GATE_HEADER, rows))
-    training = Fold("Training and traffic")
-    training.add(*training_curves(judged))
-    _add_traffic(training, run)
-    protection = Fold("Who sees what, and what is guaranteed")
-    protection.add(
-        Paragraph("`verfedgnn audit` attacks the run as each of them could."),
-        Table(HEADER, who_sees_what(run.config, len(metrics["parties"])), "Who sees what"),
-    )
-    add_guarantees(protection, metrics["privacy"])
-    if "lists" in metrics:
-        add_guarantees(protection, metrics["lists"]["privacy"], "Privacy guarantees of the lists' training")
-    if "final" in metrics and metrics["final"]["rounds"]:
-        add_guarantees(
-            protection, metrics["final"]["privacy"], "Privacy guarantees of the training on all ratings"
-        )
-    folds = [accuracy, overlap, mixtures, training, protection]
-    settings = Fold("Configuration")
+    mixtures = gate_rows(metrics)
     versions = ", ".join(f"{name} {version}" for name, version in metrics["environment"].items())
-    settings.add(
-        Code(judged.config.to_toml()),
-        Paragraph(
-            f"verfedgnn {installed_version()}, {versions}. Configuration `{judged.config.fingerprint()}`, "
-            f"public parameters `{metrics['public']}`."
+    folds = [
+        Fold.of("Accuracy on the test part", *_accuracy(metrics)),
+        Fold.of("Customers that the parties share", *_overlap(run)),
+        Fold(
+            "What each party mixes", [Paragraph(GATE_NOTE), Table(GATE_HEADER, mixtures)] if mixtures else []
         ),
-    )
-    document.add(*(fold for fold in [*folds, settings] if fold.blocks))
-    _add_drift(document, metrics.get("after"))
+        Fold.of("Training and traffic", *training_curves(judged), *_traffic(run)),
+        _protection(run),
+        Fold.of(
+            "Configuration",
+            Code(judged.config.to_toml()),
+            Paragraph(
+                f"verfedgnn {installed_version()}, {versions}. Configuration `{judged.config.fingerprint()}`, "
+                f"public parameters `{metrics['public']}`."
+            ),
+        ),
+    ]
+    document.add(*(fold for fold in folds if fold.blocks))
+    if "after" in metrics:
+        _add_drift(document, metrics["after"])
     return document
 
 
@@ -133,19 +121,16 @@ def accuracy_table(metrics: Mapping[str, Any]) -> Table:
     return Table(["party", "items", "ratings", *names], rows, "Accuracy on the test part")
 
 
-def _add_accuracy(document: Fold, metrics: dict[str, Any]) -> None:
+def _accuracy(metrics: Mapping[str, Any]) -> list[Block | None]:
     warning = warn_of_lists(metrics)
     kept = [f"round {metrics['best_round']:,} of {metrics['rounds']:,} for ratings"]
     if "lists" in metrics:
         kept.append(f"round {metrics['lists']['best_round']:,} of {metrics['lists']['rounds']:,} for lists")
-    document.add(
-        accuracy_table(metrics),
-        Paragraph(f"**Warning:** {warning}") if warning else None,
-        Paragraph(
-            "Neither training nor the choice of a model has seen the test part. Lower is better for RMSE and MAE, higher for all "
-            f"other metrics. Kept, as best on the validation part: {' and '.join(kept)}."
-        ),
+    note = Paragraph(
+        "Neither training nor the choice of a model has seen the test part. Lower is better for RMSE and MAE, higher for all "
+        f"other metrics. Kept, as best on the validation part: {' and '.join(kept)}."
     )
+    return [accuracy_table(metrics), Paragraph(f"**Warning:** {warning}") if warning else None, note]
 
 
 def training_curves(run: Run) -> list[Picture | None]:
@@ -158,35 +143,30 @@ def training_curves(run: Run) -> list[Picture | None]:
 
 def _draw_curves(run: Run, file: str) -> list[Picture | None]:
     """Return the charts of one training, by round and by traffic."""
-    name = next((key for key in (run.history[0] if run.history else {}) if key.startswith("valid_")), None)
+    name = next((key for entry in run.history[:1] for key in entry if key.startswith("valid_")), None)
     if name is None:
         return []
     metric = name.removeprefix("valid_").upper()
     values = [entry[name] for entry in run.history]
-    kept = run.metrics["best_round"]
-    charts = {
-        file: (
-            "round",
-            "round",
-            [entry["round"] for entry in run.history],
-            {f"round {kept:,} is kept": kept},
-        ),
-        f"{file}-traffic": ("traffic", "total traffic in MB", [e["bytes"] / 1e6 for e in run.history], {}),
-    }
-    made = []
-    for name, (by, label, places, marks) in charts.items():
+
+    def draw(file: str, by: str, label: str, places: list[float], marks: dict[str, float]) -> Picture | None:
         title = f"{metric} on the validation part by {by}"
-        curves = {metric: (places, values)}
-        colours = {metric: WAYS["federated"]}
+        curves, colours = {metric: (places, values)}, {metric: POINT_COLOUR}
         svg = draw_lines(title, curves, label, f"validation {metric}", colours, marks=marks)
-        made.append(picture(name, title, svg))
-    return made
+        return picture(file, title, svg)
+
+    kept = run.metrics["best_round"]
+    rounds, megabytes = zip(*((entry["round"], entry["bytes"] / 1e6) for entry in run.history), strict=True)
+    return [
+        draw(file, "round", "round", list(rounds), {f"round {kept:,} is kept": kept}),
+        draw(f"{file}-traffic", "traffic", "total traffic in MB", list(megabytes), {}),
+    ]
 
 
-def _add_overlap(document: Fold, run: Run) -> None:
-    """Add how many customers each party shares with others, and a chart of customers by their number of parties."""
+def _overlap(run: Run) -> list[Block | None]:
+    """Return how many customers each party shares with others, and a chart of customers by their number of parties."""
     if len(run.parties) < 2:
-        return
+        return []
     present = np.zeros((len(run.parties), run.parties[0].ratings.n_users), bool)
     for row, party in zip(present, run.parties, strict=True):
         row[party.ratings.user] = True
@@ -203,35 +183,41 @@ def _add_overlap(document: Fold, run: Run) -> None:
         Bars("1 party" if place == 1 else f"{place} parties", [count], f"{count:,} ({count / total:.1%})")
         for place, count in enumerate(counts.tolist(), 1)
     ]
-    document.add(
+    return [
         picture("overlap", title, draw_bars(title, bars, {"customers": POINT_COLOUR})),
         Table(["party", "customers", "also elsewhere", "share"], rows, "Customers that a party shares"),
-    )
-
-
-def _add_drift(document: Document, before: Mapping[str, Any] | None) -> None:
-    """Add the drift of every party since the run before, if one was named."""
-    if before is None:
-        return
-    rows = [
-        [
-            name,
-            "-" if drift["rating_distance"] is None else f"{100 * drift['rating_distance']:.1f} %",
-            f"{100 * drift['unknown_users']:.1f} %",
-            f"{100 * drift['unknown_items']:.1f} %",
-        ]
-        for name, drift in before["drift"].items()
     ]
+
+
+def _protection(run: Run) -> Fold:
+    metrics = run.metrics
+    fold = Fold("Who sees what, and what is guaranteed")
+    fold.add(
+        Paragraph("`verfedgnn audit` attacks the run as each of them could."),
+        Table(HEADER, who_sees_what(run.config, len(metrics["parties"])), "Who sees what"),
+    )
+    add_guarantees(fold, metrics["privacy"])
+    if "lists" in metrics:
+        add_guarantees(fold, metrics["lists"]["privacy"], "Privacy guarantees of the lists' training")
+    if "final" in metrics and metrics["final"]["rounds"]:
+        title = "Privacy guarantees of the training on all ratings"
+        add_guarantees(fold, metrics["final"]["privacy"], title)
+    return fold
+
+
+def _add_drift(document: Document, before: Mapping[str, Any]) -> None:
+    """Add the drift of every party since the run before."""
+    rows = []
+    for name, drift in before["drift"].items():
+        shares = (drift[what] for what in ("rating_distance", "unknown_users", "unknown_items"))
+        rows.append([name, *("-" if share is None else f"{100 * share:.1f} %" for share in shares)])
+    header = ["party", "ratings with another value", "new users", "new items"]
     document.add(
         Heading("Since the run before"),
         Paragraph(
             f"The run before has the public parameters `{before['public'][:16]}`. `verfedgnn diff EARLIER LATER` compares two runs."
         ),
-        Table(
-            ["party", "ratings with another value", "new users", "new items"],
-            rows,
-            "Drift of the parties' data",
-        ),
+        Table(header, rows, "Drift of the parties' data"),
     )
 
 
@@ -248,36 +234,28 @@ MESSAGES = {
 """Descriptions of the protocol's messages, by their names in docs/protocol.md."""
 
 
-def sum_traffic(run: Run) -> list[tuple[str, str, int, int]]:
-    """Return the message kind, direction, number of messages and bytes of all trainings' traffic, largest first."""
+def _traffic(run: Run) -> list[Block | None]:
+    """Return the bytes of all trainings by kind of message and direction, largest first."""
     runs = [run] if run.final_of is None else [run, run.final_of]
-    ledgers = [each.ledger for one in runs for each in (one, one.lists) if each is not None]
-    ledger = reduce(Ledger.joined, ledgers)
-    totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    ledger = reduce(
+        Ledger.joined, (each.ledger for one in runs for each in (one, one.lists) if each is not None)
+    )
+    sizes: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for (kind, way, _), amount in ledger.bytes.items():
-        totals[kind, way][0] += amount
+        sizes[kind, way] += amount
     for (kind, way, _), count in ledger.messages.items():
-        totals[kind, way][1] += count
+        counts[kind, way] += count
     directions = {"up": "to the coordinator", "down": "to parties"}
-    rows = [
-        (MESSAGES.get(kind, kind), directions[way], count, amount)
-        for (kind, way), (amount, count) in totals.items()
-    ]
-    return sorted(rows, key=lambda row: -row[3])
-
-
-def _add_traffic(document: Fold, run: Run) -> None:
-    traffic = sum_traffic(run)
-    total = sum(amount for *_, amount in traffic) or 1
-    rows = [
-        [kind, way, f"{count:,}", format_size(amount), f"{amount / total:.1%}"]
-        for kind, way, count, amount in traffic
-    ]
+    total = sum(sizes.values()) or 1
+    rows, bars = [], []
+    for sort, amount in sizes.most_common():
+        name, direction, size = MESSAGES.get(sort[0], sort[0]), directions[sort[1]], format_size(amount)
+        rows.append([name, direction, f"{counts[sort]:,}", size, f"{amount / total:.1%}"])
+        if amount:
+            bars.append(Bars(f"{name} {direction}", [amount], size))
     title = "Bytes by message and direction, all trainings"
-    bars = [
-        Bars(f"{kind} {way}", [amount], format_size(amount)) for kind, way, _, amount in traffic if amount
-    ]
-    document.add(
+    return [
         picture("bytes", title, draw_bars(title, bars, {"bytes": POINT_COLOUR})),
         Table(["message", "direction", "messages", "size", "share"], rows, title),
-    )
+    ]

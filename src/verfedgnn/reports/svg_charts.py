@@ -24,8 +24,6 @@ _PAYS_COLOURS = {YES: GOOD_COLOUR, LIKELY_BETTER: GOOD_COLOUR, LIKELY_WORSE: BAD
 _SURE = (YES, NO, NO_DIFFERENCE)
 """Verdicts whose dot is filled; that of the others is a ring."""
 POINT_COLOUR = "#3b82c4"
-WAYS = {"simple": "#8a94a3", "means": "#9a6cc8", "alone": "#d07a2d", "federated": "#3b82c4"}
-"""Colour of each way of `lift` in all charts."""
 _WIDTH = 400
 _CHARACTER = 6.3
 """Approximate width of a character of the labels."""
@@ -87,11 +85,8 @@ class _Canvas:
             f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {look} stroke-width="{width}"{more}/>'
         )
 
-    def dot(self, x: float, y: float, colour: str, radius: float = 4) -> None:
-        self.shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}"/>')
-
-    def ring(self, x: float, y: float, colour: str, radius: float = 4) -> None:
-        look = f'fill="none" stroke="{colour}" stroke-width="2"'
+    def dot(self, x: float, y: float, colour: str, radius: float = 4, *, filled: bool = True) -> None:
+        look = f'fill="{colour}"' if filled else f'fill="none" stroke="{colour}" stroke-width="2"'
         self.shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" {look}/>')
 
     def bar(self, x: float, y: float, width: float, height: float, colour: str) -> None:
@@ -191,22 +186,16 @@ def draw_intervals(title: str, rows: Sequence[Interval], axis: str) -> str | Non
         for tick in ticks:
             look = "" if tick else "currentColor"
             canvas.line(scale.place(tick), top + 17, scale.place(tick), top + 35, look)
-        for start, end in _bar_ends(row, scale):
-            canvas.line(start, height, end, height, row.colour, 2.5)
-        for end in (row.low, row.high):
-            canvas.line(scale.place(end), height - 5, scale.place(end), height + 5, row.colour, 2)
-        draw = canvas.dot if row.pays in _SURE else canvas.ring
-        draw(scale.place(row.value), height, row.colour, 4.5)
+        low, middle, high = (scale.place(value) for value in (row.low, row.value, row.high))
+        filled = row.pays in _SURE
+        gap = 0 if filled else 4.5  # a ring interrupts the line
+        canvas.line(low, height, max(low, middle - gap), height, row.colour, 2.5)
+        canvas.line(min(high, middle + gap), height, high, height, row.colour, 2.5)
+        for end in (low, high):
+            canvas.line(end, height - 5, end, height + 5, row.colour, 2)
+        canvas.dot(middle, height, row.colour, 4.5, filled=filled)
     canvas.text(_WIDTH / 2, bottom + 35, axis, "middle", soft=True)
     return canvas.svg(title, "; ".join(f"{row.name}: {row.text}" for row in rows))
-
-
-def _bar_ends(row: Interval, scale: _Axis) -> list[tuple[float, float]]:
-    """Return the ends of the lines of an interval, which a ring interrupts."""
-    low, middle, high = (scale.place(value) for value in (row.low, row.value, row.high))
-    if row.pays in _SURE:
-        return [(low, high)]
-    return [(low, max(low, middle - 4.5)), (min(high, middle + 4.5), high)]
 
 
 def draw_bars(title: str, rows: Sequence[Bars], colours: Mapping[str, str], *, most: float = 0) -> str | None:
@@ -271,16 +260,12 @@ def draw_lines(
             for x, y in points:
                 canvas.dot(x, y, colours[name], 3)
     canvas.text((left + right) / 2, bottom + 36, x_label, "middle", soft=True)
-    return canvas.svg(title, _describe_curves(curves, x_label, y_label))
-
-
-def _describe_curves(curves: Mapping[str, Curve], x_label: str, y_label: str) -> str:
-    """Return the values of short curves, and the ends of long ones."""
-    parts = []
+    values = []
     for name, (xs, ys) in curves.items():
         texts = [f"{y:.4g} at {x:,g}" for x, y in zip(xs, ys, strict=True)]
-        parts.append(f"{name}: {', '.join(texts if len(texts) <= 8 else [texts[0], texts[-1]])}")
-    return f"{y_label} by {x_label}. {'; '.join(parts)}"
+        # of long curves, only the ends
+        values.append(f"{name}: {', '.join(texts if len(texts) <= 8 else [texts[0], texts[-1]])}")
+    return canvas.svg(title, f"{y_label} by {x_label}. {'; '.join(values)}")
 
 
 def _shorten(name: str, most: int) -> str:

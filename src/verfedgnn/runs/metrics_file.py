@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from verfedgnn.config import Config
-from verfedgnn.core.list_metrics import Score
-from verfedgnn.core.metrics import RankingScores, RatingErrors, measure_errors, measure_ranking
+from verfedgnn.core.metrics import RankingScores, RatingErrors, Score, measure_errors, measure_ranking
+from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.core.rating_means import fit_means
-from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
@@ -108,16 +107,16 @@ def evaluate(
     party's own user and item means, `popularity` the quality of lists of the items with the most training ratings.
     """
     rows: list[dict[str, Any]] = []
-    tests = RatingErrors.zero()
-    valids = RatingErrors.zero()
-    simple = RatingErrors.zero()
-    rankings = RankingScores.zero()
-    populars = RankingScores.zero()
+    tests = RatingErrors()
+    valids = RatingErrors()
+    simple = RatingErrors()
+    rankings = RankingScores()
+    populars = RankingScores()
     for party, model, order in zip(parties, models, lists or models, strict=True):
         scale = party.party.ratings.scale
-        test = RatingErrors.zero()
-        valid = RatingErrors.zero()
-        means = RatingErrors.zero()
+        test = RatingErrors()
+        valid = RatingErrors()
+        means = RatingErrors()
         if not ranks:
             means = _errors_of_means(party)
             test = measure_errors(model.users, model.items, party.test, scale)
@@ -152,7 +151,7 @@ def evaluate(
 
 def rating_errors(parties: Sequence[Prepared], models: Sequence[PartyModel]) -> RatingErrors:
     """Return the errors of all parties' models on their test parts."""
-    total = RatingErrors.zero()
+    total = RatingErrors()
     for party, model in zip(parties, models, strict=True):
         total += measure_errors(model.users, model.items, party.test, party.party.ratings.scale)
     return total

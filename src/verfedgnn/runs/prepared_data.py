@@ -14,9 +14,8 @@ from verfedgnn.config.sections import SplitConfig
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.graph import check_edges
 from verfedgnn.core.option_names import option
-from verfedgnn.core.pairs import Pairs, PartyInput
+from verfedgnn.core.pairs import Pairs, PartyInput, upper_quarter
 from verfedgnn.core.random_streams import simulated_secret
-from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import (
     NEWCOMER,
     TEST,

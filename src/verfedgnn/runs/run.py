@@ -28,7 +28,7 @@ from verfedgnn.config import Config, load_config
 from verfedgnn.core.array_files import ArrayFile, read_arrays, write_arrays
 from verfedgnn.core.errors import PluginWarning, RunError, RunWarning
 from verfedgnn.core.files import check_links, lock_folder, make_folder, write_bytes, writing
-from verfedgnn.core.frames import make_frame
+from verfedgnn.core.installed import make_frame
 from verfedgnn.core.option_names import resume_words, worded
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.data.ids import StrArray, as_text, find_positions, id_text, to_numpy

@@ -6,7 +6,7 @@ Names become rows of the catalogue, and queries of many requests form batches.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from importlib import resources
@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.core.version import installed_version
+from verfedgnn.core.installed import installed_version
 from verfedgnn.runs.added_items import AddedItem
 from verfedgnn.runs.run import Run
 from verfedgnn.serving import schema
@@ -38,15 +38,10 @@ from verfedgnn.serving.request_guard import (
     ServerMetrics,
     grant,
 )
-from verfedgnn.serving.run_overview import describe_run
+from verfedgnn.serving.run_answers import describe_run
 from verfedgnn.serving.schema import MAX_ITEMS, HttpProblem, NewcomerRating
 from verfedgnn.serving.split_test import ALONE, ModelName
-from verfedgnn.serving.user_lists import (
-    ServedUser,
-    UserProfile,
-    find_similar,
-    find_user,
-)
+from verfedgnn.serving.user_lists import ServedUser, UserProfile, find_similar, find_user
 from verfedgnn.upkeep.new_items import NewItems
 
 LARGEST_BATCH = 64
@@ -64,18 +59,14 @@ class View:
         self.allowed = allowed
 
     def find_user(self, user: str, model: ModelName | None) -> ServedUser:
-        """Return the user of the run with this id."""
-        self.check_model(model)
+        """Return the user of the run with this id, to be served by `model`."""
+        if model == ALONE and ALONE not in self.catalogue.rankers:
+            raise HttpProblem(404, "this run has no models of the parties alone", WITHOUT_ALONE)
         found = find_user(self.catalogue, user, model=model)
         if found.row is None:
             remedy = "POST their ratings to /v1/recommendations to serve them as a newcomer"
             raise HttpProblem(404, "this user was not in training", remedy)
         return found
-
-    def check_model(self, model: ModelName | None) -> None:
-        """Raise `HttpProblem` if the run lacks the models of the parties alone and `model` asks for them."""
-        if model == ALONE and ALONE not in self.catalogue.rankers:
-            raise HttpProblem(404, "this run has no models of the parties alone", WITHOUT_ALONE)
 
     def find_parties(self, party: str | None) -> list[int]:
         """Return the number of the party with this name, or the numbers of all allowed parties."""
@@ -153,17 +144,15 @@ class Batcher:
             batch, self._waiting = self._waiting[:LARGEST_BATCH], self._waiting[LARGEST_BATCH:]
             batch = [entry for entry in batch if not entry[2].done()]  # without clients that disconnected
             queries = [(ranker, query) for ranker, query, _ in batch]
-            answers: list[RankedItems | Exception]
             try:
-                answers = [*await loop.run_in_executor(self._thread, rank_together, queries)]
+                answers = await loop.run_in_executor(self._thread, rank_together, queries)
             except Exception as error:
-                answers = [error] * len(batch)
+                for *_, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
             for (_, _, future), answer in zip(batch, answers, strict=True):
-                if future.done():
-                    continue
-                if isinstance(answer, Exception):
-                    future.set_exception(answer)
-                else:
+                if not future.done():
                     future.set_result(answer)
         self._task = None
 
@@ -231,7 +220,6 @@ def make_app(
     added.
     """
     metrics = metrics or ServerMetrics()
-
     app = FastAPI(
         dependencies=[Depends(_reject_unknown_parameters)],
         title="verfedgnn",
@@ -250,7 +238,16 @@ def make_app(
     _add_recommendations(app, catalogue)
     _add_items(app, folder)
     _add_page(app, catalogue)
-    _add_server_status(app, metrics)
+
+    @app.get("/health")
+    async def check_that_the_server_responds() -> Response:
+        return _respond({"status": "ok"})
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def show_metrics_for_prometheus() -> Response:
+        kind, text = metrics.render()
+        return Response(text, media_type=kind)
+
     return app
 
 
@@ -346,11 +343,11 @@ def _add_items(app: FastAPI, folder: Path | None) -> None:
         """Give items that were not in training a vector from their first ratings; they are served within seconds."""
         if folder is None:
             raise HttpProblem(404, "this server has no run folder to add items to", "use verfedgnn serve RUN")
-        names = [view.catalogue.parties[p].name for p in view.find_parties(request.party)]
-        if len(names) > 1:
-            remedy = f"add the field party, one of: {', '.join(names)}"
+        first, *more = (view.catalogue.parties[p].name for p in view.find_parties(request.party))
+        if more:
+            remedy = f"add the field party, one of: {', '.join([first, *more])}"
             raise HttpProblem(400, "several parties are served", remedy)
-        return _respond(await to_thread.run_sync(add, folder, names[0], request, limiter=one_at_a_time))
+        return _respond(await to_thread.run_sync(add, folder, first, request, limiter=one_at_a_time))
 
 
 def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
@@ -390,7 +387,7 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
         `known` is false for a user who was not in training. Then `similar` has ids that look like this one.
         """
         parties = view.find_parties(party)
-        others = [p for p in tuple(view.allowed) if p not in parties]
+        others = [p for p in view.allowed if p not in parties]
         row = catalogue.users.find(user)
         who = ServedUser(row)
         rated = [
@@ -412,27 +409,15 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
             answer["similar"] = catalogue.index_users(tuple(view.allowed)).find_similar(user, 3)
         return _respond(answer)
 
-    for path, (name, kind) in PAGE_FILES.items():
-        body = (resources.files("verfedgnn.serving") / "page" / name).read_bytes()
-        app.get(path, include_in_schema=False)(_send_file(body, kind))
+    folder = resources.files("verfedgnn.serving") / "page"
+    files = {path: (folder / name).read_bytes() for path, (name, _) in PAGE_FILES.items()}
 
+    async def send_file(request: Request) -> Response:
+        path = request.scope["route"].path
+        return Response(files[path], media_type=PAGE_FILES[path][1])
 
-def _send_file(body: bytes, kind: str) -> Callable[[], Any]:
-    async def send() -> Response:
-        return Response(body, media_type=kind)
-
-    return send
-
-
-def _add_server_status(app: FastAPI, metrics: ServerMetrics) -> None:
-    @app.get("/health")
-    async def check_that_the_server_responds() -> Response:
-        return _respond({"status": "ok"})
-
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def show_metrics_for_prometheus() -> Response:
-        kind, text = metrics.render()
-        return Response(text, media_type=kind)
+    for path in files:
+        app.get(path, include_in_schema=False)(send_file)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

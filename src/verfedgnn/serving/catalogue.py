@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
@@ -15,19 +15,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.rating_scale import upper_quarter
-from verfedgnn.data import TRAIN, PartyData
+from verfedgnn.core.pairs import upper_quarter
+from verfedgnn.data import TRAIN, PartyData, Ratings
 from verfedgnn.data.ids import StrArray
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run import Run
-from verfedgnn.serving.fold_in import PartyPrior, UserRatings, fit_user_prior
+from verfedgnn.serving.fold_in import FoldedUser, PartyPrior, UserRatings, fit_user_prior, fold_in
 from verfedgnn.serving.ranker import ItemRanker, Rows
 from verfedgnn.serving.split_test import ALONE, FEDERATED, ModelName, SplitTest
 
+Parts = NDArray[np.int8]
 WITHOUT_ALONE = "train with a gate (preset best, or --set gate=true), which also trains every party alone"
 """What to do about a run without models of the parties alone."""
-CACHED_ITEMS = 100_000
-"""Item descriptions kept in memory per party, at about 600 bytes each."""
 CACHED_FILTERS = 256
 """Item filters kept in memory per party, at one byte per item each."""
 NEIGHBOURS = 200
@@ -77,7 +76,7 @@ class DescribedItem:
 class PartyCatalogue:
     """One party's ratings and items, indexed for lookups."""
 
-    def __init__(self, party: PartyData, part: NDArray[np.int8]) -> None:
+    def __init__(self, party: PartyData, part: Parts) -> None:
         self.name = party.name
         self.table = party.ratings
         self.ids = IdIndex(party.ratings.item_ids)
@@ -92,8 +91,6 @@ class PartyCatalogue:
         self._order = np.lexsort((self.table.item, self.table.user))
         self._ends = np.searchsorted(self.table.user[self._order], np.arange(self.table.n_users + 1))
         self._cached_filter = lru_cache(CACHED_FILTERS)(self._filter_column)
-        self.describe = lru_cache(CACHED_ITEMS)(self._describe)
-        """Return an item, by its row, as answers show it."""
 
     def find_ratings(self, user: int, *, training: bool = False) -> tuple[Rows, NDArray[np.float32]]:
         """Return the items and ratings of `user`; with `training`, only those of the training part."""
@@ -111,16 +108,12 @@ class PartyCatalogue:
     @cached_property
     def counts(self) -> NDArray[np.int64]:
         """Number of ratings of each item."""
-        counts: NDArray[np.int64] = np.bincount(self.table.item, minlength=self.table.n_items)
-        return counts
+        return np.bincount(self.table.item, minlength=self.table.n_items)
 
     def filter_items(self, filters: Mapping[str, str]) -> Tensor | None:
         """Return a mask of the items that have these column values, or None without filters."""
-        mask: Tensor | None = None
-        for column, value in filters.items():
-            matches = self._cached_filter(column, value)
-            mask = matches if mask is None else mask & matches
-        return mask
+        masks = [self._cached_filter(column, value) for column, value in filters.items()]
+        return torch.stack(masks).all(0) if masks else None
 
     def _filter_column(self, name: str, value: str) -> Tensor:
         column = self.table.columns.get(name)
@@ -128,10 +121,49 @@ class PartyCatalogue:
             return torch.zeros(self.table.n_items, dtype=torch.bool)
         return torch.from_numpy(column == value)
 
-    def _describe(self, item: int) -> DescribedItem:
+    def describe(self, item: int) -> DescribedItem:
+        """Return an item, by its row, as answers show it."""
         title = "" if self.table.titles is None else str(self.table.titles[item])
         columns = {name: str(values[item]) for name, values in self.table.columns.items()}
         return DescribedItem(str(self.table.item_ids[item]), title, self.name, columns)
+
+
+class ServedModels:
+    """The models that order lists, or those that predict ratings: one a served party, by name."""
+
+    def __init__(self, run: Run, parties: Sequence[int], data: Sequence[tuple[Ratings, Parts]]) -> None:
+        """Take the models of `run` for these parties; `data` holds their ratings and the parts of these."""
+        self.ranks = run.config.ranks
+        """Whether they order lists; their scores are then no predicted ratings."""
+        found = {FEDERATED: run.models} | ({} if run.alone is None else {ALONE: run.alone})
+        self.by_name: dict[ModelName, list[PartyModel]] = {
+            name: [models[p].cpu() for p in parties] for name, models in found.items()
+        }
+        self._data = data
+
+    @cached_property
+    def priors(self) -> dict[ModelName, list[PartyPrior]]:
+        """User priors: a joint one of the federated models, a separate one of each party alone."""
+        priors = {FEDERATED: fit_user_prior(self.by_name[FEDERATED], self._data, ranks=self.ranks)}
+        if ALONE in self.by_name:
+            pairs = zip(self.by_name[ALONE], self._data, strict=True)
+            priors[ALONE] = [fit_user_prior([model], [own], ranks=self.ranks)[0] for model, own in pairs]
+        return priors
+
+    def fold_in(
+        self, name: ModelName, rated: Sequence[UserRatings], parties: Iterable[int]
+    ) -> dict[int, FoldedUser]:
+        """Return the position of a user with these ratings at each of `parties`.
+
+        A party whose model was trained alone knows only the ratings at that party.
+        """
+        priors = self.priors[name]
+        if name == FEDERATED:
+            return dict.fromkeys(parties, fold_in(priors, rated, ranks=self.ranks))
+        local = {
+            p: [UserRatings(0, own.items, own.ratings) for own in rated if own.party == p] for p in parties
+        }
+        return {p: fold_in([priors[p]], own, ranks=self.ranks) for p, own in local.items()}
 
 
 class Catalogue:
@@ -150,25 +182,24 @@ class Catalogue:
         self.name = name
         self.split = split
         self.chosen = [p for p in range(len(names)) if party in (None, names[p])]
-        self.ranks = run.ranker.config.ranks
-        """Whether a model of lists orders them, not predicted ratings."""
-        self.predicts = not run.config.ranks
-        """Whether the run predicts ratings."""
         self.parties = [PartyCatalogue(run.parties[p], run.parts[p]) for p in self.chosen]
         self.user_ids = run.parties[0].ratings.user_ids
         self.users = IdIndex(self.user_ids)
         self.index_users = lru_cache(CACHED_FILTERS)(self._index_users)
-        self.list_models = self._choose_models(run.ranker)
+        data = [(run.parties[p].ratings, run.parts[p]) for p in self.chosen]
+        self.lists = ServedModels(run.ranker, self.chosen, data)
+        """The models that order lists."""
+        self.stars = self.lists if run.ranker is run else ServedModels(run, self.chosen, data)
+        """The models that predict ratings; the same if lists are ordered by these, or if the run predicts none."""
+        self.ranks = self.lists.ranks
+        """Whether a model of lists orders them, not predicted ratings."""
+        self.predicts = not run.config.ranks
+        """Whether the run predicts ratings."""
         self.rankers = {
-            name: [ItemRanker(model, ranks=self.ranks) for model in models]
-            for name, models in self.list_models.items()
+            model: [ItemRanker(found, ranks=self.ranks) for found in models]
+            for model, models in self.lists.by_name.items()
         }
         """Rankers of the served parties by model, federated and, if the run has it, alone."""
-        self.rating_models = self._choose_models(run) if self.predicts else {}
-
-    def _choose_models(self, run: Run) -> dict[ModelName, list[PartyModel]]:
-        found = {FEDERATED: run.models} | ({} if run.alone is None else {ALONE: run.alone})
-        return {name: [models[p].cpu() for p in self.chosen] for name, models in found.items()}
 
     def _index_users(self, parties: tuple[int, ...]) -> IdIndex:
         """Return an index of the users that these parties know; all users of the run for all parties."""
@@ -177,31 +208,6 @@ class Catalogue:
         tables = [self.parties[p].table for p in parties]
         known = np.bincount(np.concatenate([t.user for t in tables]), minlength=tables[0].n_users) > 0
         return IdIndex(np.where(known, tables[0].user_ids, ""))
-
-    @cached_property
-    def priors(self) -> dict[ModelName, list[PartyPrior]]:
-        """User priors of the models that order lists: a joint one if federated, a separate one for each party alone."""
-        return self._fit_priors(self.list_models, ranks=self.ranks)
-
-    @cached_property
-    def rating_priors(self) -> dict[ModelName, list[PartyPrior]]:
-        """User priors of the models that predict ratings; empty if the run predicts none."""
-        if self.predicts and not self.ranks:
-            return self.priors
-        return self._fit_priors(self.rating_models, ranks=False)
-
-    def _fit_priors(
-        self, models: Mapping[ModelName, list[PartyModel]], *, ranks: bool
-    ) -> dict[ModelName, list[PartyPrior]]:
-        data = [(self.run.parties[p].ratings, self.run.parts[p]) for p in self.chosen]
-        priors: dict[ModelName, list[PartyPrior]] = {}
-        for name, found in models.items():
-            if name == FEDERATED:
-                priors[name] = fit_user_prior(found, data, ranks=ranks)
-            else:
-                pairs = zip(found, data, strict=True)
-                priors[name] = [fit_user_prior([model], [own], ranks=ranks)[0] for model, own in pairs]
-        return priors
 
     def find_ratings(self, user: int, parties: Sequence[int], *, training: bool = False) -> list[UserRatings]:
         """Return the ratings of `user` at these parties; with `training`, only those of the training part."""

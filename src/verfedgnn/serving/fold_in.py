@@ -35,7 +35,7 @@ the columns in which items do not differ (how high a user rates in general).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,7 +43,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.core.rating_scale import upper_quarter
+from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.data import Ratings
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.upkeep.item_prior import climb, measure_variance
@@ -109,16 +109,17 @@ def fit_user_prior(
     for model, mean, factor, (table, part) in parts:
         items = model.items.numpy()
         shared = np.ptp(items, axis=0) == 0
-        prior = PartyPrior(
-            mean,
-            factor,
-            level=items @ mean.astype(np.float32),
-            items=np.where(shared, np.float32(0), items) @ factor.astype(np.float32),
-            common=(np.where(shared, items[0], 0) @ factor).astype(np.float32),
-            variance=1.0 if ranks else measure_variance(model, table, part),
-            liked_from=upper_quarter(table.scale),
+        priors.append(
+            PartyPrior(
+                mean,
+                factor,
+                level=items @ mean.astype(np.float32),
+                items=np.where(shared, np.float32(0), items) @ factor.astype(np.float32),
+                common=(np.where(shared, items[0], 0) @ factor).astype(np.float32),
+                variance=1.0 if ranks else measure_variance(model, table, part),
+                liked_from=upper_quarter(table.scale),
+            )
         )
-        priors.append(prior)
     return priors
 
 
@@ -149,24 +150,6 @@ class FoldedUser:
 def fold_in(priors: Sequence[PartyPrior], rated: Sequence[UserRatings], *, ranks: bool) -> FoldedUser:
     """Return the most probable position of a user with these ratings; without ratings, the average user's."""
     return _fold_in_likes(priors, rated) if ranks else _fold_in_ratings(priors, rated)
-
-
-def fold_in_at(
-    priors: Sequence[PartyPrior],
-    rated: Sequence[UserRatings],
-    parties: Iterable[int],
-    *,
-    ranks: bool,
-    joint: bool,
-) -> dict[int, FoldedUser]:
-    """Return the user's position at each of `parties`: one position for all if the prior is joint, else one a party.
-
-    A party whose model was trained alone knows only the ratings at that party.
-    """
-    if joint:
-        return dict.fromkeys(parties, fold_in(priors, rated, ranks=ranks))
-    local = {p: [UserRatings(0, own.items, own.ratings) for own in rated if own.party == p] for p in parties}
-    return {p: fold_in([priors[p]], own, ranks=ranks) for p, own in local.items()}
 
 
 def group_ratings(found: Mapping[tuple[int, int], float]) -> list[UserRatings]:
@@ -214,7 +197,9 @@ def _fold_in_likes(priors: Sequence[PartyPrior], rated: Sequence[UserRatings]) -
             if not len(liked[number]):
                 continue
             prior = priors[own.party]
-            share = _softmax(prior.level + prior.items @ z.astype(np.float32))
+            scores = prior.level + prior.items @ z.astype(np.float32)
+            share = np.exp(scores - scores.max())
+            share /= share.sum()
             centre = share @ prior.items
             spread = (prior.items * share[:, None]).T @ prior.items - np.outer(centre, centre)
             centres[number] = centre.astype(np.float64) + prior.common
@@ -223,15 +208,7 @@ def _fold_in_likes(priors: Sequence[PartyPrior], rated: Sequence[UserRatings]) -
         return slope, curve
 
     z = climb(derivatives, size)
-    pulls = []
-    for like, directions, centre in zip(likes, liked, centres, strict=True):
-        pull = np.zeros((len(like), size))
+    pulls = [np.zeros((len(like), size)) for like in likes]
+    for pull, like, directions, centre in zip(pulls, likes, liked, centres, strict=True):
         pull[like] = directions - centre
-        pulls.append(pull)
     return FoldedUser(z, pulls)
-
-
-def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    shares: NDArray[np.float32] = np.exp(scores - scores.max())
-    shares /= shares.sum()
-    return shares

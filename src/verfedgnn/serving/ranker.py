@@ -165,11 +165,10 @@ def _find_largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def rank_together(queries: Sequence[tuple[ItemRanker, RankingQuery]]) -> list[RankedItems]:
     """Return the answers in the order of `queries`; those to one ranker are computed together."""
-    by_ranker: dict[int, list[int]] = defaultdict(list)
+    by_ranker: dict[ItemRanker, list[int]] = defaultdict(list)
     for place, (ranker, _) in enumerate(queries):
-        by_ranker[id(ranker)].append(place)
+        by_ranker[ranker].append(place)
     answers: dict[int, RankedItems] = {}
-    for places in by_ranker.values():
-        ranked = queries[places[0]][0].rank([queries[place][1] for place in places])
-        answers.update(zip(places, ranked, strict=True))
+    for ranker, places in by_ranker.items():
+        answers.update(zip(places, ranker.rank([queries[place][1] for place in places]), strict=True))
     return [answers[place] for place in range(len(queries))]

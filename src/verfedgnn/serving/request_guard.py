@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from traceback import format_exception
 from typing import Annotated, Any, Literal
@@ -37,10 +37,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from verfedgnn.core.connection_table import is_loopback, parse_host_header
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import read_private
-from verfedgnn.core.hosts import is_loopback, parse_host_header
-from verfedgnn.core.printable import make_printable
+from verfedgnn.core.option_names import make_printable
 from verfedgnn.serving.schema import HttpProblem
 
 KEY_VARIABLE = "VERFEDGNN_API_KEY"
@@ -166,17 +166,11 @@ def _several_keys(text: str, file: Path) -> tuple[ApiKey, ...]:
         raise ConfigError(f"the key file {file} is not valid TOML: {error}") from None
     except ValidationError as error:
         raise ConfigError(f"the key file {file}: {_describe(error.errors()[0])}") from None
-    keys = [
-        ApiKey(
-            name,
-            digest_key(_check_key(table.key, f"{file}, table {name},")),
-            frozenset(table.rights),
-            table.parties,
-            table.per_second,
-            table.burst or max(1.0, table.per_second or 1.0),
-        )
-        for name, table in tables.items()
-    ]
+    keys = []
+    for name, table in tables.items():
+        digest = digest_key(_check_key(table.key, f"{file}, table {name},"))
+        burst = table.burst or max(1.0, table.per_second or 1.0)
+        keys.append(ApiKey(name, digest, table.rights, table.parties, table.per_second, burst))
     if not keys:
         raise ConfigError(f"the key file {file} holds no key; add a table such as [shop] with key and rights")
     if len({key.digest for key in keys}) < len(keys):
@@ -202,6 +196,7 @@ BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 """Upper bounds of the histogram of response times, in seconds."""
 LARGEST_BODY = 2_000_000
 """Maximum size of a request body in bytes; 10,000 ratings take about 600,000."""
+BODY_TOO_LARGE = f"the request is larger than {LARGEST_BODY:,} bytes"
 _SCRIPTS = ("server.js", "draw.js", "items.js", "suggest.js", "newcomer.js", "page.js")
 PAGE_FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -332,7 +327,7 @@ class RequestGuard:
         """Find the access of a request and store it in the scope; raise `HttpProblem` if it has none."""
         headers = dict(scope["headers"])
         if not self._granted:
-            if not _names_this_machine(headers.get(b"host", b"").decode("latin-1")):
+            if not is_loopback(parse_host_header(headers.get(b"host", b"").decode("latin-1"))):
                 # Without this check, a web page could reach the server through the browser under a name of its own.
                 raise HttpProblem(
                     403,
@@ -349,7 +344,7 @@ class RequestGuard:
             )
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > LARGEST_BODY:
-            raise _body_too_large()
+            raise HttpProblem(413, BODY_TOO_LARGE, "send fewer ratings at a time")
 
     def _check_key(self, authorization: bytes, endpoint: tuple[str, str]) -> Access:
         scheme, _, key = authorization.partition(b" ")
@@ -379,17 +374,6 @@ def _comes_from_another_site(headers: Mapping[bytes, bytes]) -> bool:
     return origin is not None and origin.partition(b"://")[2] != headers.get(b"host", b"")
 
 
-@lru_cache(256)
-def _names_this_machine(host: str) -> bool:
-    return is_loopback(parse_host_header(host))
-
-
-def _body_too_large() -> HttpProblem:
-    return HttpProblem(
-        413, f"the request is larger than {LARGEST_BODY:,} bytes", "send fewer ratings at a time"
-    )
-
-
 def _limit_body(receive: Receive) -> Receive:
     received = 0
 
@@ -398,7 +382,7 @@ def _limit_body(receive: Receive) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > LARGEST_BODY:
-            raise HTTPException(413, _body_too_large().cause)
+            raise HTTPException(413, BODY_TOO_LARGE)
         return message
 
     return receive_limited

@@ -1,4 +1,4 @@
-"""What a run answers in Python and on the command line: lists and reasons, newcomers, similar items, tables and its report."""
+"""What a run answers in Python, on the command line and on the page: lists, similar items, tables, overview."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from verfedgnn.core.files import replacing
 from verfedgnn.core.option_names import worded
 from verfedgnn.data import Ratings
 from verfedgnn.data.ids import id_text
+from verfedgnn.evaluation.verdict import headline, list_points, narrow_lift, party_word
+from verfedgnn.reports.lift_report import TONES
+from verfedgnn.reports.phrases import describe_cost, describe_learnt, describe_served, warn_of_lists
 from verfedgnn.reports.run_report import run_document, run_html
 from verfedgnn.runs.run import Recommendation, Recommendations, Run
 from verfedgnn.runs.run_folder import check_outside
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.fold_in import UserRatings, group_ratings
-from verfedgnn.serving.user_lists import (
-    ServedUser,
-    UserProfile,
-    find_similar,
-    find_user,
-    make_lists,
-)
+from verfedgnn.serving.split_test import ALONE
+from verfedgnn.serving.user_lists import ServedUser, UserProfile, find_similar, find_user, make_lists
 
+NEW_HERE = "new here, known elsewhere"
+MOST_VALUES = 60
+"""Maximum number of values of an item column that the page offers as a filter."""
 GROUP_USERS = 4096
 """Users per row group of a table."""
 BATCH_USERS = 64
@@ -71,14 +72,26 @@ class RunAnswers:
 
     def recommend(self, row: int, parties: Sequence[int], k: int) -> Recommendations:
         """Return the k best items of these parties for a user of the run."""
-        return recommend_to(self.catalogue, ServedUser(row), parties, k)
+        return self._recommend(ServedUser(row), parties, k)
 
     def recommend_after(
         self, user: str | None, ratings: Mapping[Any, Any], parties: Sequence[int], k: int
     ) -> Recommendations:
         """Return the k best items for a newcomer with these ratings, or for a user of the run who has rated more since."""
         newer = self._read_ratings(ratings)
-        return recommend_to(self.catalogue, find_user(self.catalogue, user, newer), parties, k)
+        return self._recommend(find_user(self.catalogue, user, newer), parties, k)
+
+    def _recommend(self, user: ServedUser, parties: Sequence[int], k: int) -> Recommendations:
+        profile = UserProfile(self.catalogue, user, parties)
+        (best,) = make_lists([profile], k)
+        found = [
+            Recommendation(item.item, item.title, item.party, item.score, item.rating)
+            for item in profile.describe(best)
+        ]
+        everywhere = range(len(self.names))
+        return Recommendations(
+            found, lambda: [reason.in_words() for reason in profile.explain(best, everywhere)]
+        )
 
     def similar(self, item: Any, k: int, party: str | None) -> list[Recommendation]:
         """Return the k items of all parties that are most similar to `item`, which may be at several parties."""
@@ -95,29 +108,26 @@ class RunAnswers:
         found: dict[tuple[int, int], float] = {}
         first = self.names[0]
         example = worded(f"--rated {first}:ITEM=RATING", f"ratings={{{first!r}: {{item: stars}}}}")
-        remedy = f"name its party: {example}"
         for key, value in ratings.items():
             nested = isinstance(value, Mapping)
-            if nested and str(key) not in self.names:
+            party = str(key) if nested else None
+            if nested and party not in self.names:
                 raise RunError(
                     f"ratings: there is no party '{key}' in this run; use one of: {', '.join(self.names)}"
                 )
             for item, stars in value.items() if nested else [(key, value)]:
-                place = self._find_item(item, str(key) if nested else None, remedy)
-                found[place] = self._check_stars(place[0], item, stars)
+                place = self._find_item(item, party, f"name its party: {example}")
+                low, high = self.catalogue.parties[place[0]].table.scale
+                try:
+                    found[place] = float(stars)
+                except (TypeError, ValueError):
+                    found[place] = math.nan
+                if not low <= found[place] <= high:
+                    owner = self.names[place[0]]
+                    raise DataError(
+                        f"the rating of item '{item}' is {stars}; {owner} rates from {low:g} to {high:g}"
+                    )
         return group_ratings(found)
-
-    def _check_stars(self, party: int, item: Any, stars: Any) -> float:
-        low, high = self.catalogue.parties[party].table.scale
-        try:
-            value = float(stars)
-        except (TypeError, ValueError):
-            value = math.nan
-        if not low <= value <= high:
-            raise DataError(
-                f"the rating of item '{item}' is {stars}; {self.names[party]} rates from {low:g} to {high:g}"
-            )
-        return value
 
     def _find_item(self, item: Any, party: str | None, remedy: str) -> tuple[int, int]:
         """Return the party and the row of an item; `remedy` says how to choose among several parties."""
@@ -138,18 +148,6 @@ def find_popular_item(table: Ratings) -> str:
     return str(table.item_ids[np.bincount(table.item, minlength=table.n_items).argmax()])
 
 
-def recommend_to(catalogue: Catalogue, user: ServedUser, parties: Sequence[int], k: int) -> Recommendations:
-    """Return the k best items of these parties for a user of the run or a newcomer."""
-    profile = UserProfile(catalogue, user, parties)
-    (best,) = make_lists([profile], k)
-    found = [
-        Recommendation(item.item, item.title, item.party, item.score, item.rating)
-        for item in profile.describe(best)
-    ]
-    everywhere = range(len(catalogue.parties))
-    return Recommendations(found, lambda: [reason.in_words() for reason in profile.explain(best, everywhere)])
-
-
 def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
     """Write the k best items of every user to `path` as Parquet, in row groups, and return the number of rows.
 
@@ -158,21 +156,19 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
     """
     check_outside(path)
     table = catalogue.run.parties[0].ratings
-    known = table.known_users.tolist()
+    known = [str(user) for user in table.user_ids[table.known_users]]
     parties = range(len(catalogue.parties))
     rows = 0
     schema = SCHEMA if catalogue.split is None else SCHEMA.append(pa.field("bucket", pa.string()))
     try:
         with replacing(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
             for start in range(0, len(known), GROUP_USERS):
-                group = known[start : start + GROUP_USERS]
                 listed: list[dict[str, Any]] = []
-                for first in range(0, len(group), BATCH_USERS):
-                    users = group[first : first + BATCH_USERS]
-                    names = [str(table.user_ids[user]) for user in users]
-                    profiles = [UserProfile(catalogue, find_user(catalogue, name), parties) for name in names]
-                    for name, profile, best in zip(names, profiles, make_lists(profiles, k), strict=True):
-                        mine = {"user": name, "bucket": profile.user.bucket}
+                for first in range(start, min(start + GROUP_USERS, len(known)), BATCH_USERS):
+                    users = known[first : min(first + BATCH_USERS, start + GROUP_USERS)]
+                    profiles = [UserProfile(catalogue, find_user(catalogue, user), parties) for user in users]
+                    for user, profile, best in zip(users, profiles, make_lists(profiles, k), strict=True):
+                        mine = {"user": user, "bucket": profile.user.bucket}
                         for place, item in enumerate(profile.describe(best), 1):
                             listed.append(vars(item) | mine | {"place": place})
                 rows += len(listed)
@@ -182,3 +178,97 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
             f"cannot write {path}: {error.strerror or error}; choose another --out or free some disk space"
         ) from None
     return rows
+
+
+def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]:
+    """Return everything the page shows about the run itself; what is about all parties only if all are allowed."""
+    run = catalogue.run
+    metrics = run.metrics
+    lift = metrics.get("lift")
+    figures = {party["name"]: party for party in metrics["parties"]}
+    whole_run = len(allowed) == len(catalogue.parties) == len(metrics["parties"])
+    parties = []
+    for number in allowed:
+        party = catalogue.parties[number]
+        row = figures.get(party.name, {})
+        columns = {
+            name: [str(value) for value in np.unique(values) if value]
+            for name, values in party.table.columns.items()
+        }
+        parties.append(
+            {
+                "name": party.name,
+                "items": party.table.n_items,
+                "ratings": len(party.table),
+                "scale": party.table.scale,
+                "liked_from": party.liked_from,
+                "titles": party.table.titles is not None,
+                "test": row.get("test"),
+                "popularity": row.get("popularity"),
+                "examples": _choose_examples(catalogue, [number], allowed),
+                "columns": {
+                    name: values for name, values in columns.items() if 1 < len(values) <= MOST_VALUES
+                },
+                "verdict": None if lift is None else _describe_verdict(narrow_lift(lift, party.name)),
+            }
+        )
+    served = [figures[party["name"]] for party in parties if party["name"] in figures]
+    about = [
+        f"Cost: {describe_cost(metrics)}.",
+        f"Others learn: {describe_learnt(run.config)}".replace("`", ""),
+        f"Served: {describe_served(metrics)}.",
+    ]
+    return {
+        "name": catalogue.name,
+        "users": len(run.parties[0].ratings.known_users),
+        "rounds": metrics["rounds"],
+        "ranks": catalogue.ranks,
+        "predicts": catalogue.predicts,
+        "alone": ALONE in catalogue.rankers,
+        "examples": _choose_examples(catalogue, allowed, allowed),
+        "warning": warn_of_lists(metrics | {"parties": served}),
+        "judged_by_lift": lift is not None,
+        "verdict": None if lift is None or not whole_run else _describe_verdict(lift),
+        "about": about if whole_run else [],
+        "parties": parties,
+    }
+
+
+def _describe_verdict(lift: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the verdict and what follows it, in the words of terminal and reports."""
+    return {
+        "tone": TONES[party_word(lift)],
+        "headline": headline(lift),
+        # the page shows marks of code as they are
+        "points": [point.replace("`", "") for point in list_points(lift)],
+    }
+
+
+def _choose_examples(
+    catalogue: Catalogue, here: Sequence[int], allowed: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Choose users with few, with a typical number of, and with many ratings at these parties, and the one with the most ratings only elsewhere."""
+    tables = [party.ratings for party in catalogue.run.parties]
+    known = [catalogue.chosen[p] for p in allowed]
+    if len(allowed) == len(catalogue.parties):
+        # the page names all users of the run, also those of parties it does not serve
+        known = list(range(len(tables)))
+    shown = [catalogue.chosen[p] for p in here]
+    counts, elsewhere = (
+        sum(
+            (np.bincount(tables[p].user, minlength=tables[p].n_users) for p in chosen),
+            np.zeros(tables[0].n_users, np.int64),
+        )
+        for chosen in (shown, set(known) - set(shown))
+    )
+    order = np.argsort(counts, kind="stable")
+    order = order[counts[order] >= min(5, int(counts.max()))]
+    places = {"few ratings": 0.1, "a typical user": 0.5, "many ratings": 0.95}
+    chosen = {name: int(order[int(place * (len(order) - 1))]) for name, place in places.items()}
+    only_elsewhere = np.where(counts == 0, elsewhere, 0)
+    if only_elsewhere.any():
+        chosen[NEW_HERE] = int(only_elsewhere.argmax())
+    return [
+        {"label": name, "user": str(catalogue.user_ids[row]), "ratings": int(counts[row])}
+        for name, row in chosen.items()
+    ]

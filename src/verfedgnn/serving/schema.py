@@ -38,13 +38,10 @@ class HttpProblem(Exception):
         self.headers = headers
         """Headers of the response, beside those of its body."""
 
-    def as_dict(self) -> dict[str, dict[str, str]]:
-        """Return the error as in the responses of the API."""
-        return {"error": {"cause": self.cause, "remedy": self.remedy}}
-
     def response(self) -> Response:
         """Return the problem as the response to a request."""
-        return Response(orjson.dumps(self.as_dict()), self.status, self.headers, "application/json")
+        body = {"error": {"cause": self.cause, "remedy": self.remedy}}
+        return Response(orjson.dumps(body), self.status, self.headers, "application/json")
 
 
 def _check_size(values: Any, most: int) -> Any:

@@ -33,7 +33,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from verfedgnn.core.connection_table import ConnectionTable
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.printable import make_printable
+from verfedgnn.core.option_names import make_printable
 from verfedgnn.runs.added_items import ADDED
 from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_folder import FORGET_JOURNAL, FORGET_RECORD
@@ -329,24 +329,19 @@ class ServeOptions:
     """Who gets federated lists and who gets those of the party alone; None gives everybody federated ones."""
 
 
-def make_served(options: ServeOptions) -> LiveRun:
-    """Return the application that serves a run as the options say."""
+def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM; uvicorn then finishes open requests and raises the signal again."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
     metrics = ServerMetrics()
     log = None if options.access_log is None else AccessLog(options.access_log)
 
     def build(folder: Path) -> FastAPI:
         catalogue = Catalogue(Run.load(folder), folder.name, options.party, options.split)
-        _ = catalogue.priors, catalogue.rating_priors  # so that the first newcomer does not wait
+        _ = catalogue.lists.priors, catalogue.stars.priors  # so that the first newcomer does not wait
         return make_app(catalogue, keys=options.keys, log=log, metrics=metrics, folder=folder)
 
-    return LiveRun(options.run, build)
-
-
-def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM; uvicorn then finishes open requests and raises the signal again."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    app = make_served(options)
+    app = LiveRun(options.run, build)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()  # the run stays in memory: collecting it again and again would delay requests

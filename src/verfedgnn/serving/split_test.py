@@ -168,56 +168,47 @@ def confirm(file: Path) -> SplitResult:
     A customer may have several rows. `clicked` is 1 or 0, or the number of clicks, and `shown` the number of
     lists, 1 by default. Without a column `user`, each row counts as a customer.
     """
-    buckets: dict[str, ModelName] = {}
-    totals: dict[str, list[float]] = {}
+    totals: dict[ModelName, dict[str, list[float]]] = {name: {} for name in BUCKETS}
     unmarked = 0
     one_row_each = False
-    for row in _read_rows(file):
-        one_row_each = row.user is None
-        user = row.user or f"row {row.line}"
-        if row.bucket is None:
-            unmarked += 1
-        elif row.shown:
-            if buckets.setdefault(user, row.bucket) != row.bucket:
-                raise DataError(
-                    f"{file}, line {row.line}: customer '{user}' is in both buckets; a comparison needs customers who saw one "
-                    "kind of list. Take rows of one split test, with one secret and one percentage"
-                )
-            total = totals.setdefault(user, [0.0, 0.0])
-            total[0] += row.shown
-            total[1] += row.clicked
+    for place, row in _read_rows(file):
+        one_row_each = "user" not in row
+        bucket, shown, clicked = _parse_row(row, place)
+        unmarked += bucket is None
+        if bucket is None or not shown:
+            continue
+        user = row.get("user", place)
+        if user in totals[ALONE if bucket == FEDERATED else FEDERATED]:
+            raise DataError(
+                f"{place}: customer '{user}' is in both buckets; a comparison needs customers who saw one "
+                "kind of list. Take rows of one split test, with one secret and one percentage"
+            )
+        total = totals[bucket].setdefault(user, [0.0, 0.0])
+        total[0] += shown
+        total[1] += clicked
     people: dict[ModelName, Clicks] = {}
     lists: dict[ModelName, Clicks] = {}
-    for name in BUCKETS:
-        found = np.array([total for user, total in totals.items() if buckets[user] == name]).reshape(-1, 2)
-        if len(found) < FEWEST_CUSTOMERS:
-            had = format_count(len(found), "customer") if len(found) else "no customer"
+    for name, customers in totals.items():
+        if len(customers) < FEWEST_CUSTOMERS:
+            had = format_count(len(customers), "customer") if customers else "no customer"
             raise DataError(
                 f"{file} has {had} of bucket '{name}'; both buckets need {FEWEST_CUSTOMERS} or more. Log the field "
                 "`bucket` of every answer, also where nobody clicked"
             )
-        lists[name] = Clicks(found[:, 0], found[:, 1])
-        people[name] = Clicks(np.ones(len(found)), (found[:, 1] > 0).astype(np.float64))
+        shown_to, clicked_by = np.array(list(customers.values())).T
+        lists[name] = Clicks(shown_to, clicked_by)
+        people[name] = Clicks(np.ones(len(customers)), (clicked_by > 0).astype(np.float64))
     return SplitResult(
         compare(people[FEDERATED], people[ALONE]),
         compare(lists[FEDERATED], lists[ALONE]),
-        {name: len(people[name].shown) for name in BUCKETS},
+        {name: len(customers) for name, customers in totals.items()},
         unmarked,
         one_row_each,
     )
 
 
-@dataclass(frozen=True)
-class _Row:
-    line: int
-    bucket: ModelName | None
-    user: str | None
-    """None in a file without users."""
-    shown: float
-    clicked: float
-
-
-def _read_rows(file: Path) -> Iterator[_Row]:
+def _read_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the place and the cells of each row."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:
             head = text.readline()
@@ -231,33 +222,32 @@ def _read_rows(file: Path) -> Iterator[_Row]:
                 )
             for line, cells in enumerate(csv.reader(text, delimiter=delimiter), 2):
                 if cells:
-                    row = dict(zip(columns, map(str.strip, cells), strict=False))
-                    yield _parse_row(row, f"{file}, line {line}", line)
+                    yield f"{file}, line {line}", dict(zip(columns, map(str.strip, cells), strict=False))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read ({error}); give a CSV file in UTF-8") from None
 
 
-def _parse_row(row: Mapping[str, str], where: str, line: int) -> _Row:
+def _parse_row(row: Mapping[str, str], place: str) -> tuple[ModelName | None, float, float]:
+    """Return the bucket of a row, if it has one, the number of lists that were shown, and that of clicks."""
     name = row.get("bucket", "").lower()
-    if name and name not in BUCKETS:
+    bucket = next((bucket for bucket in BUCKETS if bucket == name), None)
+    if name and bucket is None:
         raise DataError(
-            f"{where}: the bucket is '{name[:40]}'; use {' or '.join(BUCKETS)}, as in the field `bucket` of the answers"
+            f"{place}: the bucket is '{name[:40]}'; use {' or '.join(BUCKETS)}, as in the field `bucket` of the answers"
         )
-    user = row.get("user")
-    if user == "":
-        raise DataError(f"{where} has no user; give the id of the customer")
+    if row.get("user") == "":
+        raise DataError(f"{place} has no user; give the id of the customer")
     counts = []
     for column, default in (("shown", "1"), ("clicked", "")):
-        value = row.get(column, default)
+        value = row.get(column, default).lower()
         try:
-            count = _YES_NO[value.lower()] if value.lower() in _YES_NO else float(value)
+            count = _YES_NO[value] if value in _YES_NO else float(value)
         except ValueError:
             count = math.nan
         if not 0 <= count < math.inf:
-            raise DataError(f"{where}: {column} is '{value[:40]}'; give 0, 1 or a larger count")
+            raise DataError(f"{place}: {column} is '{value[:40]}'; give 0, 1 or a larger count")
         counts.append(count)
     shown, clicked = counts
     if clicked and not shown:
-        raise DataError(f"{where} has a click on a list that was not shown; correct shown or clicked")
-    bucket = next((each for each in BUCKETS if each == name), None)
-    return _Row(line, bucket, user, shown, clicked)
+        raise DataError(f"{place} has a click on a list that was not shown; correct shown or clicked")
+    return bucket, shown, clicked

@@ -25,8 +25,8 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict
 from torch import Tensor
 
-from verfedgnn.serving.catalogue import Catalogue, DescribedItem
-from verfedgnn.serving.fold_in import FoldedUser, UserRatings, fold_in_at, merge_ratings
+from verfedgnn.serving.catalogue import Catalogue, DescribedItem, ServedModels
+from verfedgnn.serving.fold_in import FoldedUser, UserRatings, merge_ratings
 from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankedItems, RankingQuery, Rows, rank_together
 from verfedgnn.serving.split_test import FEDERATED, ModelName
 
@@ -119,8 +119,8 @@ class UserAtParty:
     """Rows of the rated items, which are not recommended."""
     likes: int
     """Number of items at the party that the user likes."""
-    rating_vector: NDArray[np.float32] | None
-    """Vector in the model that predicts ratings, if that is another model."""
+    rating_vector: NDArray[np.float32]
+    """Vector in the model that predicts ratings."""
 
 
 @dataclass(frozen=True)
@@ -154,56 +154,47 @@ class UserProfile:
 
     def __init__(self, catalogue: Catalogue, user: ServedUser, parties: Sequence[int]) -> None:
         self.catalogue = catalogue
-        self.model = user.model
         self.user = user
         self.parties = parties
-        vectors = self._place_user(predicts=False)
-        ratings = self._place_user(predicts=True) if catalogue.ranks and catalogue.predicts else {}
-        self.at = {p: self._see_at(p, vectors[p], ratings.get(p)) for p in parties}
+        vectors = self._place_user(catalogue.lists)
+        ratings = vectors if catalogue.stars is catalogue.lists else self._place_user(catalogue.stars)
+        self.at = {p: self._see_at(p, vectors[p], ratings[p]) for p in parties}
         """The user by number of the party."""
 
-    def _see_at(self, p: int, vector: Tensor, rating_vector: Tensor | None) -> UserAtParty:
-        user = self.user
-        served = self.catalogue.parties[p]
+    def _see_at(self, p: int, vector: Tensor, rating_vector: Tensor) -> UserAtParty:
+        user, served = self.user, self.catalogue.parties[p]
         owned = rated = next((given.items for given in user.newer if given.party == p), NO_ITEMS)
         if user.row is not None:
-            owned = (
-                np.union1d(owned, self._ranker(p).find_owned(user.row))
-                if len(owned)
-                else self._ranker(p).find_owned(user.row)
-            )
-            trained = served.find_ratings(user.row)[0]
+            known, trained = self._ranker(p).find_owned(user.row), served.find_ratings(user.row)[0]
+            owned = np.union1d(owned, known) if len(owned) else known
             rated = np.union1d(rated, trained) if len(rated) else trained
         if user.trained:
             likes = int(served.likes[user.row])
         else:
             found = user.find_ratings(self.catalogue, [p])
             likes = sum(int((given.ratings >= served.liked_from).sum()) for given in found)
-        return UserAtParty(
-            vector, owned, rated, likes, None if rating_vector is None else rating_vector.numpy()
-        )
+        return UserAtParty(vector, owned, rated, likes, rating_vector.numpy())
 
     def _ranker(self, party: int) -> ItemRanker:
-        return self.catalogue.rankers[self.model][party]
+        return self.catalogue.rankers[self.user.model][party]
 
-    def _place_user(self, *, predicts: bool) -> dict[int, Tensor]:
-        r"""Return the user's vector at each party, in the models that order lists or that predict ratings.
+    def _place_user(self, served: ServedModels) -> dict[int, Tensor]:
+        r"""Return the user's vector at each party.
 
         A newcomer is folded in. The trained vector of a user with newer ratings moves by as much as the
         folded-in position does: :math:`x_u + L (z_\mathrm{new} - z_\mathrm{old})`. So it keeps what training
         learnt from others.
         """
-        catalogue, row = self.catalogue, self.user.row
-        models = (catalogue.rating_models if predicts else catalogue.list_models)[self.model]
+        row, name = self.user.row, self.user.model
+        models = served.by_name[name]
         if self.user.trained:
             return {p: models[p].users[row] for p in self.parties}
-        priors = (catalogue.rating_priors if predicts else catalogue.priors)[self.model]
-        everywhere = range(len(catalogue.parties))
+        priors = served.priors[name]
+        everywhere = range(len(self.catalogue.parties))
 
         def fold(user: ServedUser) -> dict[int, FoldedUser]:
-            rated = user.find_ratings(catalogue, everywhere, training=True)
-            ranks = catalogue.ranks and not predicts
-            return fold_in_at(priors, rated, self.parties, ranks=ranks, joint=self.model == FEDERATED)
+            rated = user.find_ratings(self.catalogue, everywhere, training=True)
+            return served.fold_in(name, rated, self.parties)
 
         now = fold(self.user)
         if row is None:
@@ -214,13 +205,9 @@ class UserProfile:
 
     def make_queries(self, k: int, filters: Filters) -> list[tuple[ItemRanker, RankingQuery]]:
         """Return the queries for the user's k best items, one per party."""
+        masks = {p: self.catalogue.parties[p].filter_items(filters) for p in self.parties}
         return [
-            (
-                self._ranker(p),
-                RankingQuery(
-                    own.vector, k, own.rated, self.catalogue.parties[p].filter_items(filters), own.owned
-                ),
-            )
+            (self._ranker(p), RankingQuery(own.vector, k, own.rated, masks[p], own.owned))
             for p, own in self.at.items()
         ]
 
@@ -236,16 +223,12 @@ class UserProfile:
             for p, weight, items in zip(self.parties, weights, ranked, strict=True)
             for row, score in zip(items.rows, items.scores, strict=True)
         ]
-
-        def order(entry: ScoredItem) -> float:
-            p, _, score = entry
-            return (
-                score
-                if self.catalogue.ranks
-                else place_in_scale(score, self.catalogue.parties[p].table.scale)
-            )
-
-        return sorted(found, key=order, reverse=True)[:k]
+        places = [
+            score if self.catalogue.ranks else place_in_scale(score, self.catalogue.parties[p].table.scale)
+            for p, _, score in found
+        ]
+        order = sorted(range(len(found)), key=places.__getitem__, reverse=True)
+        return [found[number] for number in order[:k]]
 
     def describe(
         self, best: Sequence[ScoredItem], why: Sequence[Explanation | None] = ()
@@ -256,30 +239,22 @@ class UserProfile:
         for (p, row, score), rating, reason in zip(best, self._predict_ratings(best), reasons, strict=True):
             item = self.catalogue.parties[p].describe(row)
             shown = score if self.catalogue.ranks or rating is None else rating
-            found.append(
-                RecommendedItem(item.item, item.title, item.party, item.columns, shown, rating, reason)
-            )
+            found.append(RecommendedItem(**vars(item), score=shown, rating=rating, why=reason))
         return found
 
     def _predict_ratings(self, items: Sequence[ScoredItem]) -> list[float | None]:
         """Return the predicted rating of each item, within its party's scale; None if the run predicts no ratings."""
-        predicted: list[float | None] = [None] * len(items)
         if not self.catalogue.predicts:
-            return predicted
-        places: dict[int, list[int]] = {}
-        for place, (p, _, _) in enumerate(items):
-            places.setdefault(p, []).append(place)
-        for p, here in places.items():
-            vector = self.at[p].rating_vector
-            if vector is None:  # lists are ordered by the predicted rating itself
-                values = np.array([items[place][2] for place in here])
-            else:
-                vectors = self.catalogue.rating_models[self.model][p].items.numpy()
-                values = vectors[[items[place][1] for place in here]] @ vector
-            low, high = self.catalogue.parties[p].table.scale
-            for place, value in zip(here, values.clip(low, high).tolist(), strict=True):
-                predicted[place] = value
-        return predicted
+            return [None] * len(items)
+        parties, rows = (np.array([item[place] for item in items], np.int64) for place in (0, 1))
+        predicted = np.array([score for _, _, score in items])
+        for p in self.parties:
+            here = parties == p
+            if self.catalogue.ranks:  # else lists are ordered by the predicted rating itself
+                vectors = self.catalogue.stars.by_name[self.user.model][p].items.numpy()
+                predicted[here] = vectors[rows[here]] @ self.at[p].rating_vector
+            predicted[here] = predicted[here].clip(*self.catalogue.parties[p].table.scale)
+        return list(predicted.tolist())
 
     def explain(
         self,
@@ -296,9 +271,9 @@ class UserProfile:
         """
         catalogue = self.catalogue
         rated = self.user.find_ratings(catalogue, visible, training=True)
-        priors = catalogue.priors[self.model]
-        joint = self.model == FEDERATED
-        folds = fold_in_at(priors, rated, {p for p, _, _ in best}, ranks=catalogue.ranks, joint=joint)
+        priors = catalogue.lists.priors[self.user.model]
+        joint = self.user.model == FEDERATED
+        folds = catalogue.lists.fold_in(self.user.model, rated, {p for p, _, _ in best})
         usual = {p: self._score_for_average(p, filters) for p in folds}
         places = dict.fromkeys(folds, 0)
         explanations = []
@@ -338,7 +313,7 @@ class UserProfile:
 
     def _score_for_average(self, party: int, filters: Filters) -> NDArray[np.float32]:
         """Return the average user's scores of the items that match `filters`, without those that this user has rated."""
-        level = self.catalogue.priors[self.model][party].level
+        level = self.catalogue.lists.priors[self.user.model][party].level
         allowed = self.catalogue.parties[party].filter_items(filters)
         kept = np.ones(len(level), bool) if allowed is None else allowed.numpy().copy()
         kept[self.at[party].rated] = False
@@ -355,15 +330,7 @@ class UserProfile:
             party = self.catalogue.parties[given.party]
             for i in np.flatnonzero((given.ratings >= party.liked_from) & (part >= clear)):
                 item = party.describe(int(given.items[i]))
-                fields = (
-                    item.item,
-                    item.title,
-                    item.party,
-                    item.columns,
-                    float(given.ratings[i]),
-                    float(part[i]),
-                )
-                found.append(Reason(*fields))
+                found.append(Reason(**vars(item), rating=float(given.ratings[i]), adds=float(part[i])))
         return sorted(found, key=lambda reason: reason.adds, reverse=True)[:max_reasons]
 
 
@@ -403,21 +370,16 @@ def make_lists(
 
 
 def find_similar(
-    catalogue: Catalogue,
-    party: int,
-    item: int,
-    parties: Sequence[int],
-    k: int,
-    filters: Filters = NO_FILTERS,
+    catalogue: Catalogue, party: int, item: int, parties: Sequence[int], k: int, filters: Filters = NO_FILTERS
 ) -> list[SimilarItem]:
     """Return the k items most similar to `item`, by the cosine of item directions in taste space.
 
     The directions are those of the model that orders lists. A party that mixes only popularity and item
     weights into its lists has none, so the directions of the predicted ratings are used instead.
     """
-    priors = catalogue.priors[FEDERATED]
+    priors = catalogue.lists.priors[FEDERATED]
     if catalogue.predicts and not priors[party].items[item].any():
-        priors = catalogue.rating_priors[FEDERATED]
+        priors = catalogue.stars.priors[FEDERATED]
     direction = priors[party].items[item]
     found: list[ScoredItem] = []
     for p in parties:
@@ -432,7 +394,5 @@ def find_similar(
         found += [(p, int(row), float(cosine[row])) for row in top if np.isfinite(cosine[row])]
     best = sorted(found, key=lambda entry: entry[2], reverse=True)[:k]
     return [
-        SimilarItem(item.item, item.title, item.party, item.columns, value)
-        for p, row, value in best
-        for item in [catalogue.parties[p].describe(row)]
+        SimilarItem(**vars(catalogue.parties[p].describe(row)), similarity=value) for p, row, value in best
     ]

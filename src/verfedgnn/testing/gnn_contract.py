@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from verfedgnn.config import Config
-from verfedgnn.core.graph import Graph, build_graph
+from verfedgnn.core.graph import build_graph
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.gnn.model import OPERATORS, Model
 from verfedgnn.gnn.operator import Operator
@@ -60,9 +59,7 @@ class GNNContract:
         model = self._model()
         dim = model.config.dim
         weights = model.operator.weights()
-        assert all(name not in ("users", "mix", "user_bias") for name in weights), (
-            "these names are the model's own"
-        )
+        assert weights.keys().isdisjoint(("users", "mix", "user_bias")), "these names are the model's own"
         for name, shape in weights.items():
             first, again = (model.operator.initial(name, shape, np.random.default_rng(1)) for _ in range(2))
             assert first.shape == shape, name
@@ -71,37 +68,31 @@ class GNNContract:
                 f"{name}: all that is random must come from the generator that is passed in"
             )
         for estimators in (True, False):
-            model = self._model(estimators=estimators)
-            public = drawn_public(model)
-            items = drawn_private(model)["items"]
-            near, users, next_items = model.operator.layer(
-                0, public, public["users"], items, small_graph(), None
-            )
+            drawn = Inputs(self._model(estimators=estimators))
+            operator, users, items = drawn.model.operator, drawn.public["users"], drawn.private["items"]
+            near, next_users, next_items = operator.layer(0, drawn.public, users, items, drawn.graph, None)
             assert near.own.shape == (USERS, dim + (not estimators))
-            assert near.own.shape[-1] == model.operator.columns
-            assert near.total.shape == users.shape == (USERS, dim)
+            assert near.own.shape[-1] == operator.columns
+            assert near.total.shape == next_users.shape == (USERS, dim)
             assert next_items.shape == (ITEMS, dim)
 
     def test_inputs_are_left_alone(self) -> None:
         """Check that parameters and the others' neighbourhoods, which the next round uses again, are not
         changed.
         """
-        model = self._model()
-        public = drawn_public(model)
-        private = drawn_private(model)
-        others = drawn_others(model)
-        before = [value.clone() for value in (*public.values(), *private.values(), *others)]
-        model.propagate(public, private, small_graph(), others)
-        for value, old in zip((*public.values(), *private.values(), *others), before, strict=True):
-            assert torch.equal(value, old)
+        drawn = Inputs(self._model())
+        values = [*drawn.public.values(), *drawn.private.values(), *drawn.others]
+        before = [value.clone() for value in values]
+        drawn.model.propagate(drawn.public, drawn.private, drawn.graph, drawn.others)
+        assert all(map(torch.equal, values, before))
 
     def test_a_user_without_neighbours_says_nothing(self) -> None:
         """Check that an empty row is sent as zeros, so that a party without a user's ratings adds nothing,
         and causes no NaN.
         """
         graph = build_graph(np.array([0]), np.array([0]), users=USERS, items=ITEMS, ratio=4.0)
-        model = self._model()
-        out = model.propagate(drawn_public(model), drawn_private(model), graph, None)
+        drawn = Inputs(self._model())
+        out = drawn.model.propagate(drawn.public, drawn.private, graph, None)
         assert torch.isfinite(out.users).all()
         assert torch.isfinite(out.items).all()
         assert (out.neighbourhoods[0][1:] == 0).all()
@@ -112,57 +103,64 @@ class GNNContract:
 
         The test runs in 64 bits: an operator must take its dtype from its inputs.
         """
-        with double():
-            model = self._model()
-            graph = double_graph(small_graph())
-            identity = IdentityProjection(USERS)
-            others = torch.stack(drawn_others(model))
-            public = model.flat(drawn_public(model))
-            own = drawn_private(model)
-            rng = np.random.default_rng(4)
-            user, item = np.nonzero(rng.random((USERS, ITEMS)) < 0.5)
-            pairs = Pairs(
-                torch.from_numpy(user), torch.from_numpy(item), torch.from_numpy(rng.normal(3, 1, len(user)))
-            )
-            training = Config.preset("paper", l2=0.0).training
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            self._compare_gradients(Inputs(self._model()))
+        finally:
+            torch.set_default_dtype(before)
 
-            def loss(public: Tensor, own: Mapping[str, Tensor]) -> float:
-                out = model.propagate(model.views(public), own, graph, list(others))
-                return float((out.predict(pairs.user, pairs.item) - pairs.rating).square().sum())
+    def _compare_gradients(self, drawn: Inputs) -> None:
+        model = drawn.model
+        degrees = ("user_degree", "item_degree", "ratio")
+        graph = replace(drawn.graph, **{name: getattr(drawn.graph, name).double() for name in degrees})
+        rng = np.random.default_rng(4)
+        user, item = np.nonzero(rng.random((USERS, ITEMS)) < 0.5)
+        pairs = Pairs(
+            torch.from_numpy(user), torch.from_numpy(item), torch.from_numpy(rng.normal(3, 1, len(user)))
+        )
 
-            found = compute(
-                model, graph, public, own, training, exchange=identity, others=others, batch=Batch(pairs)
+        def loss(parameters: Mapping[str, Tensor]) -> float:
+            private = {name: parameters[name] for name in drawn.private}
+            out = model.propagate(parameters, private, graph, drawn.others)
+            return float((out.predict(pairs.user, pairs.item) - pairs.rating).square().sum())
+
+        found = compute(
+            model,
+            graph,
+            model.flat(drawn.public),
+            drawn.private,
+            Config.preset("paper", l2=0.0).training,
+            exchange=IdentityProjection(USERS),
+            others=torch.stack(drawn.others),
+            batch=Batch(pairs),
+        )
+        assert found.public_gradient is not None
+        parameters = {**drawn.public, **drawn.private}
+        for name, gradient in {**model.views(found.public_gradient), **found.private_gradients}.items():
+            direction = torch.from_numpy(rng.normal(size=tuple(gradient.shape)))
+            up, down = (
+                loss(parameters | {name: parameters[name] + sign * 1e-6 * direction}) for sign in (1, -1)
             )
-            assert found.public_gradient is not None
-            for name, place in model.views(torch.arange(model.size)).items():
-                direction = torch.zeros_like(public)
-                direction[place.reshape(-1)] = torch.from_numpy(rng.normal(size=place.numel()))
-                slope = (loss(public + 1e-6 * direction, own) - loss(public - 1e-6 * direction, own)) / 2e-6
-                _agree(float(found.public_gradient @ direction), slope, name)
-            for name, value in own.items():
-                direction = torch.from_numpy(rng.normal(size=value.shape))
-                near = (own | {name: value + sign * 1e-6 * direction} for sign in (1, -1))
-                slope = (loss(public, next(near)) - loss(public, next(near))) / 2e-6
-                _agree(float((found.private_gradients[name] * direction).sum()), slope, name)
+            backward, slope = float((gradient * direction).sum()), (up - down) / 2e-6
+            assert abs(backward - slope) <= 1e-5 * max(1.0, abs(slope)), (
+                f"{name}: backward says {backward:.6g}, the loss {slope:.6g}"
+            )
 
     def test_the_order_of_users_and_items_is_of_no_account(self) -> None:
         """Check that renumbering users and items only renumbers the result."""
         rng = np.random.default_rng(6)
-        model = self._model()
-        (user, item) = small_edges()
-        people = rng.permutation(USERS)
-        things = rng.permutation(ITEMS)
-        public = drawn_public(model)
-        private = drawn_private(model)
-        others = drawn_others(model)
-        one = model.propagate(public, private, small_graph(), others)
+        people, things = rng.permutation(USERS), rng.permutation(ITEMS)
+        drawn = Inputs(self._model())
+        one = drawn.model.propagate(drawn.public, drawn.private, drawn.graph, drawn.others)
+        user, item = small_edges()
         graph = build_graph(
             np.argsort(people)[user], np.argsort(things)[item], users=USERS, items=ITEMS, ratio=2.0
         )
-        moved = {name: value[people] if name in model.per_user else value for name, value in public.items()}
-        other = model.propagate(
-            moved, {n: v[things] for n, v in private.items()}, graph, [x[people] for x in others]
-        )
+        per_user = drawn.model.per_user
+        public = {name: value[people] if name in per_user else value for name, value in drawn.public.items()}
+        private = {name: value[things] for name, value in drawn.private.items()}
+        other = drawn.model.propagate(public, private, graph, [near[people] for near in drawn.others])
         assert_close(other.users, one.users[people], atol=1e-5, rtol=1e-4)
         assert_close(other.items, one.items[things], atol=1e-5, rtol=1e-4)
         for a, b in zip(other.neighbourhoods, one.neighbourhoods, strict=True):
@@ -179,39 +177,32 @@ class GNNContract:
         members = list(runtime.parties.values())
         for party in members:
             for value in party.progress.private.parameters.values():
-                value.add_(
-                    0.3 * torch.randn(value.shape, generator=torch.Generator().manual_seed(len(value)))
-                )
+                rng = torch.Generator().manual_seed(len(value))
+                value.add_(0.3 * torch.randn(value.shape, generator=rng))
         for _ in range(3):
             runtime.round()
         assert config.model.form == "propagation"
         settle(runtime, config.model.layers)
         model = members[0].model
         public = runtime.coordinator.replica.parameters.clone()
-        private = {
-            n: torch.cat([p.progress.private.parameters[n] for p in members])
-            for n in members[0].progress.private.parameters
-        }
-        user = []
-        item = []
-        start = 0
-        for party in members:
+        parameters = [party.progress.private.parameters for party in members]
+        private = {name: torch.cat([own[name] for own in parameters]) for name in parameters[0]}
+        counts = [party.data.items for party in members]
+        starts = [sum(counts[:place]) for place in range(len(counts))]
+        user, item = [], []
+        for party, start in zip(members, starts, strict=True):
             liked = party.data.train.take(party.data.train.rating >= party.setup.threshold)
             user.append(liked.user.numpy())
             item.append(liked.item.numpy() + start)
-            start += party.data.items
-        graph = build_graph(np.concatenate(user), np.concatenate(item), users=40, items=start)
+        graph = build_graph(np.concatenate(user), np.concatenate(item), users=40, items=sum(counts))
         pooled = model.propagate(model.views(public), private, graph, None)
         runtime.round()
-        start = 0
-        for party in members:
+        for party, start in zip(members, starts, strict=True):
             assert party.progress.evaluated is not None
             found = party.progress.evaluated[1]
-            users, items = party.setup.targets.to_rating_scale(
-                pooled.users, pooled.items[start : start + party.data.items]
-            )
+            own = pooled.items[start : start + party.data.items]
+            users, items = party.setup.targets.to_rating_scale(pooled.users, own)
             assert_close(found["users"] @ found["items"].T, users @ items.T, atol=1e-4, rtol=1e-4)
-            start += party.data.items
 
     def test_same_seed_same_bits(self) -> None:
         """Check that the same seed gives the same bits under the preset's protection, and another seed
@@ -245,67 +236,30 @@ class GNNContract:
         return Model(config, USERS)
 
 
-def _agree(found: float, slope: float, name: str) -> None:
-    assert abs(found - slope) <= 1e-5 * max(1.0, abs(slope)), (
-        f"{name}: backward says {found:.6g}, the loss {slope:.6g}"
-    )
+class Inputs:
+    """The inputs of a model at a party that holds half of all items; no parameter is 0."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.graph = build_graph(*small_edges(), users=USERS, items=ITEMS, ratio=2.0)
+        near = model.views(model.initial_public(1, 3.0))
+        self.public = {
+            n: value + draw(tuple(value.shape), 7 + i, 0.1) for i, (n, value) in enumerate(near.items())
+        }
+        shapes = model.private_shapes(ITEMS)
+        self.private = {name: draw(shape, 20 + i) for i, (name, shape) in enumerate(shapes.items())}
+        columns = model.operator.columns
+        self.others = [draw((USERS, columns), 30 + k).abs() for k in range(model.operator.layers)]
+        """What others sent, X^k for every layer."""
 
 
-def small_edges(seed: int = 3, items: int = ITEMS) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def small_edges() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Draw users and items that are neighbours."""
-    user, item = np.nonzero(np.random.default_rng(seed).random((USERS, items)) < 0.4)
+    user, item = np.nonzero(np.random.default_rng(3).random((USERS, ITEMS)) < 0.4)
     return user, item
 
 
-def small_graph(seed: int = 3, items: int = ITEMS) -> Graph:
-    """Return the graph of a party that holds half of all items."""
-    return build_graph(*small_edges(seed, items), users=USERS, items=items, ratio=2.0)
-
-
-def drawn(shape: tuple[int, ...], seed: int, spread: float = 0.5) -> Tensor:
+def draw(shape: tuple[int, ...], seed: int, spread: float = 0.5) -> Tensor:
     """Draw normal numbers of the default dtype."""
-    return torch.from_numpy(np.random.default_rng(seed).normal(0, spread, shape)).to(
-        torch.get_default_dtype()
-    )
-
-
-def drawn_public(model: Model) -> dict[str, Tensor]:
-    """Draw public parameters near their initial values, none of them 0."""
-    views = model.views(model.initial_public(1, 3.0))
-    near = {
-        name: value + drawn(tuple(value.shape), 7 + i, 0.1) for i, (name, value) in enumerate(views.items())
-    }
-    return near
-
-
-def drawn_private(model: Model) -> dict[str, Tensor]:
-    """Draw private parameters, none of them 0."""
-    shapes = model.private_shapes(ITEMS)
-    return {name: drawn(shape, 20 + i) for i, (name, shape) in enumerate(shapes.items())}
-
-
-def drawn_others(model: Model) -> list[Tensor]:
-    """Draw the neighbourhoods that others sent, X^k for every layer."""
-    shape = (USERS, model.operator.columns)
-    return [drawn(shape, 30 + k).abs() for k in range(model.operator.layers)]
-
-
-@contextmanager
-def double() -> Iterator[None]:
-    """Make 64-bit floats the default inside the block."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def double_graph(graph: Graph) -> Graph:
-    """Return the same graph in 64 bits."""
-    return replace(
-        graph,
-        user_degree=graph.user_degree.double(),
-        item_degree=graph.item_degree.double(),
-        ratio=graph.ratio.double(),
-    )
+    values = np.random.default_rng(seed).normal(0, spread, shape)
+    return torch.from_numpy(values).to(torch.get_default_dtype())

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.core.choices import Choices
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.option_names import option, resume_words
+from verfedgnn.core.pairs import Choices
 from verfedgnn.data.splits import suits
 from verfedgnn.evaluation.lift import measure_lift
 from verfedgnn.protocol.replica import parameters_digest

@@ -19,9 +19,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from verfedgnn.core.choices import Choices
 from verfedgnn.core.metrics import measure_errors
-from verfedgnn.core.pairs import PartyInput
+from verfedgnn.core.pairs import Choices, PartyInput
 from verfedgnn.runs.party_model import PartyModel
 
 STRENGTHS = (10.0, 30.0, 100.0, 300.0, 1000.0)

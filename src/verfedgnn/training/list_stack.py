@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from verfedgnn.core.list_metrics import CHUNK_SCORES, list_quality, sample_users
+from verfedgnn.core.metrics import CHUNK_SCORES, list_quality, sample_users
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.training.rating_stack import Stacked, Weights

@@ -16,13 +16,10 @@ import torch
 from torch import Tensor
 
 from verfedgnn.config.model_forms import Sizes, choose_sizes
-from verfedgnn.core.choices import Choices
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.graph import Graph, build_graph, move_graph
-from verfedgnn.core.list_metrics import rank_each
-from verfedgnn.core.metrics import measure_errors
-from verfedgnn.core.pairs import Pairs, PartyInput
-from verfedgnn.core.rating_scale import scale_unit, upper_quarter
+from verfedgnn.core.metrics import measure_errors, rank_each
+from verfedgnn.core.pairs import Choices, Pairs, PartyInput, scale_unit, upper_quarter
 from verfedgnn.gnn import list_model, rater_solver
 from verfedgnn.gnn.factor_model import (
     ROUNDS_BEFORE_PRIOR,

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.core.choices import Choices
-from verfedgnn.core.rating_scale import scale_unit
+from verfedgnn.core.pairs import Choices, scale_unit
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.solved_round import own_totals
 from verfedgnn.runs.party_model import PartyModel

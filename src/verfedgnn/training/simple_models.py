@@ -9,12 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.core.choices import Choices
 from verfedgnn.core.item_item import ItemScores, fit_item_scores, fit_residuals
-from verfedgnn.core.list_metrics import rank_each
-from verfedgnn.core.pairs import Pairs, PartyInput
+from verfedgnn.core.metrics import rank_each
+from verfedgnn.core.pairs import Choices, Pairs, PartyInput, scale_unit, upper_quarter
 from verfedgnn.core.rating_means import Means, fit_means
-from verfedgnn.core.rating_scale import scale_unit, upper_quarter
 from verfedgnn.runs.party_model import PartyModel
 
 EASE_DAMPINGS = (10.0, 50.0, 200.0, 1000.0)

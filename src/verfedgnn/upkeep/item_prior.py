@@ -44,7 +44,7 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.core.item_item import ItemScores
-from verfedgnn.core.rating_scale import upper_quarter
+from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.data import TRAIN, VALID, Ratings
 from verfedgnn.runs.party_model import PartyModel
 

@@ -12,7 +12,6 @@ import numpy as np
 from verfedgnn.core.errors import DataError, RunError
 from verfedgnn.data.ids import find_positions
 from verfedgnn.data.ratings import Ratings
-from verfedgnn.data.table_sources import ItemTable
 from verfedgnn.data.value_parsing import latest_plausible_time
 from verfedgnn.runs.added_items import (
     AddedItem,
@@ -170,15 +169,11 @@ class NewItems:
                     )
 
 
-def make_items(ratings: Ratings | None, described: ItemTable | None) -> dict[str, AddedItem]:
-    """Return the items of a table of ratings, of a table with titles and columns, or of both."""
-    texts = {} if described is None else described.texts()
-    rows = {} if described is None else {str(name): row for row, name in enumerate(described.ids)}
+def make_items(ratings: Ratings | None, described: Mapping[str, Mapping[str, str]]) -> dict[str, AddedItem]:
+    """Return the items of a table of ratings, of texts by item and column, or of both."""
     found = {}
-    for name in dict.fromkeys([*([] if ratings is None else ratings.item_ids.tolist()), *rows]):
-        columns = {} if ratings is None else _own_columns(ratings, name)
-        if name in rows:
-            columns |= {column: str(values[rows[name]]) for column, values in texts.items()}
+    for name in dict.fromkeys([*([] if ratings is None else ratings.item_ids.tolist()), *described]):
+        columns = ({} if ratings is None else _own_columns(ratings, name)) | dict(described.get(name, {}))
         title = columns.pop("title", "")
         given = {} if ratings is None else _own_ratings(ratings, name)
         found[name] = AddedItem(name, title, columns, given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from typing import NoReturn
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
@@ -16,7 +17,6 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.private.defs import CellMessageHeaderKeys
-from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from verfedgnn.core.errors import Interrupted, RunError, VerFedGNNError
 from verfedgnn.core.files import lock_folder
@@ -25,14 +25,7 @@ from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.roster import load_coordinator
 from verfedgnn.federation.status import StatusPublisher
-from verfedgnn_flare.job_site import (
-    SERVER_CELL,
-    TASK,
-    check_agreement,
-    job_cell,
-    load_settings,
-    log_to_flare,
-)
+from verfedgnn_flare import job_site
 from verfedgnn_flare.job_transport import Identify, JobTransport
 
 _TICK = 0.25
@@ -64,7 +57,7 @@ class FederationController(Controller):  # type: ignore[misc]
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the training; a mistake that a person can fix ends the job with one sentence."""
-        log_to_flare(private=())
+        job_site.log_to_flare(private=())
         try:
             self._coordinate(abort_signal, fl_ctx)
         except Interrupted as stop:
@@ -76,16 +69,14 @@ class FederationController(Controller):  # type: ignore[misc]
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Report the status when FLARE collects statistics (`nvflare job stats`)."""
         super().handle_event(event_type, fl_ctx)
-        if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._publisher is not None:
-            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
-            if isinstance(collector, GroupInfoCollector):
-                collector.set_info(group_name="verfedgnn", info=self._publisher.status)
+        if self._publisher is not None:
+            job_site.report_status(event_type, fl_ctx, self._publisher.status)
 
     def _coordinate(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        settings = load_settings(fl_ctx, COORDINATOR)
+        settings = job_site.load_settings(fl_ctx, COORDINATOR)
         identity = load_coordinator(settings.federation)
         agreement = identity.agreement
-        check_agreement(agreement, self.agreement)
+        job_site.check_agreement(agreement, self.agreement)
         run = settings.run_folder
         engine = fl_ctx.get_engine()
         roster = {party.name for party in agreement.parties}
@@ -93,15 +84,15 @@ class FederationController(Controller):  # type: ignore[misc]
         self._publisher = publisher = StatusPublisher(run, identity)
         transport = JobTransport(
             engine.get_cell(),
-            {client.name: job_cell(client.get_fqcn(), fl_ctx.get_job_id()) for client in clients},
+            {client.name: job_site.job_cell(client.get_fqcn(), fl_ctx.get_job_id()) for client in clients},
             identify_clients(clients, fl_ctx.get_job_id()),
             link_seconds=agreement.timeouts.link,
         )
         with closing(transport), lock_folder(run), publisher:
-            service = CoordinatorService(identity, transport, run, publisher, device=settings.device)
+            service = CoordinatorService(identity, transport, publisher, device=settings.device)
             self._check_sites(agreement, clients, began=service.coordinator.began)
-            data = Shareable({SERVER_CELL: engine.get_cell().get_fqcn()})
-            task = Task(TASK, data, result_received_cb=self._take_result)
+            data = Shareable({job_site.SERVER_CELL: engine.get_cell().get_fqcn()})
+            task = Task(job_site.TASK, data, result_received_cb=self._take_result)
             self.broadcast(task, fl_ctx, targets=clients, min_responses=len(clients))
             service.run(lambda: abort_signal.triggered or self._is_hopeless(service, agreement))
         self._wait_for_parties(task, abort_signal)
@@ -112,9 +103,8 @@ class FederationController(Controller):  # type: ignore[misc]
         here = {client.name for client in clients}
         missing = [party.name for party in agreement.parties if party.name not in here]
         if len(here) < (agreement.quorum if began else len(agreement.parties)):
-            raise RunError(
-                f"the job runs without {', '.join(missing)}; start these sites, then resubmit the job"
-            )
+            remedy = "start these sites, then resubmit the job"
+            raise RunError(f"the job runs without {', '.join(missing)}; {remedy}")
 
     def _take_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         if client_task.result.get_return_code() != ReturnCode.OK:
@@ -124,11 +114,9 @@ class FederationController(Controller):  # type: ignore[misc]
         """Raise `RunError` if so many sites failed that no round can start in this job."""
         if not self._failed or service.stage.finishing:
             return False
-        left = len(agreement.parties) - len(self._failed)
-        if left < (agreement.quorum if service.coordinator.began else len(agreement.parties)):
-            raise RunError(
-                f"the party at {', '.join(self._failed)} failed; see local/verfedgnn-failure.txt there, then resubmit the job"
-            )
+        count = len(agreement.parties)
+        if count - len(self._failed) < (agreement.quorum if service.coordinator.began else count):
+            self._report_failed()
         return False
 
     def _wait_for_parties(self, task: Task, abort_signal: Signal) -> None:
@@ -136,10 +124,11 @@ class FederationController(Controller):  # type: ignore[misc]
         while task.completion_status is None and not abort_signal.triggered:
             time.sleep(_TICK)
         if self._failed:
-            raise RunError(
-                f"the training is finished, but the party at {', '.join(self._failed)} failed; "
-                "see local/verfedgnn-failure.txt there, then resubmit the job"
-            )
+            self._report_failed("the training is finished, but ")
+
+    def _report_failed(self, start: str = "") -> NoReturn:
+        remedy = "see local/verfedgnn-failure.txt there, then resubmit the job"
+        raise RunError(f"{start}the party at {', '.join(self._failed)} failed; {remedy}")
 
 
 def identify_clients(clients: Sequence[Client], job: str) -> Identify:
@@ -152,7 +141,8 @@ def identify_clients(clients: Sequence[Client], job: str) -> Identify:
 
     def identify(message: Message) -> str | None:
         client = by_token.get(message.get_header(CellMessageHeaderKeys.TOKEN))
-        if client is None or message.get_header(MessageHeaderKey.ORIGIN) != job_cell(client.get_fqcn(), job):
+        origin = message.get_header(MessageHeaderKey.ORIGIN)
+        if client is None or origin != job_site.job_cell(client.get_fqcn(), job):
             return None
         return str(client.name)
 

@@ -13,8 +13,6 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
-from nvflare.fuel.f3.message import Message
-from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from verfedgnn.cli.service_commands import read_own_ratings
 from verfedgnn.config import Config
@@ -28,17 +26,8 @@ from verfedgnn.federation.party_service import load_finished, run_party
 from verfedgnn.federation.roster import load_party
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import PartyStore
-from verfedgnn.federation.transcript import Transcript
 from verfedgnn.privacy.id_matching import workers
-from verfedgnn_flare.job_site import (
-    SERVER_CELL,
-    TASK,
-    SiteSettings,
-    check_agreement,
-    load_settings,
-    log_to_flare,
-    write_failure,
-)
+from verfedgnn_flare import job_site
 from verfedgnn_flare.job_transport import JobTransport
 
 _PUBLIC_STATUS = ("state", "stage", "round", "rounds", "waits_for")
@@ -61,15 +50,15 @@ class PartyExecutor(Executor):  # type: ignore[misc]
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
         """Run the party and return whether it has its model."""
-        if task_name != TASK:
+        if task_name != job_site.TASK:
             return make_reply(ReturnCode.TASK_UNKNOWN)
-        log_to_flare()
+        job_site.log_to_flare()
         try:
             self._take_part(read_server_cell(shareable), fl_ctx, abort_signal)
         except Interrupted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except VerFedGNNError as error:
-            file = write_failure(fl_ctx, error)
+            file = job_site.write_failure(fl_ctx, error)
             self.logger.error(f"the party failed; the reason is in {file}")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         return make_reply(ReturnCode.OK)
@@ -77,22 +66,19 @@ class PartyExecutor(Executor):  # type: ignore[misc]
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Report the public part of the status when FLARE collects statistics (`nvflare job stats`)."""
         super().handle_event(event_type, fl_ctx)
-        if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._publisher is not None:
-            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
-            if isinstance(collector, GroupInfoCollector):
-                status = self._publisher.status
-                info = {name: status[name] for name in _PUBLIC_STATUS if name in status}
-                collector.set_info(group_name="verfedgnn", info=info)
+        if self._publisher is not None:
+            status = self._publisher.status
+            public = {name: status[name] for name in _PUBLIC_STATUS if name in status}
+            job_site.report_status(event_type, fl_ctx, public)
 
     def _take_part(self, server: str, fl_ctx: FLContext, abort_signal: Signal) -> None:
         site = fl_ctx.get_identity_name()
-        settings = load_settings(fl_ctx, site)
+        settings = job_site.load_settings(fl_ctx, site)
         identity = load_party(settings.federation)
-        check_agreement(identity.agreement, self.agreement)
+        job_site.check_agreement(identity.agreement, self.agreement)
         if identity.name != site:
-            raise ConfigError(
-                f"the key in {settings.federation} is {identity.name}'s, but this site is {site}"
-            )
+            owner = f"the key in {settings.federation} is {identity.name}'s"
+            raise ConfigError(f"{owner}, but this site is {site}")
         store = PartyStore(settings.run_folder, identity)
         if store.is_trained:
             load_finished(store, settings.device)
@@ -101,45 +87,29 @@ class PartyExecutor(Executor):  # type: ignore[misc]
         read = cache(lambda: _read_own_ratings(settings, identity.agreement.config))
         if not store.is_aligned:
             read()  # reports a mistake in the ratings before the first message
-        pool = workers(settings.processes or os.cpu_count() or 1)
+        pool = workers(os.cpu_count() or 1)
         self._publisher = publisher = StatusPublisher(store.folder, identity)
         transport = JobTransport(
             fl_ctx.get_engine().get_cell(),
             {COORDINATOR: server},
-            lambda message: _identify_server(message, server),
+            # FLARE's server admits no message whose origin is not the cell of its sender
+            lambda message: COORDINATOR if message.get_header(MessageHeaderKey.ORIGIN) == server else None,
             link_seconds=identity.agreement.timeouts.link,
         )
         with closing(transport), lock_folder(store.folder), pool as each, publisher:
-            transcript = Transcript(store.folder, identity)
-            link = CoordinatorLink(identity, transport, lambda: abort_signal.triggered, transcript, publisher)
-            run_party(
-                store,
-                link,
-                read,
-                each=each,
-                pad_to=settings.pad_users,
-                device=settings.device,
-                after=settings.after,
-            )
+            link = CoordinatorLink(identity, transport, lambda: abort_signal.triggered, publisher)
+            run_party(store, link, read, each=each, device=settings.device, after=settings.after)
 
 
 def read_server_cell(task: Shareable) -> str:
     """Return the name of the coordinator's cell; raise `ProtocolError` if it is not one of FLARE's server."""
-    cell = task.get(SERVER_CELL)
+    cell = task.get(job_site.SERVER_CELL)
     if not isinstance(cell, str) or FQCN.split(cell)[0] != FQCN.ROOT_SERVER:
         raise ProtocolError("the task names no cell of FLARE's server")
     return cell
 
 
-def _identify_server(message: Message, server: str) -> str | None:
-    """Return the coordinator's name for a message from its cell.
-
-    FLARE's server admits no message whose origin is not the cell of its sender.
-    """
-    return COORDINATOR if message.get_header(MessageHeaderKey.ORIGIN) == server else None
-
-
-def _read_own_ratings(settings: SiteSettings, config: Config) -> Ratings:
+def _read_own_ratings(settings: job_site.SiteSettings, config: Config) -> Ratings:
     if settings.ratings is None:
         raise ConfigError("the settings of this site name no ratings; add `ratings` to local/verfedgnn.toml")
     reading = ReadOptions.from_texts(**{option: [text] for option, text in settings.reading.items()})

@@ -73,18 +73,16 @@ def site(
 
     In a simulation, `{site}` in a path is replaced by the name of the site.
     """
-    from dataclasses import asdict
-
     from verfedgnn_flare.job_site import ALLOWED_CLASSES, prepare_site
 
     settings: dict[str, Any] = {
         "federation": _absolute(federation),
         "ratings": ratings if ratings is None or "://" in ratings else _absolute(Path(ratings)),
-        "out": None if out is None else _absolute(out),
-        "reading": {option: texts[-1] for option, texts in asdict(reading).items() if texts},
+        "out": out and _absolute(out),
+        "reading": dict(reading),
         "device": device,
         "threads": threads,
-        "after": None if after is None else _absolute(after),
+        "after": after and _absolute(after),
     }
     given = {key: value for key, value in settings.items() if value not in (None, {})}
     file = prepare_site(workspace, given)

@@ -1,9 +1,7 @@
 """A site of a job: what it keeps to itself, and what the controller and the executor share of their cells and FLARE's log.
 
-`local/verfedgnn.toml` in its FLARE workspace names its federation folder and its data.
-
-Nothing of it is part of a job. In texts, `{site}` is replaced by the name of the site, so that one file can serve all sites of a
-simulation.
+`local/verfedgnn.toml` in its FLARE workspace names its federation folder and its data. Nothing of it is part of a job. In it,
+`{site}` is replaced by the name of the site, so that one file can serve all sites of a simulation.
 """
 
 from __future__ import annotations
@@ -20,12 +18,13 @@ import tomli_w
 import torch
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from pydantic import Field, ValidationError
 
 from verfedgnn.config import explain_invalid
 from verfedgnn.config.sections import Section
 from verfedgnn.core.errors import ConfigError, VerFedGNNError
-from verfedgnn.core.files import make_folder, write_bytes, writing
+from verfedgnn.core.files import write_bytes, writing
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.certificates import short_fingerprint
 from verfedgnn.federation.event_log import EVENTS, event_text
@@ -54,10 +53,6 @@ class SiteSettings(Section):
     """Name of the device on which the party computes, such as cpu or cuda."""
     threads: int = Field(1, ge=0)
     """CPU threads; 0 means all cores."""
-    processes: int = Field(0, ge=0)
-    """Processes for aligning users by ecdh; 0 means one per core."""
-    pad_users: int = Field(0, ge=0)
-    """Number of users to announce at least, random ones among them."""
     after: Path | None = None
     """Run folder of a party's training before this one."""
 
@@ -71,7 +66,7 @@ def read_site_settings(local: Path, site: str) -> SiteSettings:
     """Return the settings of a site from the folder `local` of its FLARE workspace."""
     file = local / SITE_FILE
     try:
-        values = tomllib.loads(file.read_text("utf-8"))
+        values = tomllib.loads(file.read_text("utf-8").replace("{site}", site))
     except FileNotFoundError:
         raise ConfigError(
             f"{site} has no {file}; create it with `verfedgnn flare site WORKSPACE --federation FOLDER`"
@@ -79,7 +74,7 @@ def read_site_settings(local: Path, site: str) -> SiteSettings:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {error}") from None
     try:
-        return SiteSettings.model_validate(_fill_site(values, site))
+        return SiteSettings.model_validate(values)
     except ValidationError as error:
         raise ConfigError(f"{file}: {explain_invalid(error)}") from None
 
@@ -96,17 +91,17 @@ def prepare_site(workspace: Path, settings: dict[str, Any]) -> Path:
         SiteSettings.model_validate(settings)
     except ValidationError as error:
         raise ConfigError(explain_invalid(error)) from None
-    resources_file = local / _RESOURCES
-    default = local / f"{_RESOURCES}.default"
-    try:
-        found = next((file for file in (resources_file, default) if file.is_file()), None)
-        resources = {"format_version": 2} if found is None else json.loads(found.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {found}: {error}") from None
+    resources = {"format_version": 2}
+    for file in (local / f"{_RESOURCES}.default", local / _RESOURCES):
+        try:
+            resources = json.loads(file.read_text("utf-8"))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read {file}: {error}") from None
     allow_classes(resources)
     with writing(local):
-        make_folder(local)
-        write_bytes(resources_file, json.dumps(resources, indent=2).encode())
+        write_bytes(local / _RESOURCES, json.dumps(resources, indent=2).encode())
         write_bytes(local / SITE_FILE, tomli_w.dumps(settings).encode())
     return local / SITE_FILE
 
@@ -117,14 +112,6 @@ def allow_classes(resources: dict[str, Any]) -> None:
 
     allowed = resources.setdefault("class_allow_list", list(DEFAULT_CLASS_ALLOW_LIST))
     allowed += [name for name in ALLOWED_CLASSES if name not in allowed]
-
-
-def _fill_site(value: Any, site: str) -> Any:
-    if isinstance(value, str):
-        return value.replace("{site}", site)
-    if isinstance(value, dict):
-        return {key: _fill_site(part, site) for key, part in value.items()}
-    return value
 
 
 # -- what the controller and the executor of a job share -----------------------------------------------
@@ -153,6 +140,14 @@ def write_failure(fl_ctx: FLContext, error: VerFedGNNError) -> Path:
     return file
 
 
+def report_status(event_type: str, fl_ctx: FLContext, status: dict[str, Any]) -> None:
+    """Report a status if this is the event in which FLARE collects statistics."""
+    if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
+        collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
+        if isinstance(collector, GroupInfoCollector):
+            collector.set_info(group_name="verfedgnn", info=status)
+
+
 def _local_folder(fl_ctx: FLContext) -> Path:
     return Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
 
@@ -173,24 +168,15 @@ def job_cell(fqcn: str, job: str) -> str:
 
 
 def log_to_flare(private: Sequence[str] = _PRIVATE_FIELDS) -> None:
-    """Send the events of the federation to FLARE's log, with their fields but without private ones."""
+    """Send the events of the federation to FLARE's log, with their fields in the text but without private ones."""
+
+    def fold_fields(record: logging.LogRecord) -> bool:
+        fields = getattr(record, "fields", {})
+        shown = {name: value for name, value in fields.items() if name not in private}
+        record.msg, record.args = event_text(record.getMessage(), shown), ()
+        return True
+
     EVENTS.setLevel(logging.INFO)
     EVENTS.propagate = True
     EVENTS.handlers = []
-    EVENTS.filters = [_FoldFields(private)]
-
-
-class _FoldFields(logging.Filter):
-    """A filter that writes the fields of an event into its text, since FLARE's formatters show the text only."""
-
-    def __init__(self, private: Sequence[str]) -> None:
-        super().__init__()
-        self._private = private
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        fields = getattr(record, "fields", {})
-        record.msg = event_text(
-            record.getMessage(), {key: value for key, value in fields.items() if key not in self._private}
-        )
-        record.args = ()
-        return True
+    EVENTS.filters = [fold_fields]

@@ -54,7 +54,8 @@ Identify = Callable[[Message], str | None]
 class _Outbox:
     """Messages for one peer, written in order by one thread, so that a slow peer delays nobody else.
 
-    `write` sends one message; `lose` is called when that fails or too much is waiting."""
+    `write` sends one message; `lose` is called when that fails or too much is waiting.
+    """
 
     def __init__(self, peer: str, write: Callable[[bytes], None], lose: Callable[[], None]) -> None:
         self._write = write
@@ -66,7 +67,7 @@ class _Outbox:
 
     def put(self, *messages: EncodedMessage) -> None:
         """Queue messages and return at once."""
-        size = sum(map(size_of, messages))
+        size = size_of(*messages)
         self._limit = max(self._limit, 2 * size)
         try:
             if self._size > self._limit:
@@ -85,7 +86,7 @@ class _Outbox:
     def _run(self) -> None:
         while True:
             messages = self._waiting.get()
-            size = sum(map(size_of, messages))
+            size = size_of(*messages)
             try:
                 for message in messages:
                     self._write(b"".join(message))
@@ -107,16 +108,9 @@ class _PeerLink:
         self.joined = False
         self.heard = 0.0
         """Time (monotonic) of the last message or pulse."""
-        self.epoch = time.time_ns()
+        self.epoch = 0
         """Number of the present epoch of messages to the peer; later epochs have larger numbers."""
-        self.numbered = 0
-        """Number of the last message of this epoch that was given a number."""
-        self.written = 0
-        """Number of the last message of this epoch that was handed to FLARE."""
-        self.due = 0
-        """Number of the last message that had been written when the peer's last pulse came."""
-        self.confirmed = 0
-        """Number of the last message that the peer took, according to its last pulse."""
+        self.renew()
         self.peer_epoch = 0
         self.taken = 0
         """Number of the peer's last message that was taken."""
@@ -129,9 +123,13 @@ class _PeerLink:
         """Begin a new epoch, whose messages are numbered from the start."""
         self.epoch = max(self.epoch + 1, time.time_ns())
         self.numbered = 0
+        """Number of the last message of this epoch that was given a number."""
         self.written = 0
+        """Number of the last message of this epoch that was handed to FLARE."""
         self.due = 0
+        """Number of the last message that had been written when the peer's last pulse came."""
         self.confirmed = 0
+        """Number of the last message that the peer took, according to its last pulse."""
 
 
 class JobTransport:
@@ -149,11 +147,11 @@ class JobTransport:
         self._identify = identify
         self._link_seconds = link_seconds
         self._events: queue.Queue[TransportEvent] = queue.Queue()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closed = threading.Event()
         self._links = {name: _PeerLink(fqcn) for name, fqcn in peers.items()}
         self._outboxes = {
-            name: _Outbox(name, partial(self._write, link), partial(self._lose, name, link))
+            name: _Outbox(name, partial(self._write, link), partial(self._begin_epoch, name, link))
             for name, link in self._links.items()
         }
         cell.register_request_cb(channel=CHANNEL, topic=_MESSAGE, cb=self._take_message)
@@ -185,13 +183,14 @@ class JobTransport:
 
     def close(self) -> None:
         """Deliver queued messages for two seconds at most, and tell the peers that this member leaves."""
-        if not self._closed.is_set():
-            for outbox in self._outboxes.values():
-                outbox.drain(2.0)
-            self._closed.set()
-            self._pulses.join(2.0)
-            for link in self._links.values():
-                self._send_pulse(link, {_BYE: True})
+        if self._closed.is_set():
+            return
+        for outbox in self._outboxes.values():
+            outbox.drain(2.0)
+        self._closed.set()
+        self._pulses.join(2.0)
+        for link in self._links.values():
+            self._send_pulse(link, {_BYE: True})
 
     # -- sending -----------------------------------------------------------------------------------------
 
@@ -218,16 +217,13 @@ class JobTransport:
         if errors.get(link.fqcn):
             raise ConnectionError(errors[link.fqcn])
 
-    def _lose(self, name: str, link: _PeerLink) -> None:
+    def _begin_epoch(self, name: str, link: _PeerLink) -> None:
         """Begin a new epoch after a failure, so that the services start over with the peer."""
         with self._lock:
-            self._begin_epoch(name, link)
-
-    def _begin_epoch(self, name: str, link: _PeerLink) -> None:
-        link.renew()
-        if link.joined:
-            self._events.put(TransportEvent("left", name))
-            self._events.put(TransportEvent("joined", name))
+            link.renew()
+            if link.joined:
+                self._events.put(TransportEvent("left", name))
+                self._events.put(TransportEvent("joined", name))
 
     # -- pulses ------------------------------------------------------------------------------------------
 
@@ -255,7 +251,7 @@ class JobTransport:
         """Note a peer's pulse; begin a new epoch if a message to the peer was lost."""
         name = self._identify(message)
         link = self._links.get(name or "")
-        if name is None or link is None or self._closed.is_set():
+        if name is None or link is None:
             return
         epoch, seen, taken = (_read_number(message, key) for key in (_EPOCH, _SEEN_EPOCH, _TAKEN))
         with self._lock:
@@ -282,12 +278,7 @@ class JobTransport:
         name = self._identify(message)
         link = self._links.get(name or "")
         data = message.payload
-        if (
-            name is None
-            or link is None
-            or self._closed.is_set()
-            or not isinstance(data, bytes | bytearray | memoryview)
-        ):
+        if name is None or link is None or not isinstance(data, bytes | bytearray | memoryview):
             return
         with self._lock:
             if not self._note(name, link, _read_number(message, _EPOCH)):
@@ -306,7 +297,7 @@ class JobTransport:
 
     def _note(self, name: str, link: _PeerLink, epoch: int) -> bool:
         """Note a sign of a peer, and let it join with its first one in an epoch; return whether the epoch is current."""
-        if epoch < link.peer_epoch or epoch <= 0:
+        if epoch < link.peer_epoch or epoch <= 0 or self._closed.is_set():
             return False
         link.heard = time.monotonic()
         if epoch > link.peer_epoch:

@@ -13,7 +13,7 @@ import torch
 
 from verfedgnn.config import Config, settings
 from verfedgnn.core.errors import ConfigError, DivergedError, Interrupted
-from verfedgnn.core.version import installed_version
+from verfedgnn.core.installed import installed_version
 from verfedgnn.data import PartyData
 from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verfedgnn.core.version import installed_version
+from verfedgnn.core.installed import installed_version
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
 from verfedgnn.reports.document import Banner, Document, Heading, Paragraph, Points, Table, Tone, picture
 from verfedgnn.reports.privacy_card import add_guarantees
