@@ -13,7 +13,7 @@ import verfedgnn as vf
 from verfedgnn.data import TRAIN, pool_parties
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare, split_ratings
-from verfedgnn.training.simple_models import fit_party_means
+from verfedgnn.training.own_models import fit_party_means
 from verfedgnn_research.baselines.central_gnn import cut, handed_over
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
 

@@ -14,7 +14,7 @@ from verfedgnn.protocol.party_setup import LOCAL, Policy
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
-from verfedgnn.training.simple_models import fit_party_means, means_model
+from verfedgnn.training.own_models import fit_party_means, means_model
 
 
 def config(**values: Any) -> vf.Config:

@@ -30,7 +30,7 @@ from verfedgnn.serving.catalogue import Catalogue, IdIndex
 from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankingQuery
 from verfedgnn.serving.run_answers import describe_run, write_table
 from verfedgnn.serving.split_test import FEDERATED
-from verfedgnn.training.simple_models import ease_model
+from verfedgnn.training.own_models import ease_model
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")

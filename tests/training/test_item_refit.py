@@ -8,8 +8,8 @@ import torch
 import verfedgnn as vf
 from verfedgnn.core.pairs import Choices, Pairs, PartyInput
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.training import item_refit
-from verfedgnn.training.item_refit import refit_items
+from verfedgnn.training import own_models
+from verfedgnn.training.own_models import refit_items
 
 
 def noisy_party(*, noise: float, seed: int = 0) -> tuple[PartyModel, PartyInput]:
@@ -35,8 +35,8 @@ def test_items_are_those_of_ridge_regression() -> None:
     found = refit_items(model, data, Choices())
     spread = model.users[data.train.user][:, :2].double().var(0, unbiased=False)
     errors = []
-    for strength in item_refit.STRENGTHS:
-        for damping in item_refit.BIAS_DAMPINGS:
+    for strength in own_models.STRENGTHS:
+        for damping in own_models.BIAS_DAMPINGS:
             penalty = torch.diag(torch.cat([strength * spread, torch.tensor([damping], dtype=torch.float64)]))
             items = model.items.double().clone()
             for v in range(data.items):

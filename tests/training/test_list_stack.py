@@ -12,9 +12,9 @@ from verfedgnn.core import metrics
 from verfedgnn.core.metrics import rank_each
 from verfedgnn.core.pairs import Choices, Pairs, PartyInput
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.training import list_stack
-from verfedgnn.training.list_stack import stack_lists
-from verfedgnn.training.simple_models import ease_model, popularity_model
+from verfedgnn.training import stacks
+from verfedgnn.training.own_models import ease_model, popularity_model
+from verfedgnn.training.stacks import stack_lists
 
 ITEMS = 60
 JUDGED = 150
@@ -107,10 +107,10 @@ def test_ease_on_own_data_is_used_where_it_helps() -> None:
 
 def test_few_newcomers_have_popularity_and_twice_the_federated_model() -> None:
     """Both relative to the spread of their scores; too few newcomers are no evidence."""
-    market = make_market(2, taste=1.0, new=list_stack.FEWEST_NEWCOMERS - 1)
+    market = make_market(2, taste=1.0, new=stacks.FEWEST_NEWCOMERS - 1)
     models = {"popularity": popularity_model(market.data), "EASE": noise(1), "federated": market.truth}
     stacked = stack_lists(models, market.data)
-    rows = torch.arange(list_stack.FEWEST_NEWCOMERS - 1)
+    rows = torch.arange(stacks.FEWEST_NEWCOMERS - 1)
     spread = {name: float(model.score(rows).std()) for name, model in models.items()}
     weight = {name: value * spread[name] for name, value in stacked.newcomers.items()}
     assert weight["federated"] == pytest.approx(2 * weight["popularity"])
@@ -156,8 +156,8 @@ def test_a_large_catalogue_is_searched_among_candidates_of_a_sample_of_users(
     popular = popularity_model(market.data)
     models = {"popularity": popular, "federated": market.truth}
     everything = stack_lists(models, market.data)
-    monkeypatch.setattr(list_stack, "CANDIDATES", 25)
-    monkeypatch.setattr(list_stack, "CHUNK_SCORES", 7 * ITEMS)
+    monkeypatch.setattr(stacks, "CANDIDATES", 25)
+    monkeypatch.setattr(stacks, "CHUNK_SCORES", 7 * ITEMS)
     among_candidates = stack_lists(models, market.data)
     assert market.ndcg(among_candidates.model) == pytest.approx(market.ndcg(everything.model), rel=0.02)
     monkeypatch.setattr(metrics, "MOST_SCORES", 50 * ITEMS)

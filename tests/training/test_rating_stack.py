@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.training.rating_stack import mix_models, stack_ratings
+from verfedgnn.training.stacks import Mixture, stack_ratings
 
 USERS = 40
 ITEMS = 10
@@ -61,7 +61,7 @@ def test_a_mixture_is_never_worse_on_the_validation_part_than_equal_weights(
     valid = valid.take(torch.randperm(len(valid), generator=rng)[:size])
     stacked = stack_ratings(models, valid, COUNTS)
     same = [1 / count] * count
-    equal = mix_models(list(models.values()), same, same, COUNTS)
+    equal = Mixture.of(models, same, same, COUNTS).model
     assert squared_error(stacked.model, valid) <= squared_error(equal, valid) * (1 + 1e-5) + 1e-5
     assert all(weight >= 0 for name, weight in stacked.known.items() if name != "means")
     assert sum(stacked.known.values()) == pytest.approx(1)
@@ -139,11 +139,11 @@ def test_without_known_users_in_the_validation_part_all_models_count_alike() -> 
 
 @given(seed=st.integers(0, 1000), weights=st.lists(st.floats(0, 2), min_size=8, max_size=8))
 def test_mixed_models_predict_the_weighted_sum(seed: int, weights: list[float]) -> None:
-    models = list(random_models(seed).values())
+    models = random_models(seed)
     weights[0] += 0.1
     known, newcomers = weights[:4], weights[4:]
-    mixed = mix_models(models, known, newcomers, COUNTS)
-    predicted = np.stack([model.predict(every_pair()).numpy() for model in models])
+    mixed = Mixture.of(models, known, newcomers, COUNTS).model
+    predicted = np.stack([model.predict(every_pair()).numpy() for model in models.values()])
     usual, other = (np.tensordot(np.array(each), predicted, 1) for each in (known, newcomers))
     new = NEW[every_pair().user].numpy()
     np.testing.assert_allclose(

@@ -47,7 +47,7 @@ def lift(
     from verfedgnn.estimator.lift_result import lift as read_lift
     from verfedgnn.evaluation.verdict import PARTNERS_HEADER, partner_rows
     from verfedgnn.runs.run import Run, write_json
-    from verfedgnn.training.partners import compare_partners
+    from verfedgnn.training.train import compare_partners
 
     use_threads(threads)
     loaded = Run.load(run, added=False)

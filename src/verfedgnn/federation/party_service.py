@@ -42,14 +42,14 @@ from verfedgnn.protocol.user_alignment import PartyAlignment, check_user_count, 
 from verfedgnn.runs.checkpoint import CheckpointSlots
 from verfedgnn.runs.forget_record import ForgottenUsers, gather_forgotten
 from verfedgnn.runs.ledger import Ledger
-from verfedgnn.runs.metrics_file import history_entry
+from verfedgnn.runs.metrics_file import Trained, history_entry
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run import Run, read_history, write_history
 from verfedgnn.runs.run_before import find_before, read_before, recorded_before, suspect_files, write_before
 from verfedgnn.runs.run_folder import FORGOTTEN
-from verfedgnn.training.finished import Trained, make_run
-from verfedgnn.training.simple_models import liked
+from verfedgnn.training.finished import make_run
+from verfedgnn.training.own_models import liked
 
 MaskMessage = msg.ShareRequest | msg.RoundShares | msg.Survivors
 
@@ -115,13 +115,11 @@ def complete_run(store: PartyStore, device: str = "cpu") -> Run:
         if result is not None and result.rounds:
             (judged if stage.continues is None else final).append(result)
     log_event("training alone to choose the gate")
-    run = make_run([prepared], store.stages[0].config, judged, final, folder=store.folder)
+    before = recorded_before(store.folder)
+    config = store.stages[0].config
+    run = make_run([prepared], config, judged, final, folder=store.folder, before=before)
     for sentence in run.metrics.get("lift", {}).get("verdicts", [{"sentences": []}])[0]["sentences"]:
         log_event(sentence)
-    before = recorded_before(store.folder)
-    if before is not None:
-        run.metrics["after"] = before
-    run.complete_folder(store.folder)
     store.remove_results()
     return run
 

@@ -33,13 +33,12 @@ from verfedgnn.protocol.release_ledger import ReleaseEntry, ReleaseLedger, Value
 from verfedgnn.protocol.replica import CheckpointState
 from verfedgnn.runs.checkpoint import CheckpointSlots
 from verfedgnn.runs.ledger import Ledger
-from verfedgnn.runs.metrics_file import summarise_cost
+from verfedgnn.runs.metrics_file import Trained, summarise_cost
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import begin_folder, read_history, write_history, write_json, write_public
 from verfedgnn.runs.run_folder import FINAL, LAST_RELEASE, LISTS, RESULT
-from verfedgnn.training.finished import Trained
 
 LEDGER = "releases.jsonl"
 RELEASES = "releases"

@@ -4,54 +4,70 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.metrics import RankingScores, RatingErrors, Score, measure_errors, measure_ranking
-from verfedgnn.core.pairs import upper_quarter
+from verfedgnn.core.pairs import Pairs, upper_quarter
 from verfedgnn.core.rating_means import fit_means
+from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of one training of the federation, before any mixture."""
+
+    models: list[PartyModel]
+    """Model of the best validation, for each party in order."""
+    public: Tensor
+    """Public parameters of the best validation, flat."""
+    rounds: int
+    best_round: int
+    """Round of the best validation."""
+    seconds: float
+    """Seconds spent in rounds."""
+    ratings: int
+    """Number of training ratings of all parties."""
+    history: list[dict[str, Any]]
+    ledger: Ledger
+    privacy: dict[str, Any]
+    """The `privacy` part of metrics.json."""
 
 
 def build_metrics(
     prepared: Sequence[Prepared],
     models: Sequence[PartyModel],
     config: Config,
-    ledger: Ledger,
-    *,
-    rounds: int,
-    best_round: int,
-    seconds: float,
-    privacy: dict[str, Any],
-    digest: str,
-    gates: Sequence[dict[str, dict[str, float]]] | None = None,
-    federated: Sequence[PartyModel] | None = None,
+    trained: Trained,
+    gates: Sequence[dict[str, dict[str, float]]] = (),
 ) -> dict[str, Any]:
-    """Build the content of metrics.json.
-
-    `digest` is the hash of the public parameters. `gates` holds the weights of each party's mixture, and `federated`
-    the models before mixing.
-    """
+    """Build the content of metrics.json for the served `models`; `gates` holds the weights of each party's mixture."""
     metrics = {
         **evaluate(prepared, models, ranks=config.ranks),
         "users": prepared[0].party.ratings.n_users,
-        **summarise_cost(ledger, rounds, len(models), seconds),
-        "best_round": best_round,
-        "privacy": privacy,
-        "public": digest,
+        **summarise_cost(trained.ledger, trained.rounds, len(models), trained.seconds),
+        "best_round": trained.best_round,
+        "privacy": trained.privacy,
+        "public": parameters_digest(trained.public),
         "data": [{"name": p.party.ratings.name, "notes": list(p.party.ratings.notes)} for p in prepared],
         "config": config.fingerprint(),
         "seed": config.seed,
         "environment": describe_environment(prepared[0].train.user.device),
+        "all_ratings": trained.ratings,
     }
-    for row, gate in zip(metrics["parties"], gates or [], strict=False):
+    for row, gate in zip(metrics["parties"], gates, strict=False):
         row["gate"] = gate
-    if federated is not None and not config.ranks:
-        metrics["federated_model"] = {"rmse": rating_errors(prepared, federated).rmse}
+    if gates and not config.ranks:
+        before = zip(prepared, trained.models, strict=True)
+        errors = sum((_rating_errors(party, model, party.test) for party, model in before), RatingErrors())
+        metrics["federated_model"] = {"rmse": errors.rmse}
     return metrics
 
 
@@ -107,54 +123,43 @@ def evaluate(
     party's own user and item means, `popularity` the quality of lists of the items with the most training ratings.
     """
     rows: list[dict[str, Any]] = []
-    tests = RatingErrors()
-    valids = RatingErrors()
-    simple = RatingErrors()
-    rankings = RankingScores()
-    populars = RankingScores()
+    errors: list[tuple[RatingErrors, ...]] = []
+    scores: list[tuple[RankingScores, ...]] = []
     for party, model, order in zip(parties, models, lists or models, strict=True):
-        scale = party.party.ratings.scale
-        test = RatingErrors()
-        valid = RatingErrors()
-        means = RatingErrors()
-        if not ranks:
-            means = _errors_of_means(party)
-            test = measure_errors(model.users, model.items, party.test, scale)
-            valid = measure_errors(model.users, model.items, party.valid, scale)
-        found = judge_lists(party, order.score, k)
-        popular = judge_lists(party, popularity_score(party), k)
-        tests += test
-        valids += valid
-        simple += means
-        rankings += found
-        populars += popular
         table = party.party.ratings
-        rows.append(
-            {
-                "name": party.party.name,
-                "items": table.n_items,
-                "ratings": len(table),
-                "test": _figures(test, found, k),
-                "valid": {"rmse": valid.rmse, "mae": valid.mae},
-                "means": {"rmse": means.rmse},
-                "popularity": popular.means(k),
-            }
-        )
+        judged = (RatingErrors(),) * 3
+        if not ranks:
+            test, valid = (_rating_errors(party, model, pairs) for pairs in (party.test, party.valid))
+            judged = (test, valid, _errors_of_means(party))
+        errors.append(judged)
+        scores.append(tuple(judge_lists(party, by, k) for by in (order.score, _popularity(party))))
+        about = {"name": party.party.name, "items": table.n_items, "ratings": len(table)}
+        rows.append(about | _figures(errors[-1:], scores[-1:], k))
+    return {**_figures(errors, scores, k), "parties": rows}
+
+
+def _figures(
+    errors: Sequence[tuple[RatingErrors, ...]], scores: Sequence[tuple[RankingScores, ...]], k: int
+) -> dict[str, Any]:
+    """Return the figures of some parties together, from their test, validation and means errors, and served and popular lists."""
+    test, valid, means = (sum(each, RatingErrors()) for each in zip(*errors, strict=True))
+    lists, popular = (sum(each, RankingScores()) for each in zip(*scores, strict=True))
     return {
-        "test": _figures(tests, rankings, k),
-        "valid": {"rmse": valids.rmse, "mae": valids.mae},
-        "means": {"rmse": simple.rmse},
-        "popularity": populars.means(k),
-        "parties": rows,
+        "test": {"rmse": test.rmse, "mae": test.mae, **lists.means(k)},
+        "valid": {"rmse": valid.rmse, "mae": valid.mae},
+        "means": {"rmse": means.rmse},
+        "popularity": popular.means(k),
     }
 
 
-def rating_errors(parties: Sequence[Prepared], models: Sequence[PartyModel]) -> RatingErrors:
-    """Return the errors of all parties' models on their test parts."""
-    total = RatingErrors()
-    for party, model in zip(parties, models, strict=True):
-        total += measure_errors(model.users, model.items, party.test, party.party.ratings.scale)
-    return total
+def _popularity(party: Prepared) -> Score:
+    """Return a function that scores each item by its number of training ratings."""
+    count = torch.bincount(party.train.item.long(), minlength=party.party.ratings.n_items).float()
+    return lambda users: count.repeat(len(users), 1)
+
+
+def _rating_errors(party: Prepared, model: PartyModel, pairs: Pairs) -> RatingErrors:
+    return measure_errors(model.users, model.items, pairs, party.party.ratings.scale)
 
 
 def judge_lists(party: Prepared, score: Score, k: int = 20) -> RankingScores:
@@ -170,13 +175,3 @@ def _errors_of_means(party: Prepared) -> RatingErrors:
     means = fit_means(data.train, data.valid, data.users, data.items, data.scale)
     squares = means.squared_error(means.user_offset, party.test, data.scale)
     return RatingErrors(squares, 0.0, len(party.test))
-
-
-def popularity_score(party: Prepared) -> Score:
-    """Return a function that scores each item by its number of training ratings."""
-    count = torch.bincount(party.train.item.long(), minlength=party.party.ratings.n_items).float()
-    return lambda users: count.repeat(len(users), 1)
-
-
-def _figures(errors: RatingErrors, found: RankingScores, k: int) -> dict[str, float | None]:
-    return {"rmse": errors.rmse, "mae": errors.mae, **found.means(k)}

@@ -7,27 +7,22 @@ of the trial is thrown away and changes nothing of the training that follows.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-
 from verfedgnn.config import Config
-from verfedgnn.core.item_item import MOST_ITEMS, TRIAL_ITEMS
 from verfedgnn.data import PartyData
-from verfedgnn.runs.prepared_data import Prepared, choose_config, count_data, prepare
+from verfedgnn.runs.prepared_data import Prepared, choose_config, prepare
 from verfedgnn.training.local_runtime import local_federation
 from verfedgnn.training.loop import device_of, usable_device
-from verfedgnn.training.own_models import try_own
-from verfedgnn.training.simple_models import EASE_DAMPINGS, liked
+from verfedgnn.training.own_models import all_like
 
 TRIAL = 3
 """Rounds of a trial; the last one is like all that follow."""
 SHORT = 5_000_000
 """Ratings times epochs below which a training is over sooner than a forecast is worth."""
-EASE_TRIAL = 1024
-"""Size of the matrix whose inversion is timed, to expect the time of larger ones."""
+OWN_ROUNDS = 30
+"""Rounds after which most models that a party trains alone are finished; one is like a round of the federation on its ratings."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class CostForecast:
     federated: dict[str, TrainingCost]
     """Cost of the trainings of all parties, by name: federation and lists."""
     alone: dict[str, float]
-    """Seconds of each party's own trainings and of its EASE, by name."""
+    """Seconds of each party's own trainings, by name."""
 
     @property
     def bytes(self) -> float:
@@ -66,48 +61,28 @@ class CostForecast:
 
 def forecast(parties: Sequence[PartyData], config: Config, *, device: str = "cpu") -> CostForecast | None:
     """Return the expected cost of the trainings of `train`; None if they are too short for a trial."""
-    sizes = count_data(parties)
     config = choose_config(parties, config)
-    if config.training.epochs <= TRIAL or sizes[1] * config.training.epochs < SHORT:
+    ratings = sum(len(party.ratings) for party in parties)
+    if config.training.epochs <= TRIAL or ratings * config.training.epochs < SHORT:
         return None
     prepared = prepare(parties, config, usable_device(device))
     configs = {"lists" if config.ranks else "federation": config}
-    if config.federates_lists and all(len(liked(each.train, each.party.ratings.scale)) for each in prepared):
+    if config.federates_lists and all_like(prepared):
         configs["lists"] = config.for_lists()
     federated = {name: try_rounds(prepared, each) for name, each in configs.items()}
+    alone: dict[str, float] = {}
+    if config.training.gate:
+        trained = sum(len(each.train) for each in prepared)
+        for name, cost in federated.items():
+            seconds = OWN_ROUNDS * cost.seconds / cost.rounds / max(1, trained)
+            step = " alone, lists" if name == "lists" else " alone"
+            alone |= {f"{each.party.name}{step}": seconds * len(each.train) for each in prepared}
     if config.trains_final and config.model.form == "solved":
         final = config.for_final()
         for name in list(federated):
             whole = final.for_lists() if name == "lists" and not final.ranks else final
             federated[f"{name}, all ratings"] = federated[name].of_rounds(whole.training.epochs)
-    return CostForecast(federated, own_seconds(prepared, configs) if config.training.gate else {})
-
-
-def own_seconds(prepared: Sequence[Prepared], trainings: Iterable[str]) -> dict[str, float]:
-    """Return the expected seconds of each party's own models and EASE by name, for the trainings `federation` and `lists`."""
-    found: dict[str, float] = {}
-    largest = max(prepared, key=lambda each: len(each.train))
-    for name in trainings:
-        lists = name == "lists"
-        seconds = try_own(largest.input, ranks=lists)
-        ease = ease_seconds(prepared) if lists else [0.0] * len(prepared)
-        for party, more in zip(prepared, ease, strict=True):
-            share = len(party.train) / max(1, len(largest.train))
-            found[f"{party.party.name} alone{', lists' if lists else ''}"] = share * seconds + more
-    return found
-
-
-def ease_seconds(prepared: Sequence[Prepared]) -> list[float]:
-    """Return the expected seconds of each party's EASE, which grow with the cube of the catalogue; 0 for small ones."""
-    sizes = [min(MOST_ITEMS, len(np.unique(each.train.item.cpu().numpy()))) for each in prepared]
-    if max(sizes) <= EASE_TRIAL:
-        return [0.0] * len(sizes)
-    matrix = torch.eye(EASE_TRIAL, dtype=torch.float64)
-    began = time.perf_counter()
-    torch.cholesky_inverse(torch.linalg.cholesky(matrix))
-    each = time.perf_counter() - began
-    trials = len(EASE_DAMPINGS) * (TRIAL_ITEMS / EASE_TRIAL) ** 3
-    return [each * (trials + (size / EASE_TRIAL) ** 3) for size in sizes]
+    return CostForecast(federated, alone)
 
 
 def try_rounds(prepared: Sequence[Prepared], config: Config) -> TrainingCost:

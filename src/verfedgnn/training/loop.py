@@ -13,19 +13,19 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, Interrupted
-from verfedgnn.core.files import writing
+from verfedgnn.core.files import make_folder, writing
 from verfedgnn.core.option_names import option
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.party import FinishedTraining, Party
 from verfedgnn.runs.checkpoint import CheckpointSlots, join_states
 from verfedgnn.runs.ledger import Ledger
-from verfedgnn.runs.metrics_file import history_entry
+from verfedgnn.runs.metrics_file import Trained, history_entry
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import read_history, write_history
-from verfedgnn.training.finished import Trained, resume_hint
+from verfedgnn.training.finished import resume_hint
 from verfedgnn.training.local_runtime import local_federation
 from verfedgnn.training.progress import Progress, Stop, Watcher, never
 
@@ -45,7 +45,6 @@ class TrainingLoop:
         self.prepared = prepared
         self.config = config
         self.folder = folder
-        self._checkpoints = None if folder is None else CheckpointSlots(folder / "checkpoint")
         inputs = [each.input for each in prepared]
         self.runtime = local_federation(inputs, config, device_of(prepared), party=party, start=start)
         self.history: list[dict[str, Any]] = []
@@ -53,6 +52,10 @@ class TrainingLoop:
         self.releases = {
             name: Counter({"gradients": 0, "neighbourhoods": 0}) for name in self.coordinator.names
         }
+        self._checkpoints = None
+        if folder is not None:
+            self._checkpoints = CheckpointSlots(folder / "checkpoint")
+            self._restore(folder)
 
     @property
     def coordinator(self) -> Coordinator:
@@ -136,8 +139,6 @@ class TrainingLoop:
             privacy=privacy,
         )
 
-    # -- checkpoints -------------------------------------------------------------------------------------
-
     def write_checkpoint(self) -> None:
         """Write a checkpoint of the last finished round."""
         assert self._checkpoints is not None
@@ -152,13 +153,15 @@ class TrainingLoop:
         }
         self._checkpoints.write(self.coordinator.round, join_states(states), values)
 
-    def restore(self) -> bool:
-        """Restore the last checkpoint and return True; without one, return False and start with round 1."""
-        assert self.folder is not None
+    def _restore(self, folder: Path) -> None:
+        """Begin in a folder, or restore the last checkpoint that it holds."""
+        if not (folder / "history.jsonl").is_file():
+            make_folder(folder)
+            write_history(folder, [])
         assert self._checkpoints is not None
         found = self._checkpoints.read()
         if found is None:
-            return False
+            return
         values = found.values
         self.coordinator.restore(found.part("_coordinator"))
         replica = self.coordinator.replica
@@ -169,8 +172,7 @@ class TrainingLoop:
         self.runtime.ledger = Ledger.from_dict(values["ledger"])
         self.seconds = values["seconds"]
         self.releases = {name: Counter(counts) for name, counts in values["releases"].items()}
-        self.history = [entry for entry in read_history(self.folder) if entry["round"] <= replica.round]
-        return True
+        self.history = [entry for entry in read_history(folder) if entry["round"] <= replica.round]
 
     def _files(self) -> list[str]:
         return safe_names([p.party for p in self.prepared])

@@ -1,25 +1,36 @@
-"""What a party can train without a federation: the models of preset best on its own ratings, in seconds (docs/model.md).
+r"""What a party computes at home: the models of preset best on its own ratings, means, popularity and EASE (docs/model.md).
 
 The solver is that of the federation (`gnn/factor_model.py`, `rater_solver.py`, `list_model.py`) with one party, so nothing is rounded,
 masked or sent. The validation part chooses the round of each model.
+
+Under preset private, the public users x_u carry noise, and few rounds leave the items behind them. `refit_items` fits the items to the
+party's training ratings by ridge regression around their trained values:
+
+.. math::
+    w_v = \arg\min_w \sum_{u \in N(v)} (r_{uv} - x_u \cdot w)^2 + \sum_c \lambda_c (w_c - w^0_{vc})^2
+
+:math:`\lambda_c` is :math:`\lambda` times the variance of column c of x over the ratings, and :math:`\kappa` for a constant column
+(the item's bias). The validation part chooses both. Nothing of this leaves the party, so it costs no privacy budget.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, product
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config.model_forms import Sizes, choose_sizes
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.graph import Graph, build_graph, move_graph
+from verfedgnn.core.item_item import ItemScores, fit_item_scores, fit_residuals
 from verfedgnn.core.metrics import measure_errors, rank_each
 from verfedgnn.core.pairs import Choices, Pairs, PartyInput, scale_unit, upper_quarter
+from verfedgnn.core.rating_means import Means, fit_means
 from verfedgnn.gnn import list_model, rater_solver
 from verfedgnn.gnn.factor_model import (
     ROUNDS_BEFORE_PRIOR,
@@ -31,12 +42,11 @@ from verfedgnn.gnn.factor_model import (
 from verfedgnn.gnn.list_model import PublicLists, Strengths, choose_strengths, pair_weights, solve_lists
 from verfedgnn.gnn.rater_solver import PublicRaters, solve_raters
 from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.training.progress import Progress, Stop, Watcher, never
 
 ROUNDS = 40
 """Most rounds of a model."""
-USUAL_ROUNDS = 30
-"""Rounds after which most models are finished."""
 PATIENCE = 6
 """Rounds without a better validation after which a model is finished, counted from `ROUNDS_BEFORE_PRIOR` on.
 
@@ -119,12 +129,16 @@ def own_rating_models(
 ) -> dict[str, PartyModel]:
     """Return a party's own models of ratings by name: *alone* and, on dense data, *alone raters*."""
     own = OwnRatings.of(data)
-    label = f"{data.name} alone"
-    judge = _judge_ratings(data)
     sizes = choices.make("sizes", lambda: own.sizes)
     rounds = {"alone": _factor_rounds(own, sizes.dim, seed)}
     if sizes.raters:
         rounds["alone raters"] = _rater_rounds(own, sizes.raters, seed)
+
+    def judge(users: Tensor, items: Tensor) -> tuple[float, dict[str, float]]:
+        rmse = measure_errors(users, items, data.valid, data.scale).rmse or 0.0
+        return rmse, {"rmse": rmse}
+
+    label = f"{data.name} alone"
     return {name: _best(name, each, judge, label, choices, watch, stop) for name, each in rounds.items()}
 
 
@@ -133,12 +147,20 @@ def own_list_model(
 ) -> PartyModel:
     """Return a party's own model that orders lists."""
     own = OwnRatings.of(data)
-    wanted = data.valid.take(data.valid.rating >= upper_quarter(data.scale))
+    wanted = liked(data.valid, data.scale)
     size = choices.make("sizes", lambda: own.sizes).lists
     strengths = choices.make("strengths", lambda: own.list_strengths)
+
+    def judge(users: Tensor, items: Tensor) -> tuple[float, dict[str, float]]:
+        def score(rows: Tensor) -> Tensor:
+            return users[rows] @ items.T
+
+        ranks = rank_each(score, data.users, data.items, [data.train], wanted, sample=True)
+        ndcg = float(ranks.ndcg.sum()) / max(1, len(ranks.users))
+        return 1 - ndcg, {"ndcg@20": ndcg}
+
     rounds = _list_rounds(own, data, size, strengths, seed)
-    label = f"{data.name} alone, lists"
-    return _best("alone", rounds, _judge_lists(data, wanted), label, choices, watch, stop)
+    return _best("alone", rounds, judge, f"{data.name} alone, lists", choices, watch, stop)
 
 
 def _factor_rounds(own: OwnRatings, size: int, seed: int) -> Iterator[SolvedRound]:
@@ -210,39 +232,140 @@ def _best(
     return PartyModel(users, items, items)
 
 
-def _judge_ratings(data: PartyInput) -> Callable[[Tensor, Tensor], tuple[float, dict[str, float]]]:
-    def judge(users: Tensor, items: Tensor) -> tuple[float, dict[str, float]]:
-        rmse = measure_errors(users, items, data.valid, data.scale).rmse or 0.0
-        return rmse, {"rmse": rmse}
+# -- models without a training ----------------------------------------------------------------------
 
-    return judge
+EASE_DAMPINGS = (10.0, 50.0, 200.0, 1000.0)
+"""Values of EASE's lambda that are tried for lists."""
+RESIDUAL_DAMPINGS = (10.0, 30.0, 100.0, 300.0)
+"""Values of EASE's lambda that are tried for ratings, in units of the squared scale."""
 
 
-def _judge_lists(
-    data: PartyInput, wanted: Pairs
-) -> Callable[[Tensor, Tensor], tuple[float, dict[str, float]]]:
-    def judge(users: Tensor, items: Tensor) -> tuple[float, dict[str, float]]:
-        ranks = rank_each(
-            lambda rows: users[rows] @ items.T, data.users, data.items, [data.train], wanted, sample=True
+def fit_party_means(data: PartyInput, choices: Choices | None = None) -> Means:
+    """Fit a party's own user and item means."""
+    return fit_means(data.train, data.valid, data.users, data.items, data.scale, choices)
+
+
+def means_model(means: Means, user_offset: NDArray[np.float64], device: torch.device) -> PartyModel:
+    """Return mu + b_v + b_u as a model: the vectors (b_u, 1) and (1, mu + b_v)."""
+    user = torch.from_numpy(user_offset.astype(np.float32)).to(device)
+    item = torch.from_numpy((means.mean + means.item_offset).astype(np.float32)).to(device)
+    users = torch.stack([user, torch.ones_like(user)], 1)
+    items = torch.stack([torch.ones_like(item), item], 1)
+    return PartyModel(users, items, items[:, :0])
+
+
+def popularity_model(data: PartyInput) -> PartyModel:
+    """Return a model that scores each item by the logarithm of its number of training ratings, the same for all users."""
+    count = torch.bincount(data.train.item.long(), minlength=data.items).float()
+    items = torch.log1p(count).unsqueeze(1)
+    return PartyModel(torch.ones((data.users, 1), device=items.device), items, items[:, :0])
+
+
+def ease_model(data: PartyInput, choices: Choices) -> PartyModel:
+    """Fit EASE on the party's own training ratings; choose lambda by NDCG@20 on the validation part."""
+    wanted = liked(data.valid, data.scale)
+    without = model_without_items(data)
+
+    def error(scores: ItemScores) -> float:
+        model = replace(without, item_scores=scores)
+        found = rank_each(model.score, data.users, data.items, [data.train], wanted, sample=True)
+        return -float(found.ndcg.mean()) if len(found.ndcg) else 0.0
+
+    scores = fit_item_scores(data.train, data.users, data.items, EASE_DAMPINGS, error, choices)
+    return replace(without, item_scores=scores)
+
+
+def residual_model(data: PartyInput, means: PartyModel, choices: Choices) -> PartyModel:
+    """Return `means` with EASE on what they leave of the training ratings; choose lambda by RMSE on the validation part."""
+    left = replace(data.train, rating=(data.train.rating - means.predict(data.train)).float())
+
+    def add(vectors: tuple[Tensor, Tensor]) -> PartyModel:
+        users, items = (
+            torch.cat(parts, 1) for parts in zip((means.users, means.items), vectors, strict=True)
         )
-        ndcg = float(ranks.ndcg.sum()) / max(1, len(ranks.users))
-        return 1 - ndcg, {"ndcg@20": ndcg}
+        return replace(means, users=users, items=items)
 
-    return judge
+    def error(vectors: tuple[Tensor, Tensor]) -> float:
+        predicted = add(vectors).predict(data.valid).clamp(*data.scale)
+        return float((predicted - data.valid.rating).square().sum())
+
+    dampings = [damping * scale_unit(data.scale) ** 2 for damping in RESIDUAL_DAMPINGS]
+    return add(fit_residuals(left, data.users, data.items, dampings, error, choices))
 
 
-def try_own(data: PartyInput, *, ranks: bool) -> float:
-    """Return the expected seconds of a party's own models: three rounds of each, times the rounds that they usually take."""
-    own = OwnRatings.of(data)
-    sizes = own.sizes
-    strengths = own.list_strengths
-    trials = (
-        [_list_rounds(own, data, sizes.lists, strengths, 0)] if ranks else [_factor_rounds(own, sizes.dim, 0)]
-    )
-    if not ranks and sizes.raters:
-        trials.append(_rater_rounds(own, sizes.raters, 0))
-    began = time.perf_counter()
-    for rounds in trials:
-        for _ in range(3):
-            next(rounds)
-    return (time.perf_counter() - began) / 3 * USUAL_ROUNDS
+def model_without_items(data: PartyInput) -> PartyModel:
+    """Return a model that knows nothing: vectors without numbers."""
+    nothing = torch.zeros((data.users, 0), device=data.train.user.device)
+    return PartyModel(nothing, nothing.new_zeros((data.items, 0)), nothing.new_zeros((data.items, 0)))
+
+
+def liked(pairs: Pairs, scale: tuple[float, float]) -> Pairs:
+    """Return the pairs whose rating is in the upper quarter of the scale."""
+    return pairs.take(pairs.rating >= upper_quarter(scale))
+
+
+def all_like(prepared: Sequence[Prepared]) -> bool:
+    """Return whether each party has a liked rating in training; else no lists are federated."""
+    return all(len(liked(each.train, each.party.ratings.scale)) for each in prepared)
+
+
+def training_counts(data: PartyInput) -> Tensor:
+    """Return the number of training ratings of each user at the party (N,)."""
+    return torch.bincount(data.train.user.long(), minlength=data.users)
+
+
+# -- items under preset private ----------------------------------------------------------------------
+
+STRENGTHS = (10.0, 30.0, 100.0, 300.0, 1000.0)
+"""Values of lambda that are tried on the validation part."""
+BIAS_DAMPINGS = (1.0, 4.0, 16.0)
+"""Values of kappa that are tried on the validation part."""
+
+_CHUNK = 1 << 18
+"""Ratings whose products of columns are held in memory at a time."""
+
+
+def refit_items(model: PartyModel, data: PartyInput, choices: Choices) -> PartyModel:
+    """Return `model` with the items that predict the party's validation part best, re-estimated or as trained."""
+    varies = model.items.var(0, unbiased=False) > 0  # the columns that differ between items
+    if not len(data.train) or not varies.any() or not (choices.repeats or len(data.valid)):
+        return model
+    users = model.users.double()
+    trained = model.items.double()
+    squares, moments = _sums(users, trained, data)
+    squares = squares[:, varies][:, :, varies]
+    spread = users[data.train.user.long()][:, varies].var(0, unbiased=False)
+
+    def refit(option: tuple[float, float] | None) -> PartyModel:
+        if option is None:
+            return model
+        strength, damping = option
+        penalty = torch.where(spread > 0, strength * spread, damping)
+        items = trained.clone()
+        items[:, varies] += torch.linalg.solve(squares + torch.diag(penalty), moments[:, varies])
+        return replace(model, items=items.to(model.items))
+
+    options = [None, *product(STRENGTHS, BIAS_DAMPINGS)]
+    return refit(choices.choose("items", options, lambda option: _validation_error(refit(option), data)))
+
+
+def _sums(users: Tensor, items: Tensor, data: PartyInput) -> tuple[Tensor, Tensor]:
+    """Return, for each item, the sums of x_u x_u^T (M, C, C) and of x_u times the error of the trained items (M, C)."""
+    columns = users.shape[1]
+    squares = users.new_zeros((data.items, columns * columns))
+    moments = users.new_zeros((data.items, columns))
+    for start in range(0, len(data.train), _CHUNK):
+        rows = torch.arange(start, min(start + _CHUNK, len(data.train)), device=users.device)
+        pairs = data.train.take(rows)
+        item = pairs.item.long()
+        x = users[pairs.user.long()]
+        error = pairs.rating.double() - (x * items[item]).sum(1)
+        squares.index_add_(0, item, (x.unsqueeze(2) * x.unsqueeze(1)).flatten(1))
+        moments.index_add_(0, item, x * error.unsqueeze(1))
+    return squares.view(-1, columns, columns), moments
+
+
+def _validation_error(model: PartyModel, data: PartyInput) -> float:
+    found = measure_errors(model.users, model.items, data.valid, data.scale)
+    assert found.rmse is not None, "there are validation ratings"
+    return found.rmse

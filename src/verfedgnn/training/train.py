@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +14,23 @@ from torch import Tensor
 
 from verfedgnn.config import Config, load_config
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.files import lock_folder, make_folder
+from verfedgnn.core.files import lock_folder
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.data.ratings import format_count
+from verfedgnn.evaluation.verdict import judged_tables
 from verfedgnn.protocol.party import Party
 from verfedgnn.runs.forget_record import ForgottenUsers, read_forgotten_users
+from verfedgnn.runs.metrics_file import Trained
 from verfedgnn.runs.party_tables import read_party_tables
-from verfedgnn.runs.prepared_data import (
-    Prepared,
-    choose_config,
-    describe_twins,
-    leave_out_twins,
-    prepare,
-)
-from verfedgnn.runs.run import Run, begin_folder, describe_code_change, write_history
+from verfedgnn.runs.prepared_data import Prepared, choose_config, leave_out_twins, prepare
+from verfedgnn.runs.run import Run, begin_folder, describe_code_change
 from verfedgnn.runs.run_before import read_before, recorded_before, write_before
 from verfedgnn.runs.run_folder import FINAL, FORGOTTEN, LISTS, empty_run, holds_run
-from verfedgnn.training.finished import Trained, make_run
+from verfedgnn.training.finished import make_run
 from verfedgnn.training.loop import TrainingLoop, usable_device
-from verfedgnn.training.progress import Stop, Watcher, never
-from verfedgnn.training.simple_models import liked
+from verfedgnn.training.own_models import all_like
+from verfedgnn.training.progress import Progress, Stop, Watcher, never
 
 
 def train(
@@ -149,45 +145,66 @@ class Training:
 
         Trainings that have begun in the folder continue from their checkpoints.
         """
-        judged = self._train(watch, stop)
+        judged = self._train(watch, stop, [None, None])
         final: list[Trained] = []
         if self.config.trains_final and self.config.model.form == "solved":
             folder = None if self.folder is None else self.folder / FINAL
             whole = [each.with_everything(self.config) for each in self.prepared]
             everything = Training(whole, self.config.for_final(), folder, self.party)
             final = everything._train(watch, stop, [each.public for each in judged])
-        run = make_run(self.prepared, self.config, judged, final, folder=self.folder, watch=watch, stop=stop)
-        if before is not None:
-            run.metrics["after"] = before
-        if self.config.split.kind == "random" and "lift" in run.metrics:
-            run.metrics["lift"]["twins"] = describe_twins(self.prepared)
-        if self.folder is not None:
-            run.complete_folder(self.folder)
-        return run
+        return make_run(
+            self.prepared,
+            self.config,
+            judged,
+            final,
+            folder=self.folder,
+            before=before,
+            watch=watch,
+            stop=stop,
+        )
 
-    def _train(
-        self, watch: Watcher | None, stop: Stop, starts: Sequence[Tensor | None] = (None, None)
-    ) -> list[Trained]:
-        """Run the configured training and, if the configuration asks for it, one for lists.
-
-        Lists are not trained if a party has no liked rating to learn from.
-        """
-        loops = [self._make_loop(self.config, self.folder, starts[0])]
-        if (
-            len(starts) > 1
-            and self.config.federates_lists
-            and all(len(liked(each.train, each.party.ratings.scale)) for each in self.prepared)
-        ):
+    def _train(self, watch: Watcher | None, stop: Stop, starts: Sequence[Tensor | None]) -> list[Trained]:
+        """Run the configured training and, if the configuration asks for it and there are likes, one for lists."""
+        trainings = [(self.config, self.folder)]
+        if len(starts) > 1 and self.config.federates_lists and all_like(self.prepared):
             own = None if self.folder is None else self.folder / LISTS
-            loops.append(self._make_loop(self.config.for_lists(), own, starts[1]))
+            trainings.append((self.config.for_lists(), own))
+        loops = [
+            TrainingLoop(self.prepared, config, folder=folder, party=self.party, start=start)
+            for (config, folder), start in zip(trainings, starts, strict=False)
+        ]
         return [loop.run(watch, stop) for loop in loops]
 
-    def _make_loop(self, config: Config, folder: Path | None, start: Tensor | None) -> TrainingLoop:
-        """Return a training loop with a folder and a history, at the checkpoint that the folder holds."""
-        loop = TrainingLoop(self.prepared, config, folder=folder, party=self.party, start=start)
-        if folder is not None:
-            if not (folder / "history.jsonl").is_file():
-                make_folder(folder)
-                write_history(folder, [])
-            loop.restore()
-        return loop
+
+def compare_partners(run: Run, *, watch: Watcher | None = None, stop: Stop = never) -> list[dict[str, Any]]:
+    """Train the judged federation again without each party in turn, on the same parts of the ratings.
+
+    Return for each party, each partner and each table of the lift the gain with all partners and without this one, with the words.
+    In a federation, sums with and without a party would reveal that party.
+    """
+    judged = run.judged
+    if len(judged.parties) < 3:
+        raise ConfigError("--partners compares federations without one party; it needs three parties or more")
+    if "lift" not in run.metrics:
+        raise ConfigError("--partners needs a run with a gate; train with preset best")
+    config = judged.config.with_values({"final": False})
+    shown = ("users", "reference", "alone", "federated", "gain", "pays")
+    rows = []
+    for left_out, partner in enumerate(judged.parties):
+
+        def named(event: Progress, name: str = partner.name) -> None:
+            if watch is not None:
+                watch(replace(event, label=f"without {name}, {event.label}"))
+
+        others = [p for p in range(len(judged.parties)) if p != left_out]
+        parts = [judged.parts[p] for p in others]
+        without = train([judged.parties[p] for p in others], config, parts=parts, watch=named, stop=stop)
+        tables = (judged_tables(lift) for lift in (run.metrics["lift"], without.metrics["lift"]))
+        for (customers, table), (_, less) in zip(*tables, strict=True):
+            about = {"partner": partner.name, "customers": customers, "metric": table["metric"]}
+            full = {row["name"]: row for row in table["parties"]}
+            for row in less["parties"]:
+                gains = {"with": full[row["name"]], "without": row}
+                gains = {way: {name: each[name] for name in shown} for way, each in gains.items()}
+                rows.append({"party": row["name"], **about, **gains})
+    return rows

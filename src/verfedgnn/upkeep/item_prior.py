@@ -1,7 +1,7 @@
 r"""The distribution of a party's trained items, and the vector of a new item given its first ratings.
 
 A served prediction is :math:`x_u \cdot h_v`, whether the vectors come from one model or from the gate's mixture of several
-(`training/rating_stack.py`). The party's trained items have a mean and a covariance,
+(`training/stacks.py`). The party's trained items have a mean and a covariance,
 
 .. math::
     h = m + F z, \qquad F F^\top = \mathrm{Cov}(h_v), \qquad z \sim N(0, I)

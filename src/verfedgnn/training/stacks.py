@@ -1,16 +1,25 @@
-r"""The gate for lists: a weighted mixture of popularity, EASE, a party's own ranking model and the federated one.
+r"""The mixtures of the gate: each party's models of ratings, or of lists, as a weighted sum.
+
+For ratings, with :math:`f_0` the party's own means,
+
+.. math::
+    \hat r = f_0 + \sum_k w_k (f_k - f_0), \qquad
+    w = \arg\min_{w \ge 0} \sum_{\text{own validation}} (\hat r - r)^2 + \rho \sigma^2 |w - w_0|^2
+
+The prior w_0 gives all models the same weight, so that the noise of a small validation part does not decide. Newcomers, users without
+a training rating at the party, have separate weights. Their prior starts from those of the other users; a model trained alone knows
+nothing about newcomers, so its weight goes to the federated models.
+
+For lists,
 
 .. math::
     s_{uv} = \sum_k w_k f_k(u, v), \qquad w_k \ge 0
 
-The party chooses w by NDCG@20 on its own validation part. It starts from its best single model, or from the mixture that it has
-without the federation. It accepts a change of one weight only if NDCG rises by more than a fraction of its standard error, so that
-the noise of a small validation part does not decide. Finally all scores are multiplied by one factor, the temperature, which
-maximises the likelihood of the softmax.
-
-Newcomers, users without a training rating at the party, have separate weights for popularity and the federated model. These start
-from a mixture that serves newcomers well on all data sets at hand (`NEWCOMER_START`). They change only for clear evidence on
-newcomers in the validation part.
+The party chooses w by NDCG@20. It starts from its best single model, or from the mixture that it has without the federation, and
+accepts a change of one weight only if NDCG rises by more than a fraction of its standard error. Finally all scores are multiplied by
+one factor, the temperature, which maximises the likelihood of the softmax. Newcomers have separate weights for popularity and the
+federated model, which start from a mixture that serves newcomers well on all data sets at hand (`NEWCOMER_START`) and change only for
+clear evidence.
 """
 
 from __future__ import annotations
@@ -18,14 +27,109 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.core.metrics import CHUNK_SCORES, list_quality, sample_users
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.training.rating_stack import Stacked, Weights
-from verfedgnn.training.simple_models import liked, training_counts
+from verfedgnn.training.own_models import liked, training_counts
+
+Weights = dict[str, float]
+
+FEDERATED = ("federated means", "federated", "federated raters")
+"""Names of the models in a mixture that come from the federation."""
+PRIOR = 10.0
+"""rho: the prior counts as much as ten ratings on which two models differ by the typical error."""
+NEWCOMER_PRIOR = 200.0
+"""The same for newcomers. The validation part has few of them, mostly users with few ratings, so they seldom change the prior."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A weighted sum of models as one model, and the weight of each by name."""
+
+    model: PartyModel
+    known: Weights
+    """Weights for users with training ratings at the party."""
+    newcomers: Weights
+    """Weights for users without."""
+
+    @property
+    def weights(self) -> dict[str, Weights]:
+        """The weights for metrics.json."""
+        return {"known": self.known, "newcomers": self.newcomers}
+
+    @classmethod
+    def of(
+        cls,
+        models: Mapping[str, PartyModel],
+        known: Sequence[float],
+        newcomers: Sequence[float],
+        counts: Tensor,
+    ) -> Mixture:
+        """Mix `models` into a product of longer vectors; `counts` are each user's training ratings at the party (N,)."""
+        new = (counts == 0).unsqueeze(1)
+        users, items, scores = [], [], None
+        for model, usual, other in zip(models.values(), known, newcomers, strict=True):
+            if usual == 0.0 and other == 0.0:
+                continue
+            weight = torch.where(new, torch.tensor(other), torch.tensor(usual)).to(model.users)
+            users.append(model.users * weight)
+            items.append(model.items)
+            if model.item_scores is not None:
+                scores = model.item_scores.scaled(usual)  # a newcomer has no items that could score others
+        mixed = PartyModel(torch.cat(users, 1), torch.cat(items, 1), model.embeddings, scores)
+        return cls(mixed, dict(zip(models, known, strict=True)), dict(zip(models, newcomers, strict=True)))
+
+
+def stack_ratings(models: Mapping[str, PartyModel], valid: Pairs, counts: Tensor) -> Mixture:
+    """Return the best mixture of `models` for one party; the first model is the simple reference f_0.
+
+    `counts` is the number of training ratings of each user at the party (N,).
+    """
+    names = list(models)
+    new = (counts[valid.user.long()] == 0).cpu().numpy()
+    predicted = np.stack([model.predict(valid).cpu().numpy() for model in models.values()], 1)
+    rating = valid.rating.cpu().numpy().astype(np.float64)
+    equal = np.full(len(names) - 1, 1 / len(names))
+    known = _solve(predicted[~new], rating[~new], equal, PRIOR)
+    newcomers = _solve(predicted[new], rating[new], _newcomer_prior(names[1:], known), NEWCOMER_PRIOR)
+    return Mixture.of(models, _shares(known), _shares(newcomers), counts)
+
+
+def _newcomer_prior(names: list[str], known: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the weights of newcomers before evidence: those of the federated models, which share the others' weight, up to 1."""
+    federated = np.where([name in FEDERATED for name in names], known, 0.0)
+    if not federated.sum():
+        return federated
+    return np.asarray(federated * min(known.sum(), 1.0) / federated.sum())
+
+
+def _solve(
+    predicted: NDArray[np.float64], rating: NDArray[np.float64], start: NDArray[np.float64], prior: float
+) -> NDArray[np.float64]:
+    """Return the weights w >= 0 of all models but the first, pulled towards `start`."""
+    if not len(rating) or not len(start):
+        return start
+    left = rating - predicted[:, 0]
+    change = predicted[:, 1:] - predicted[:, :1]
+    pull = np.sqrt(prior * np.square(left).mean())
+    matrix = np.concatenate([change, pull * np.eye(len(start))])
+    target = np.concatenate([left, pull * start])
+    from scipy.optimize import nnls  # half a second, which commands that stack nothing do not spend
+
+    return np.asarray(nnls(matrix, target)[0])
+
+
+def _shares(weights: NDArray[np.float64]) -> list[float]:
+    """Return the coefficient of each model; that of the reference f_0 is 1 minus the sum of the others."""
+    return [float(1 - weights.sum()), *(float(weight) for weight in weights)]
+
+
+# -- lists --------------------------------------------------------------------------------
 
 STEPS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5, 4.0, 8.0)
 """Weights that are tried, relative to the spread of a model's scores."""
@@ -74,8 +178,8 @@ class JudgedUsers:
 def stack_lists(
     models: Mapping[str, PartyModel],
     data: PartyInput,
-    start: Stacked | None = None,
-) -> Stacked:
+    start: Mixture | None = None,
+) -> Mixture:
     """Return the best mixture of `models` for one party; the first model is the simplest, popularity.
 
     The search begins with the mixture `start` of some of the models, by default with the best single model.
@@ -96,7 +200,7 @@ def stack_lists(
     temperature = _temperature(usual, known)
     known = [weight * temperature for weight in known]
     newcomers = [weight * temperature for weight in newcomers]
-    return Stacked.of(models, known, newcomers, counts)
+    return Mixture.of(models, known, newcomers, counts)
 
 
 def _newcomer_weights(
