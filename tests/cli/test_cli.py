@@ -98,7 +98,7 @@ def test_the_verdict_comes_first_on_one_screen_and_all_tables_with_details(
         assert f"- {point}" in words
     assert len(out.splitlines()) < 40
     for answer in answers(lift):
-        assert re.search(rf"^{answer.party} +{answer.word}  ", out, re.MULTILINE)
+        assert re.search(rf"^{answer['name']} +{answer['pays']}  ", out, re.MULTILINE)
     for name in ("cost ", "others ", "served "):
         assert f"\n{name}" in out
     assert "Federation" not in out

@@ -17,7 +17,7 @@ from verfedgnn.config.tree import FINAL_ROUNDS
 from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.data import NEWCOMER, TEST, TRAIN, VALID
 from verfedgnn.evaluation.chance import ERROR, gain, holm, p_value
-from verfedgnn.evaluation.verdict import KNOWN, ORDER, judged_tables, narrow_lift, party_names
+from verfedgnn.evaluation.verdict import KNOWN, WORDS, judged_tables, narrow_lift, party_names
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.metrics_file import evaluate
 from verfedgnn_research.tuning import Range, parse_space, tune
@@ -163,7 +163,7 @@ def test_lift_tells_parties_and_customers_apart(joined: vf.Run) -> None:
     found = joined.metrics["lift"]
     for customers, table in judged_tables(found):
         for row in rows_of(table):
-            assert row["pays"] in ORDER
+            assert row["pays"] in WORDS
             assert {"simple", "alone", "federated", "users"} < row.keys()
             assert ("means" in row) == (table["metric"] == "rmse")
             if row["gain"] is not None:

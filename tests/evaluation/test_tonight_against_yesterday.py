@@ -16,9 +16,14 @@ import safetensors.numpy
 import verfedgnn as vf
 from verfedgnn.core.files import switch_link
 from verfedgnn.data import TEST, TRAIN
-from verfedgnn.evaluation.matched_runs import compare_runs, in_both_tests, match_parties
 from verfedgnn.evaluation.promotion import judge_challenger, read_best
-from verfedgnn.evaluation.run_difference import compare_recommendations, difference
+from verfedgnn.evaluation.run_difference import (
+    compare_recommendations,
+    compare_runs,
+    difference,
+    in_both_tests,
+    match_parties,
+)
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.runs.run_list import list_runs
 from verfedgnn.upkeep.forget import forget_users

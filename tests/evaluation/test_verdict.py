@@ -18,14 +18,13 @@ from verfedgnn.cli.tables import verdict_texts
 from verfedgnn.estimator.lift_result import Lift
 from verfedgnn.evaluation.lift import decide
 from verfedgnn.evaluation.verdict import (
-    ADVICE,
     LIKELY_BETTER,
     LIKELY_WORSE,
     MIXED,
     NO,
     NO_DIFFERENCE,
-    ORDER,
     UNCLEAR,
+    WORDS,
     YES,
     answers,
     choose_word,
@@ -119,18 +118,18 @@ def test_what_customers_see_decides_not_predicted_stars() -> None:
 def test_gains_of_some_and_losses_of_others_are_both_said() -> None:
     lift = lift_of({"shop": [GAIN, LOSS, SAME, SAME]})
     (answer,) = answers(lift)
-    assert answer.word == MIXED
-    assert answer.sentences[0] == (
+    assert answer["pays"] == MIXED
+    assert answer["sentences"][0] == (
         "Of 100 new customers, 43 find something they like among the first 20, where it was 40 without the others "
         "(+2.0 to +4.0 of 100)."
     )
-    assert answer.sentences[1].startswith("Worse: of 100 known customers, 37 ")
+    assert answer["sentences"][1].startswith("Worse: of 100 known customers, 37 ")
 
 
 def test_small_gains_have_no_direction() -> None:
     lift = lift_of({"shop": [SAME, SAME, SAME, SAME]})
     assert party_word(lift) == NO_DIFFERENCE
-    assert all(text.endswith("with or without the others.") for text in answers(lift)[0].sentences)
+    assert all(text.endswith("with or without the others.") for text in answers(lift)[0]["sentences"])
 
 
 def test_means_are_named_where_they_bring_most_of_the_gain() -> None:
@@ -149,7 +148,7 @@ def test_too_few_customers_are_no_verdict() -> None:
     for _, table in judged_tables(lift):
         table["parties"][0]["users"] = table["overall"]["users"] = 19
     decide(lift)
-    assert answers(lift)[0].sentences[0] == "Only 19 new customers were tested, too few to tell."
+    assert answers(lift)[0]["sentences"][0] == "Only 19 new customers were tested, too few to tell."
     assert verdict_table(lift)[1][0][2] == "too few"
 
 
@@ -174,7 +173,7 @@ ENDS = st.tuples(st.floats(-5, 5), st.floats(0, 5)).map(lambda pair: (pair[0], p
 def test_all_surfaces_say_the_same(gains: list[list[tuple[float, float]]]) -> None:
     """Terminal, page, report, notebook and JSON show the same word, headline and points for any figures."""
     lift = lift_of(dict(zip("abc", gains, strict=False)))
-    words = [answer.word for answer in answers(lift)]
+    words = [answer["pays"] for answer in answers(lift)]
     assert [each["pays"] for each in lift["verdicts"]] == words
     terminal = verdict_texts({**METRICS, "lift": lift}, vf.Config.preset("best"))
     assert str(terminal[0]) == lift["headline"] == Lift(lift).headline
@@ -187,7 +186,7 @@ def test_all_surfaces_say_the_same(gains: list[list[tuple[float, float]]]) -> No
         assert " ".join(text.split()) in markdown
         assert " ".join(text.split()) in notebook
     assert [cells[1] for cells in verdict_table(lift)[1]] == words
-    assert set(words) <= set(ORDER) == set(TONES) == set(ADVICE)
+    assert set(words) <= set(WORDS) == set(TONES)
 
 
 METRICS = {

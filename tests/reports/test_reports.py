@@ -16,7 +16,7 @@ import pytest
 import verfedgnn as vf
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.report_commands import report
-from verfedgnn.evaluation.gain_text import format_gain
+from verfedgnn.evaluation.chance import format_gain
 from verfedgnn.evaluation.verdict import answers, headline, judged_tables, list_points, party_word
 from verfedgnn.privacy.visibility import who_sees_what
 from verfedgnn.reports.document import (
@@ -266,8 +266,8 @@ def test_a_report_begins_with_the_verdict_and_folds_every_figure(lifted: vf.Run,
             if row["federated"] is not None:
                 assert f"{row['federated']:.4f}" in cells
     for answer in answers(lift):
-        assert f"| {answer.party} | " in markdown
-        assert f" | {answer.word} |" in markdown
+        assert f"| {answer['name']} | " in markdown
+        assert f" | {answer['pays']} |" in markdown
     for point in list_points(lift):
         assert f"- {point}" in markdown
     for words in ("**Cost:**", "**Others learn:**", "**Served:** the judged models"):

@@ -61,7 +61,7 @@ class Lift(dict[str, Any]):
         return make_frame(rows)
 
     def __repr__(self) -> str:
-        parties = [f"{each.party}: {each.word}. {' '.join(each.sentences)}" for each in answers(self)]
+        parties = [f"{each['name']}: {each['pays']}. {' '.join(each['sentences'])}" for each in answers(self)]
         lines = [self.headline, "", *parties, "", *(f"- {point}" for point in list_points(self))]
         return "\n".join(line for text in lines for line in wrap(text, 110, subsequent_indent="  ") or [""])
 

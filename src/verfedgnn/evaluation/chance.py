@@ -9,15 +9,14 @@ correction holds for verdicts that depend on each other, too. Intervals are not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-Metric = Literal["rmse", "ndcg@20", "hitrate@20"]
 Floats = NDArray[np.float64]
 
 DRAWS = 1000
@@ -64,14 +63,14 @@ class Gain:
         }
 
 
-def measure(total: Floats, count: Floats, metric: Metric) -> Floats:
+def measure(total: Floats, count: Floats, metric: str) -> Floats:
     """Return the RMSE of summed squared errors, or the mean of summed figures of lists."""
     mean = total / count
     return np.asarray(np.sqrt(mean) if metric == "rmse" else mean)
 
 
 def gain(
-    user: NDArray[np.int64], before: Floats, after: Floats, metric: Metric = "rmse", *, seed: int = 0
+    user: NDArray[np.int64], before: Floats, after: Floats, metric: str = "rmse", *, seed: int = 0
 ) -> Gain | None:
     """Return the gain of `after` over `before` on the same cases; None if there are no cases.
 
@@ -101,7 +100,7 @@ def _chunks(users: int) -> list[int]:
     return [min(most, DRAWS - start) for start in range(0, DRAWS, most)]
 
 
-def _gains(sums: Floats, metric: Metric) -> Floats:
+def _gains(sums: Floats, metric: str) -> Floats:
     change = measure(sums[:, 0], sums[:, 2], metric) - measure(sums[:, 1], sums[:, 2], metric)
     return change if metric == "rmse" else -change
 
@@ -127,3 +126,30 @@ def holm(chances: Sequence[float]) -> NDArray[np.bool_]:
     clear = np.zeros(len(values), bool)
     clear[order] = np.logical_and.accumulate(passed)
     return clear
+
+
+def format_percent(value: float, low: float, high: float, unit: str = "%") -> str:
+    """Format a gain with its interval, such as `+12.2 % (+11.2 to +13.3)`.
+
+    There is one decimal, and a second one if an end of the interval that is not 0 would be printed as 0. Positive numbers have
+    a plus, 0 has no sign, and a gain that is 0 for everybody has no interval.
+    """
+    if low == high == 0:
+        return f"0 {unit}"
+    digits = 1 if all(round(end, 1) or not end for end in (low, high)) else 2
+    gain, first, last = (format_signed(number, digits) for number in (value, low, high))
+    return f"{gain} {unit} ({first} to {last})"
+
+
+def format_gain(row: Mapping[str, Any]) -> str:
+    """Format the gain of a row of a table; with too few users it becomes a dash."""
+    gained = row["gain"]
+    if not gained or row["users"] < FEWEST_USERS:
+        return "-"
+    return format_percent(gained["percent"], gained["low_percent"], gained["high_percent"])
+
+
+def format_signed(number: float, digits: int = 1) -> str:
+    """Format a number with its sign; 0, also after rounding, has none."""
+    rounded = round(number, digits) + 0.0  # without a negative zero
+    return f"{rounded:+.{digits}f}" if rounded else f"{0:.{digits}f}"

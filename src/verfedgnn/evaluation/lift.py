@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.metrics import rank_each
 from verfedgnn.core.pairs import upper_quarter
-from verfedgnn.evaluation.chance import Floats, Metric, gain, holm, measure
+from verfedgnn.evaluation.chance import Floats, gain, holm, measure
 from verfedgnn.evaluation.verdict import choose_word, describe_lift, is_judged, judged_tables
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
@@ -38,27 +38,21 @@ Ways = Mapping[str, PartyModel]
 
 @dataclass(frozen=True)
 class Cases:
-    """Test cases of one party: ratings with a squared error, or customers with a list, by way."""
+    """Test cases of one party: ratings with a squared error, or customers with a list."""
 
-    metric: Metric
     user: NDArray[np.int64]
     """Row of the customer of each case."""
-    values: dict[str, Floats]
-    """Squared error or hit of each case, by way."""
-    others: dict[str, dict[str, Floats]]
-    """NDCG@20 and Recall@20 of each case, by way; empty for ratings."""
+    values: dict[str, dict[str, Floats]]
+    """Figure of each case, by metric and way. The first metric gives the verdict."""
     ratings: NDArray[np.int64]
     """Training ratings of the case's customer at the party."""
 
     def take(self, chosen: NDArray[np.bool_]) -> Cases:
         """Return the chosen cases."""
-        return Cases(
-            self.metric,
-            self.user[chosen],
-            {way: values[chosen] for way, values in self.values.items()},
-            {name: {w: v[chosen] for w, v in by_way.items()} for name, by_way in self.others.items()},
-            self.ratings[chosen],
-        )
+        values = {
+            name: {way: each[chosen] for way, each in ways.items()} for name, ways in self.values.items()
+        }
+        return Cases(self.user[chosen], values, self.ratings[chosen])
 
 
 def measure_lift(prepared: Sequence[Prepared], trainings: Sequence[tuple[bool, Sequence[Ways]]]) -> Row:
@@ -68,80 +62,85 @@ def measure_lift(prepared: Sequence[Prepared], trainings: Sequence[tuple[bool, S
     first in the result, and lists in its part `lists`; without ratings, it has only lists.
     """
     lift: Row = {}
+    names = [party.party.name for party in prepared]
     for ranks, ways in trainings:
         known, new = (
-            [judge(party, models, ranks=ranks, new=new) for party, models in zip(prepared, ways, strict=True)]
+            _make_table(
+                names,
+                [
+                    judge(party, models, ranks=ranks, new=new)
+                    for party, models in zip(prepared, ways, strict=True)
+                ],
+            )
             for new in (False, True)
         )
-        names = [party.party.name for party in prepared]
-        table = make_table(names, known) | {"newcomers": make_table(names, new)}
-        lift |= {"lists": table} if ranks else table
+        known["newcomers"] = new
+        lift |= {"lists": known} if ranks else known
     decide(lift)
     return lift | describe_lift(lift)
 
 
 def judge(party: Prepared, ways: Ways, *, ranks: bool, new: bool) -> Cases:
     """Evaluate a party's models, given by way, on the test cases of known or of new customers."""
-    counts = torch.bincount(party.train.user.long(), minlength=party.party.ratings.n_users)
+    data = party.input
+    counts = torch.bincount(party.train.user.long(), minlength=data.users)
     pairs = party.newcomers if new else party.test.take(counts[party.test.user.long()] > 0)
-    scale = party.party.ratings.scale
-    values: dict[str, Floats] = {}
-    others: dict[str, dict[str, Floats]] = {"ndcg@20": {}, "recall@20": {}} if ranks else {}
-    wanted = pairs.take(pairs.rating >= upper_quarter(scale)) if ranks else pairs
-    user = torch.unique(wanted.user) if ranks else pairs.user
-    for way, model in ways.items():
-        if ranks:
-            sizes = party.party.ratings.n_users, party.party.ratings.n_items
-            ranked = rank_each(model.score, *sizes, [party.train, party.valid], wanted)
-            values[way] = ranked.hit.cpu().numpy()
-            others["ndcg@20"][way] = ranked.ndcg.cpu().numpy()
-            others["recall@20"][way] = ranked.recall.cpu().numpy()
-        else:
-            errors = model.predict(pairs).clamp(*scale) - pairs.rating.double()
-            values[way] = errors.square().cpu().numpy()
+    user = pairs.user
+    if ranks:
+        wanted = pairs.take(pairs.rating >= upper_quarter(data.scale))
+        user = torch.unique(wanted.user)
+        sizes = data.users, data.items
+        ranked = {
+            way: rank_each(model.score, *sizes, [party.train, party.valid], wanted)
+            for way, model in ways.items()
+        }
+        values = {
+            f"{name}@20": {way: getattr(each, figure).cpu().numpy() for way, each in ranked.items()}
+            for name, figure in (("hitrate", "hit"), ("ndcg", "ndcg"), ("recall", "recall"))
+        }
+    else:
+        errors = {
+            way: model.predict(pairs).clamp(*data.scale) - pairs.rating.double()
+            for way, model in ways.items()
+        }
+        values = {"rmse": {way: error.square().cpu().numpy() for way, error in errors.items()}}
     rows = user.cpu().numpy().astype(np.int64)
-    metric: Metric = "hitrate@20" if ranks else "rmse"
-    return Cases(metric, rows, values, others, counts.cpu().numpy().astype(np.int64)[rows])
+    return Cases(rows, values, counts.cpu().numpy().astype(np.int64)[rows])
 
 
-def make_table(names: Sequence[str], parties: Sequence[Cases]) -> Row:
+def _make_table(names: Sequence[str], parties: Sequence[Cases]) -> Row:
     """Return the rows of all parties together and of each party, with those of its customers by activity."""
     rows = []
     for name, cases in zip(names, parties, strict=True):
-        bands = [(low, high, _within(cases.ratings, low, high)) for low, high in BANDS]
-        groups = [
-            {"from": low, "to": high, **make_row([cases.take(chosen)])}
-            for low, high, chosen in bands
-            if chosen.any()
-        ]
-        rows.append({"name": name, **make_row([cases]), "by_own_ratings": groups if len(groups) > 1 else []})
-    return {"metric": parties[0].metric, "overall": make_row(parties), "parties": rows}
+        groups = []
+        for low, high in BANDS:
+            chosen = (cases.ratings >= low) & (cases.ratings <= (cases.ratings if high is None else high))
+            if chosen.any():
+                groups.append({"from": low, "to": high, **_make_row([cases.take(chosen)])})
+        rows.append({"name": name, **_make_row([cases]), "by_own_ratings": groups if len(groups) > 1 else []})
+    return {"metric": next(iter(parties[0].values)), "overall": _make_row(parties), "parties": rows}
 
 
-def _within(counts: NDArray[np.int64], low: int, high: int | None) -> NDArray[np.bool_]:
-    return np.asarray((counts >= low) & (counts <= (counts if high is None else high)))
-
-
-def make_row(parties: Sequence[Cases]) -> Row:
+def _make_row(parties: Sequence[Cases]) -> Row:
     """Return the figure of each way over all cases, and the gain over the better of the ways without joining."""
-    metric = parties[0].metric
+    metric, *others = parties[0].values
     user = np.concatenate([cases.user for cases in parties])
-    ways = [way for way in WAYS if all(way in cases.values for cases in parties)]
-    by_way = {way: np.concatenate([cases.values[way] for cases in parties]) for way in ways}
+    ways = [way for way in WAYS if all(way in cases.values[metric] for cases in parties)]
     row: Row = {"cases": len(user), "users": len(np.unique(user))}
     if not len(user):
         return row | dict.fromkeys(ways) | {"reference": None, "gain": None, "pays": "cannot tell"}
+
+    def join(name: str, way: str) -> Floats:
+        return np.concatenate([cases.values[name][way] for cases in parties])
+
     count = np.array([float(len(user))])
-    row |= {
-        way: float(measure(values.sum(keepdims=True), count, metric)[0]) for way, values in by_way.items()
-    }
-    for name in parties[0].others:
-        row[name] = {
-            way: float(np.concatenate([cases.others[name][way] for cases in parties]).mean()) for way in ways
-        }
+    for way in ways:
+        row[way] = float(measure(join(metric, way).sum(keepdims=True), count, metric)[0])
+    for name in others:
+        row[name] = {way: float(join(name, way).mean()) for way in ways}
     better = min if metric == "rmse" else max
     reference = better(WITHOUT_JOINING, key=lambda way: row[way])
-    gained = gain(user, by_way[reference], by_way["federated"], metric)
+    gained = gain(user, join(metric, reference), join(metric, "federated"), metric)
     assert gained is not None
     return row | {"reference": reference, "gain": gained.to_dict(), "pays": gained.pays}
 

@@ -23,16 +23,16 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import writing
 from verfedgnn.data import TEST, TRAIN, VALID
 from verfedgnn.data.ratings import measure_drift
-from verfedgnn.evaluation.chance import FEWEST_USERS
-from verfedgnn.evaluation.gain_text import format_gain
-from verfedgnn.evaluation.matched_runs import (
+from verfedgnn.evaluation.chance import FEWEST_USERS, format_gain
+from verfedgnn.evaluation.run_difference import (
     ABSENT,
     MatchedParty,
+    compare_data,
     compare_runs,
     in_both_tests,
     match_parties,
 )
-from verfedgnn.evaluation.run_difference import compare_data
+from verfedgnn.evaluation.verdict import is_judged
 from verfedgnn.runs.run import Run, write_json
 
 BEST = "best-promoted.json"
@@ -81,7 +81,7 @@ def judge_challenger(
                 own = {metric: each[metric]} if metric in each else {}
                 reasons += _find_worse(own, "compared with the best promoted run", tolerance)
         rows = [each[metric]["overall"] for each in compared.values() if metric in each]
-        if not any(_is_judged(row) and row["gain"]["value"] < 0 for row in rows):
+        if not any(is_judged(row) and row["gain"]["value"] < 0 for row in rows):
             best_in.append(metric)
     drift = [
         {"name": party.name}
@@ -123,28 +123,25 @@ def write_best(folder: Path, best: Mapping[str, Path]) -> None:
 def _compare(
     champion: Run, challenger: Run, parties: list[MatchedParty]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the figures of both runs on the ratings that came since, and on those that both tested."""
-    check_unseen(parties)
-    return {
-        "new": compare_runs(champion, challenger, parties, _only_later_tests),
-        "shared": compare_runs(champion, challenger, parties, in_both_tests),
-    }
+    """Return the figures of both runs on the ratings that came since, and on those that both tested.
 
-
-def check_unseen(parties: list[MatchedParty]) -> None:
-    """Raise `RunError` if the earlier run was trained on, or chosen by, a test rating of the challenger."""
+    Raise `RunError` if the earlier run was trained on, or chosen by, a test rating of the challenger.
+    """
     leaked = sum(int(((p.part == TEST) & np.isin(p.earlier_part, (TRAIN, VALID))).sum()) for p in parties)
-    tests = sum(int((party.part == TEST).sum()) for party in parties)
     if leaked:
+        tests = sum(int((party.part == TEST).sum()) for party in parties)
         raise RunError(
             f"{leaked:,} of the challenger's {tests:,} test ratings were training or validation ratings of the champion, so they "
             "cannot judge it; train both with the same seed and [split]"
         )
 
+    def came_since(party: MatchedParty) -> NDArray[np.bool_]:
+        return np.asarray((party.part == TEST) & (party.earlier_part == ABSENT))
 
-def _only_later_tests(party: MatchedParty) -> NDArray[np.bool_]:
-    """Choose the test ratings of the challenger that the champion did not have."""
-    return np.asarray((party.part == TEST) & (party.earlier_part == ABSENT))
+    return {
+        "new": compare_runs(champion, challenger, parties, came_since),
+        "shared": compare_runs(champion, challenger, parties, in_both_tests),
+    }
 
 
 def _find_worse(figures: Mapping[str, Any], where: str, tolerance: float) -> list[str]:
@@ -152,18 +149,13 @@ def _find_worse(figures: Mapping[str, Any], where: str, tolerance: float) -> lis
     found = []
     for metric, part in figures.items():
         row = part["overall"]
-        if not _is_judged(row) or row["gain"]["high_percent"] >= -tolerance:
+        if not is_judged(row) or row["gain"]["high_percent"] >= -tolerance:
             continue
         found.append(
             f"{_NAMES[metric]} {where} is worse: {row['after']:.4f} instead of {row['before']:.4f}, "
             f"{format_gain(row)}"
         )
     return found
-
-
-def _is_judged(row: Mapping[str, Any]) -> bool:
-    """Return whether figures are of enough users for a verdict."""
-    return row["gain"] is not None and row["users"] >= FEWEST_USERS
 
 
 def _find_losses(data: Mapping[str, Any], max_lost: float) -> list[str]:

@@ -7,11 +7,9 @@ customers. Predicted ratings count only where no lists were judged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from verfedgnn.evaluation.chance import FEWEST_USERS
-from verfedgnn.evaluation.gain_text import format_signed, join_names
+from verfedgnn.evaluation.chance import FEWEST_USERS, format_signed
 
 YES, NO = "yes", "no"
 """The gain or loss is clear, also after a correction for several verdicts (`chance.py`)."""
@@ -23,46 +21,56 @@ UNCLEAR = "cannot tell"
 """The interval is wide and includes 0, or there are fewer than `FEWEST_USERS` customers."""
 MIXED = "mixed"
 """Some customers gain and others lose."""
-ORDER = (YES, MIXED, LIKELY_BETTER, NO_DIFFERENCE, UNCLEAR, LIKELY_WORSE, NO)
-"""All words, the best first."""
 SMALL = 0.5
 MOSTLY = 0.7
 """Share of the gain in ratings from which on shared means are said to bring most of it."""
+MOST_NAMES = 5
+"""Largest number of names in a sentence."""
 
 KNOWN, NEW = "known customers", "new customers"
 Lift = Mapping[str, Any]
 Row = Mapping[str, Any]
 
-_PAYS = {
-    YES: "Joining pays for {}",
-    MIXED: "Joining helps some customers of {} and harms others",
-    LIKELY_BETTER: "Joining likely pays for {}",
-    NO_DIFFERENCE: "Joining makes no difference for {}",
-    UNCLEAR: "The data cannot tell whether joining pays for {}",
-    LIKELY_WORSE: "Joining likely does not pay for {}",
-    NO: "Joining does not pay for {}",
+
+class Phrases(NamedTuple):
+    """What is said about a word."""
+
+    headline: str
+    advice: str
+    """What to do."""
+    start: str = ""
+    """Beginning of a sentence about customers."""
+    mark: str = ""
+    """Beginning of a cell of a table."""
+
+
+WORDS = {
+    YES: Phrases("Joining pays for {}", "Join: train every night and serve the federated lists."),
+    MIXED: Phrases(
+        "Joining helps some customers of {} and harms others", "Look at who loses before you join."
+    ),
+    LIKELY_BETTER: Phrases(
+        "Joining likely pays for {}",
+        "Try it live: `serve --split-test 50` shows both lists to real customers.",
+        "Likely better: ",
+        "likely ",
+    ),
+    NO_DIFFERENCE: Phrases(
+        "Joining makes no difference for {}",
+        "Stay out, or join for the customers of the others: yours see no difference.",
+    ),
+    UNCLEAR: Phrases(
+        "The data cannot tell whether joining pays for {}",
+        "Collect more ratings, or try it live with `serve --split-test 50`.",
+        "Not clear: ",
+        "perhaps ",
+    ),
+    LIKELY_WORSE: Phrases(
+        "Joining likely does not pay for {}", "Stay out for now.", "Likely worse: ", "likely "
+    ),
+    NO: Phrases("Joining does not pay for {}", "Stay out.", "Worse: "),
 }
-ADVICE = {
-    YES: "Join: train every night and serve the federated lists.",
-    MIXED: "Look at who loses before you join.",
-    LIKELY_BETTER: "Try it live: `serve --split-test 50` shows both lists to real customers.",
-    NO_DIFFERENCE: "Stay out, or join for the customers of the others: yours see no difference.",
-    UNCLEAR: "Collect more ratings, or try it live with `serve --split-test 50`.",
-    LIKELY_WORSE: "Stay out for now.",
-    NO: "Stay out.",
-}
-"""What to do, by word."""
-MEANS_ADVICE = "Preset `means` brings most of it in one round."
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The verdict of one organisation."""
-
-    party: str
-    word: str
-    sentences: tuple[str, ...]
-    """What its new customers see, then its known ones, then predicted ratings."""
+"""All words, the best first."""
 
 
 def judged_tables(lift: Lift) -> list[tuple[str, Mapping[str, Any]]]:
@@ -152,9 +160,12 @@ def party_names(lift: Lift) -> list[str]:
     return [row["name"] for row in judged_tables(lift)[0][1]["parties"]]
 
 
-def answers(lift: Lift) -> list[Answer]:
-    """Return the verdict of each organisation."""
-    return [Answer(name, party_word(lift, name), tuple(sentences(lift, name))) for name in party_names(lift)]
+def answers(lift: Lift) -> list[dict[str, Any]]:
+    """Return the verdict of each organisation: its `name`, the word, and what its customers see."""
+    return [
+        {"name": name, "pays": party_word(lift, name), "sentences": sentences(lift, name)}
+        for name in party_names(lift)
+    ]
 
 
 def sentences(lift: Lift, party: str | None = None) -> list[str]:
@@ -170,29 +181,22 @@ def _describe(row: Row, customers: str, metric: str) -> str:
         return f"No {customers} could be tested."
     if not is_judged(row):
         return f"Only {row['users']} {customers} were tested, too few to tell."
-    before, after = show_figures(row, metric)
-    low, high = gain_ends(row)
+    before, after = _show_figures(row, metric)
+    low, high = map(format_signed, gain_ends(row))
     if metric == "rmse":
-        share = f"{format_signed(row['gain']['percent'])} % ({format_signed(low)} to {format_signed(high)})"
         what = f"Predicted stars for {customers} are off by {after}"
-        change = f" instead of {before}, a gain of {share}"
+        gain = format_signed(row["gain"]["percent"])
+        change = f" instead of {before}, a gain of {gain} % ({low} to {high})"
     else:
-        share = f"{format_signed(low)} to {format_signed(high)} of 100"
         what = f"Of 100 {customers}, {after} find something they like among the first 20"
-        change = f", where it was {before} without the others ({share})"
+        change = f", where it was {before} without the others ({low} to {high} of 100)"
     if row["pays"] == NO_DIFFERENCE:
         return f"{what}, with or without the others."
-    prefix = {
-        UNCLEAR: "Not clear: ",
-        LIKELY_BETTER: "Likely better: ",
-        LIKELY_WORSE: "Likely worse: ",
-        NO: "Worse: ",
-    }
-    start = prefix.get(row["pays"], "")
-    return f"{start}{what if not start else what[0].lower() + what[1:]}{change}."
+    start = WORDS[row["pays"]].start
+    return f"{start}{what[0].lower() if start else what[0]}{what[1:]}{change}."
 
 
-def show_figures(row: Row, metric: str) -> tuple[str, str]:
+def _show_figures(row: Row, metric: str) -> tuple[str, str]:
     """Return a row's figure without joining and with it: RMSE, or customers of 100."""
     before, after = row[row["reference"]], row["federated"]
     if metric == "rmse":
@@ -202,101 +206,78 @@ def show_figures(row: Row, metric: str) -> tuple[str, str]:
     return shown[0], shown[1]
 
 
-def show_cell(row: Row, metric: str) -> str:
+def _show_cell(row: Row, metric: str) -> str:
     """Return a row in a table's cell, such as `38, was 34`, `likely 38, was 34` or `38, as before`."""
     if not is_judged(row):
         return "too few"
-    before, after = show_figures(row, metric)
+    before, after = _show_figures(row, metric)
     if row["pays"] == NO_DIFFERENCE:
         return f"{after}, as before"
     if before == after:
         return f"{after}, not clear"
-    mark = {LIKELY_BETTER: "likely ", LIKELY_WORSE: "likely ", UNCLEAR: "perhaps "}.get(row["pays"], "")
-    return f"{mark}{after}, was {before}"
+    return f"{WORDS[row['pays']].mark}{after}, was {before}"
 
 
 def verdict_table(lift: Lift) -> tuple[list[str], list[list[str]], list[str]]:
     """Return the header, the rows and the notes of the table with one line an organisation."""
-    tables = judged_tables(lift)
-    marks = {"hitrate@20": "*", "rmse": "**"}
+    tables = [(customers, table, table["metric"]) for customers, table in judged_tables(lift)]
     header = ["", "joining pays"]
-    for customers, table in tables:
-        metric = table["metric"]
-        name = customers if metric != "rmse" else f"stars, {customers}"
-        header.append(f"{name}{marks[metric]}")
+    header += [f"stars, {who}**" if metric == "rmse" else f"{who}*" for who, _, metric in tables]
     rows = [
         [
-            answer.party,
-            answer.word,
-            *(show_cell(_row(table, answer.party), table["metric"]) for _, table in tables),
+            name,
+            party_word(lift, name),
+            *(_show_cell(_row(table, name), metric) for _, table, metric in tables),
         ]
-        for answer in answers(lift)
+        for name in party_names(lift)
     ]
-    metrics = {table["metric"] for _, table in tables}
-    notes = ["*  of 100 customers, how many find something they like among the first 20"]
-    notes = [*(notes if "hitrate@20" in metrics else [])]
-    notes += ["** error of predicted stars, lower is better"] if "rmse" in metrics else []
-    return header, rows, notes
+    notes = {
+        "hitrate@20": "*  of 100 customers, how many find something they like among the first 20",
+        "rmse": "** error of predicted stars, lower is better",
+    }
+    return header, rows, list(dict.fromkeys(notes[metric] for _, _, metric in tables))
 
 
 def headline(lift: Lift) -> str:
     """Return the verdict as a sentence for each word, and what the customers of all organisations together see."""
-    by_word = group_by_word({answer.party: answer.word for answer in answers(lift)})
-    said = [f"{_PAYS[word].format(join_names(names))}." for word, names in by_word.items()]
+    words = {name: party_word(lift, name) for name in party_names(lift)}
+    said = []
+    for word, phrases in WORDS.items():
+        names = [name for name in words if words[name] == word]
+        if names:
+            said.append(f"{phrases.headline.format(_join_names(names))}.")
     seen = [sentence for sentence in sentences(lift) if not sentence.startswith(("No ", "Only "))]
     return " ".join([*said, *seen[:1]])
 
 
-def group_by_word(words: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the names that have each word, the best word first."""
-    return {word: names for word in ORDER if (names := [name for name in words if words[name] == word])}
+def _join_names(names: Sequence[str]) -> str:
+    """Return names as part of a sentence, such as `a, b and c`; the last of many names are counted."""
+    shown = list(names)
+    if len(shown) > MOST_NAMES:
+        shown = [*shown[: MOST_NAMES - 1], f"{len(shown) - MOST_NAMES + 1} more"]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
-def share_of_means(lift: Lift, party: str | None = None) -> float | None:
+def _share_of_means(lift: Lift) -> float | None:
     """Return the share of the gain in ratings of known customers that shared means bring alone; None without a gain."""
-    if "overall" not in lift:
-        return None
-    row = _row(lift, party)
-    if "means" not in row or row["pays"] not in (YES, LIKELY_BETTER) or row["means"] is None:
+    row = lift.get("overall", {})
+    if row.get("means") is None or row["pays"] not in (YES, LIKELY_BETTER):
         return None
     before = row[row["reference"]]
     return float((before - row["means"]) / (before - row["federated"]))
 
 
-def describe_source(lift: Lift) -> str | None:
-    """Return where the gain in predicted stars comes from; None without a gain."""
-    share = share_of_means(lift)
-    if share is None:
-        return None
-    if share >= MOSTLY:
-        return f"Shared means alone bring {min(share, 1):.0%} of the gain in predicted stars."
-    brought = f"{share:.0%}" if share > 0 else "nothing"
-    return (
-        f"Shared means alone bring {brought} of the gain in predicted stars; the rest needs the federation."
-    )
-
-
-def advise(lift: Lift) -> str:
-    """Return what to do: one sentence an organisation's word asks for, or preset means where it brings most of a gain."""
-    word = party_word(lift)
-    share = share_of_means(lift)
-    if word not in (YES, MIXED, LIKELY_BETTER) and share is not None and share >= MOSTLY:
-        return f"Lists do not gain; predicted stars do. {MEANS_ADVICE}"
-    return ADVICE[word]
-
-
 def describe_lift(lift: Lift) -> dict[str, Any]:
-    """Return the sentences of a lift as metrics.json has them."""
-    source = describe_source(lift)
-    return {
-        "headline": headline(lift),
-        "verdicts": [
-            {"name": each.party, "pays": each.word, "sentences": list(each.sentences)}
-            for each in answers(lift)
-        ],
-        "source": source,
-        "advice": advise(lift),
-    }
+    """Return the sentences of a lift as metrics.json has them: verdicts, where the gain in stars comes from, and what to do."""
+    word, share, source = party_word(lift), _share_of_means(lift), None
+    advice = WORDS[word].advice
+    if share is not None:
+        brought = f"{min(share, 1):.0%}" if share > 0 else "nothing"
+        rest = "." if share >= MOSTLY else "; the rest needs the federation."
+        source = f"Shared means alone bring {brought} of the gain in predicted stars{rest}"
+        if share >= MOSTLY and word not in (YES, MIXED, LIKELY_BETTER):
+            advice = "Lists do not gain; predicted stars do. Preset `means` brings most of it in one round."
+    return {"headline": headline(lift), "verdicts": answers(lift), "source": source, "advice": advice}
 
 
 def list_points(lift: Lift) -> Sequence[str]:
@@ -313,16 +294,12 @@ def partner_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the rows of the table of `compare_partners`: party, partner, customers, gain with all partners and without this one."""
     table = []
     for row in rows:
-        if row["with"]["gain"] is None or row["without"]["gain"] is None:
+        gains = [row[way]["gain"] for way in ("with", "without")]
+        if None in gains:
             continue
-        stars = row["metric"] == "rmse"
-        gains = [
-            f"{format_signed(row[way]['gain']['percent'])} %"
-            if stars
-            else f"{format_signed(100 * row[way]['gain']['value'])} of 100"
-            for way in ("with", "without")
-        ]
-        table.append(
-            [row["party"], row["partner"], f"{'stars' if stars else 'lists'}, {row['customers']}", *gains]
-        )
+        if row["metric"] == "rmse":
+            what, shown = "stars", [f"{format_signed(gain['percent'])} %" for gain in gains]
+        else:
+            what, shown = "lists", [f"{format_signed(100 * gain['value'])} of 100" for gain in gains]
+        table.append([row["party"], row["partner"], f"{what}, {row['customers']}", *shown])
     return table

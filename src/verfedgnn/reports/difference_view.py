@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from verfedgnn.evaluation.gain_text import format_gain
+from verfedgnn.evaluation.chance import format_gain
 from verfedgnn.reports.phrases import format_metric
 
 METRICS = {"rmse": "RMSE, lower is better", "ndcg@20": "NDCG@20, higher is better"}

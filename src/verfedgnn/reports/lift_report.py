@@ -7,8 +7,7 @@ from typing import Any
 
 from verfedgnn.core.option_names import worded
 from verfedgnn.evaluation import verdict
-from verfedgnn.evaluation.chance import ERROR, FEWEST_USERS
-from verfedgnn.evaluation.gain_text import format_signed
+from verfedgnn.evaluation.chance import ERROR, FEWEST_USERS, format_signed
 from verfedgnn.evaluation.lift import WAYS
 from verfedgnn.reports.document import (
     Banner,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import escape
 
-from verfedgnn.evaluation.gain_text import format_percent
+from verfedgnn.evaluation.chance import format_percent
 from verfedgnn.evaluation.verdict import LIKELY_BETTER, LIKELY_WORSE, NO, NO_DIFFERENCE, YES
 
 GOOD_COLOUR = "#2f9e62"
