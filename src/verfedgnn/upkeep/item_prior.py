@@ -192,14 +192,14 @@ def absorb_item_scores(model: PartyModel) -> Floats:
     users = model.users.double().numpy()
     gram = users.T @ users
     gram[np.diag_indices_from(gram)] += 1e-6 * np.trace(gram) / len(gram)
-    history = _history(own, len(users))
+    history = user_items(own, len(users))
     sums = (history.T @ users).T @ own.weights.double().numpy()
     found = items.copy()
     found[own.kept.numpy()] += np.linalg.solve(gram, sums).T
     return found
 
 
-def _history(scores: ItemScores, users: int) -> scipy.sparse.csr_matrix:
+def user_items(scores: ItemScores, users: int) -> scipy.sparse.csr_matrix:
     """Return the items that each user has (N, k), as EASE stores them."""
     places = scores.history.numpy()
     return scipy.sparse.csr_matrix(
