@@ -103,7 +103,7 @@ def test_a_party_serves_and_exports_its_own_users_only(
     own = table.known_users
     assert 0 < len(own) < table.n_users == run.metrics["users"]
     assert set(np.unique(table.user)) == set(own)
-    users, _ = run.embeddings("party-1").arrays()
+    users, _ = run.embeddings()["party-1"].arrays()
     assert len(users) == len(own)
     known = str(table.user_ids[own[0]])
     assert run.recommend(known, 2)

@@ -243,7 +243,7 @@ def test_parts_of_a_vector(
         small_parties,
         vf.Config.preset(preset, **{"dim": 8, "epochs": 6, "batch": 0} | settings),
     )
-    found = run.embeddings("party-1")
+    found = run.embeddings()["party-1"]
     wanted = parts | ({"user bias": 1, "item bias": 1} if run.config.model.biases else {})
     assert {name: part.stop - part.start for name, part in found.parts.items()} == wanted
     users, items = found.arrays()

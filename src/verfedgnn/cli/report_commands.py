@@ -109,11 +109,7 @@ def export(
 
     loaded = Run.load(run)
     models = [loaded] if loaded.lists is None else [loaded, loaded.lists]
-    chosen = [
-        each
-        for model in models
-        for each in (model.embeddings().values() if party is None else [model.embeddings(party)])
-    ]
+    chosen = [each for model in models for each in model.embeddings(party).values()]
     files = export_embeddings(chosen, out)
     lines = []
     for each in chosen:

@@ -1,10 +1,4 @@
-"""A run's vectors as Arrow tables, and as Parquet files for other programs.
-
-The vectors are those that a party serves: the inner product of a user's and an item's vector is the predicted
-rating, or for lists the score of an item. Biases and means are components of the vectors, which
-`Embeddings.parts` names. In a model of lists, the weights between items (EASE) add to the score and are not in
-the vectors.
-"""
+"""The vectors that a party serves as Arrow tables, and as Parquet files for other programs."""
 
 from __future__ import annotations
 
@@ -49,53 +43,35 @@ class Embeddings:
     items: pa.Table
     """Table with the columns `item`, the id, `title`, further columns of the catalogue, and `vector`, C numbers."""
     parts: Mapping[str, slice]
-    """Components by name: factors, user bias, item bias, mean.
-
-    With a gate, the party's own models (alone, alone raters) and the simple models of the mixture (means, federated means,
-    popularity) come before them.
-    """
+    """Components by name: factors, user bias, item bias, mean; only `components` for a mixture of several models."""
     scale: tuple[float, float]
     """Lowest and highest rating at the party. Products may lie slightly outside."""
-    purpose: str = RATINGS
+    purpose: str
     """`ratings` if products are predicted ratings, `lists` if they are scores that order lists."""
-    meaning: str = PRODUCTS[RATINGS]
+    meaning: str
     """Meaning of a product of two vectors, and what the served score adds to it."""
 
     def arrays(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the vectors of users (N, C) and of items (M, C)."""
-        return _matrix(self.users), _matrix(self.items)
+        users, items = (table["vector"].combine_chunks() for table in (self.users, self.items))
+        return tuple(each.flatten().to_numpy().reshape(len(each), -1) for each in (users, items))
 
 
-def party_embeddings(
-    party: PartyData,
-    model: PartyModel,
-    config: Config,
-    gate: Mapping[str, Mapping[str, float]] | None = None,
-) -> Embeddings:
-    """Return the vectors that a party serves, with ids and titles; `gate` holds the weights of its mixture."""
+def party_embeddings(party: PartyData, model: PartyModel, config: Config, *, gated: bool) -> Embeddings:
+    """Return the vectors that a party serves, with ids and titles; `gated` says whether they mix several models."""
     table = party.ratings
-    parts = _parts(config, model.users.shape[1], gate)
     purpose = LISTS if config.ranks else RATINGS
     meaning = PRODUCTS[purpose] + (ITEM_WEIGHTS if model.item_scores is not None else "")
-    about = {
-        "party": party.name,
-        "purpose": purpose,
-        "meaning": meaning,
-        "parts": {name: [part.start, part.stop] for name, part in parts.items()},
-    }
-    extra = {
-        name: values for name, values in table.columns.items() if name not in ("item", "title", "vector")
-    }
     titles = np.full(table.n_items, "") if table.titles is None else table.titles
-    items = {"item": table.item_ids, "title": titles, **extra}
+    extra = {name: each for name, each in table.columns.items() if name not in ("item", "title", "vector")}
+    items = _table({"item": table.item_ids, "title": titles, **extra}, model.items)
     known = table.known_users
-    users = _table({"user": table.user_ids[known]}, model.users[torch.from_numpy(known)], about)
-    return Embeddings(
-        party.name, users, _table(items, model.items, about), parts, table.scale, purpose, meaning
-    )
+    users = _table({"user": table.user_ids[known]}, model.users[torch.from_numpy(known)])
+    parts = _parts(config, model.users.shape[1], gated=gated)
+    return Embeddings(party.name, users, items, parts, table.scale, purpose, meaning)
 
 
-def _parts(config: Config, width: int, gate: Mapping[str, Mapping[str, float]] | None) -> dict[str, slice]:
+def _parts(config: Config, width: int, *, gated: bool) -> dict[str, slice]:
     """Return the components by name, in the order in which the model and the rating targets append them."""
     model = config.model
     sizes = {"factors": model.dim} | ({"user bias": 1, "item bias": 1} if model.biases else {})
@@ -103,24 +79,16 @@ def _parts(config: Config, width: int, gate: Mapping[str, Mapping[str, float]] |
         sizes |= {"raters": model.raters, "raters' user bias": 1, "raters' item bias": 1}
     if model.biases:
         sizes["mean"] = 1
-    if gate is not None or sum(sizes.values()) != width:  # a mixture has the components of several models
+    if gated or sum(sizes.values()) != width:
         sizes = {"components": width}
     ends = np.cumsum(list(sizes.values())).tolist()
     return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
 
 
-def _table(columns: Mapping[str, Any], vectors: Tensor, about: Mapping[str, Any]) -> pa.Table:
+def _table(columns: Mapping[str, Any], vectors: Tensor) -> pa.Table:
     values = vectors.cpu().numpy().astype(np.float32)
     lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-    whole = pa.table(
-        {name: pa.array(column.tolist()) for name, column in columns.items()} | {"vector": lists}
-    )
-    return whole.replace_schema_metadata({b"verfedgnn": json.dumps(about).encode()})
-
-
-def _matrix(table: pa.Table) -> NDArray[np.float32]:
-    lists = table["vector"].combine_chunks()
-    return lists.flatten().to_numpy().reshape(len(lists), -1)  # type: ignore[no-any-return]
+    return pa.table({name: pa.array(column.tolist()) for name, column in columns.items()} | {"vector": lists})
 
 
 def export_embeddings(embeddings: Sequence[Embeddings], folder: Path) -> list[Path]:
@@ -140,25 +108,21 @@ def export_embeddings(embeddings: Sequence[Embeddings], folder: Path) -> list[Pa
         for each in embeddings:
             place = folder / names[each.party] / (each.purpose if each.party in rows else "")
             make_folder(place)
-            written = [place / "users.parquet", place / "items.parquet"]
-            for path, table in zip(written, (each.users, each.items), strict=True):
+            tables = {place / "users.parquet": each.users, place / "items.parquet": each.items}
+            for path, table in tables.items():
                 with replacing(path) as file:
                     pq.write_table(table, file)
-            counts = {"users": len(each.users), "items": len(each.items)}
-            row = rows.setdefault(
-                each.party, {"name": each.party, **counts, "scale": each.scale, "vectors": []}
+            about = {"name": each.party, "users": len(each.users), "items": len(each.items)}
+            row = rows.setdefault(each.party, about | {"scale": each.scale, "vectors": []})
+            row["vectors"].append(
+                {
+                    "purpose": each.purpose,
+                    "meaning": each.meaning,
+                    "parts": {name: [part.start, part.stop] for name, part in each.parts.items()},
+                    "files": [str(path.relative_to(folder)) for path in tables],
+                }
             )
-            about = _describe(each) | {"files": [str(path.relative_to(folder)) for path in written]}
-            row["vectors"].append(about)
-            files += written
+            files += tables
         text = json.dumps({"parties": list(rows.values())}, indent=1)
         write_bytes(folder / "embeddings.json", (text + "\n").encode())
     return [*files, folder / "embeddings.json"]
-
-
-def _describe(embeddings: Embeddings) -> dict[str, Any]:
-    return {
-        "purpose": embeddings.purpose,
-        "meaning": embeddings.meaning,
-        "parts": {name: [part.start, part.stop] for name, part in embeddings.parts.items()},
-    }

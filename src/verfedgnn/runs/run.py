@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -44,6 +43,10 @@ from verfedgnn.runs.run_folder import FINAL, LISTS, empty_run, holds_run
 
 if TYPE_CHECKING:
     from verfedgnn.serving.run_answers import RunAnswers
+
+
+COSTS = ("rounds", "seconds", "bytes", "privacy", "public")
+"""What metrics.json has of every training of a run."""
 
 
 @dataclass(frozen=True)
@@ -85,28 +88,10 @@ class Recommendations(list[Recommendation]):
         Titles and ratings are left out if no item has one.
         """
         rows = self.to_rows()
-        names = self._filled(rows)
-        return make_frame([{name: row[name] for name in names} for row in rows])
-
-    @staticmethod
-    def _filled(rows: list[dict[str, Any]]) -> list[str]:
-        """Return the names of the columns that are not empty."""
-        return [name for name in rows[0] if any(row[name] not in ("", None) for row in rows)] if rows else []
-
-    def _repr_html_(self) -> str:
-        """Show the list as a table in a notebook."""
-        rows = self.to_rows()
-        names = [name for name in self._filled(rows) if name != "score"]
-        head = "".join(f"<th>{name}</th>" for name in ["", *names])
-        body = "".join(
-            f"<tr><td>{place}</td>{''.join(f'<td>{_cell(row[name])}</td>' for name in names)}</tr>"
-            for place, row in enumerate(rows, 1)
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.2f}" if isinstance(value, float) else escape(str(value))
+        empty = {
+            name for name in Recommendation.__annotations__ if all(row[name] in ("", None) for row in rows)
+        }
+        return make_frame([{name: value for name, value in row.items() if name not in empty} for row in rows])
 
 
 @dataclass
@@ -135,52 +120,55 @@ class Run:
     """The run that was judged, of which this one repeats the choices on all ratings; None if this run was judged itself."""
     _opened: RunAnswers | None = field(default=None, init=False, repr=False, compare=False)
 
+    @property
+    def all_models(self) -> dict[str, tuple[Run, list[PartyModel]]]:
+        """The models of each party with the run that they belong to, by their folder in the run folder."""
+        found = {"model": (self, self.models)}
+        if self.alone is not None:
+            found["model/alone"] = (self, self.alone)
+        lists = {} if self.lists is None else self.lists.all_models
+        return found | {f"{LISTS}/{name}": models for name, models in lists.items()}
+
     def with_added(self, added: Sequence[Mapping[str, AddedItem]]) -> Run:
-        """Return the run with items that were added after its training, by party."""
-        added = [self._usable(p, items) for p, items in enumerate(added)]
-        if not any(added):
-            return self
-        found = self._with_vectors(added, "model")
-        if self.lists is not None:
-            found.lists = self.lists._with_vectors(added, f"{LISTS}/model")
-        return found
+        """Return the run with items that were added after its training, by party.
 
-    def _usable(self, party: int, items: Mapping[str, AddedItem]) -> dict[str, AddedItem]:
-        """Return the items that were not in training and have a vector in each of the party's models; warn of others."""
-        runs = {"model": self} | ({} if self.lists is None else {f"{LISTS}/model": self.lists})
-        models = {name: run.models for name, run in runs.items()}
-        models |= {f"{name}/alone": run.alone for name, run in runs.items() if run.alone is not None}
-        widths = {name: own[party].items.shape[1] for name, own in models.items()}
-        trained = set(self.parties[party].ratings.item_ids.tolist()) if items else set()
-        found = {}
-        for name, item in items.items():
-            if name not in trained and all(len(item.vectors.get(m, ())) == w for m, w in widths.items()):
-                found[name] = item
-        if len(found) < len(items):
-            left_out = format_count(len(items) - len(found), "added item")
-            text = f"{left_out} of {self.parties[party].name} left out: not of this run; add them again"
-            warnings.warn(text, RunWarning, stacklevel=3)
-        return found
+        Items that were in training, or lack a vector in one of the models, are left out with a warning.
+        """
+        usable = []
+        for p, items in enumerate(added):
+            party = self.parties[p]
+            trained = set(party.ratings.item_ids.tolist()) if items else set()
+            widths = {name: models[p].items.shape[1] for name, (_, models) in self.all_models.items()}
+            chosen = {
+                name: item
+                for name, item in items.items()
+                if name not in trained and all(len(item.vectors.get(m, ())) == w for m, w in widths.items())
+            }
+            if len(chosen) < len(items):
+                left_out = format_count(len(items) - len(chosen), "added item")
+                text = f"{left_out} of {party.name} left out: not of this run; add them again"
+                warnings.warn(text, RunWarning, stacklevel=3)
+            usable.append(chosen)
+        return self._extended(usable, "") if any(usable) else self
 
-    def _with_vectors(self, added: Sequence[Mapping[str, AddedItem]], name: str) -> Run:
-        """Return this run, of ratings or of lists, with added items; `name` is the folder of its models."""
-        tables = [
-            extend_party(party, part, items)
-            for party, part, items in zip(self.parties, self.parts, added, strict=True)
-        ]
+    def _extended(self, added: Sequence[Mapping[str, AddedItem]], start: str) -> Run:
+        """Return this run with added items; `start` is its place in the run folder."""
 
-        def extend(models: Sequence[PartyModel], key: str) -> list[PartyModel]:
+        def extend(models: Sequence[PartyModel], name: str) -> list[PartyModel]:
             return [
-                extend_model(model, [item.vectors[key] for item in items.values()])
+                extend_model(model, [item.vectors[f"{start}{name}"] for item in items.values()])
                 for model, items in zip(models, added, strict=True)
             ]
 
+        tables = map(extend_party, self.parties, self.parts, added)
+        parties, parts = zip(*tables, strict=True)
         return replace(
             self,
-            parties=[party for party, _ in tables],
-            parts=[part for _, part in tables],
-            models=extend(self.models, name),
-            alone=None if self.alone is None else extend(self.alone, f"{name}/alone"),
+            parties=list(parties),
+            parts=list(parts),
+            models=extend(self.models, "model"),
+            alone=None if self.alone is None else extend(self.alone, "model/alone"),
+            lists=None if self.lists is None else self.lists._extended(added, f"{LISTS}/"),
         )
 
     def __repr__(self) -> str:
@@ -200,7 +188,7 @@ class Run:
         self.metrics |= self.evaluate()
         for row, other in zip(self.metrics["parties"], lists.metrics["parties"], strict=True):
             row["list_gate"] = other.get("gate")
-        kept = ("rounds", "best_round", "seconds", "bytes", "privacy", "public", "config")
+        kept = (*COSTS, "best_round", "config")
         self.metrics["lists"] = {name: lists.metrics[name] for name in kept}
 
     @property
@@ -210,13 +198,13 @@ class Run:
 
     def as_final_of(self, judged: Run) -> Run:
         """Return this run, trained on all ratings, with the metrics and the history of the judged one."""
-        kept = ("rounds", "seconds", "bytes", "privacy", "public")
-        cost = {name: self.metrics[name] for name in kept}
+        cost = {name: self.metrics[name] for name in COSTS}
         if self.lists is not None:
-            cost["lists"] = {name: self.lists.metrics[name] for name in kept}
-        return self._after(replace(judged, metrics=judged.metrics | {"final": cost}))
+            cost["lists"] = {name: self.lists.metrics[name] for name in COSTS}
+        judged.metrics["final"] = cost
+        return self._serving(judged)
 
-    def _after(self, judged: Run) -> Run:
+    def _serving(self, judged: Run) -> Run:
         return replace(self, metrics=judged.metrics, history=judged.history, final_of=judged)
 
     @overload
@@ -321,24 +309,17 @@ class Run:
             )
         return predicted
 
-    @overload
-    def embeddings(self, party: str) -> Embeddings: ...
-
-    @overload
-    def embeddings(self, party: None = None) -> dict[str, Embeddings]: ...
-
-    def embeddings(self, party: str | None = None) -> Embeddings | dict[str, Embeddings]:
-        """Return the vectors of one party as Arrow tables with ids and titles, or of all parties by name.
+    def embeddings(self, party: str | None = None) -> dict[str, Embeddings]:
+        """Return the vectors of all parties, or of one, as Arrow tables with ids and titles, by the party's name.
 
         The inner product of a user's and an item's vector is the predicted rating, or the score of a ranking.
         """
         gates = {row["name"]: row.get("gate") for row in self.metrics.get("parties", [])}
-        made = {
-            name: party_embeddings(self.parties[p], self.models[p], self.config, gates.get(name))
-            for p in self._chosen(party)
-            for name in (self.parties[p].name,)
+        chosen = [(self.parties[p], self.models[p]) for p in self._chosen(party)]
+        return {
+            each.name: party_embeddings(each, model, self.config, gated=gates.get(each.name) is not None)
+            for each, model in chosen
         }
-        return made if party is None else made[party]
 
     def _user_rows(self, ids: StrArray, remedy: str = "leave them out") -> NDArray[np.int64]:
         """Return the rows of these users; raise `RunError` for users whom this run does not know."""
@@ -412,9 +393,11 @@ class Run:
                 self.lists._complete_inside(folder / LISTS)
             write_history(folder, self.history)
             write_public(folder, self.public)
-            if self.alone is not None:
-                _write_models(folder / "model" / "alone", self.parties, self.alone)
-            _write_models(folder / "model", self.parties, self.models)
+            for name, models in (("model/alone", self.alone), ("model", self.models)):
+                if models is not None:
+                    make_folder(folder / name)
+                    for file, model in zip(safe_names(self.parties), models, strict=True):
+                        write_model(folder / name / f"{file}.safetensors", model)
             write_json(folder / "ledger.json", self.ledger.to_dict())
             write_json(folder / "metrics.json", self.metrics)
 
@@ -438,49 +421,39 @@ class Run:
             )
         parties, parts = read_party_tables(folder / "parties")
         run = cls._read(folder, config, parties, parts)
-        final = folder / FINAL
-        if (final / "metrics.json").is_file():
+        if (folder / FINAL / "metrics.json").is_file():
             whole = [np.full(len(part), TRAIN, np.int8) for part in parts]
-            run = cls._read(final, load_config(final / "config.toml"), parties, whole)._after(run)
-        return run.with_added(read_added_items(folder, parties)) if added else run
+            run = cls._read(folder / FINAL, None, parties, whole)._serving(run)
+        if not added:
+            return run
+        return run.with_added([read_added(added_file(folder, name)) for name in safe_names(parties)])
 
     @classmethod
     def _read(
-        cls, folder: Path, config: Config, parties: list[PartyData], parts: list[NDArray[np.int8]]
+        cls, folder: Path, config: Config | None, parties: list[PartyData], parts: list[NDArray[np.int8]]
     ) -> Run:
         """Read the run in `folder`, of ratings or of lists, for parties that were read before."""
+        config = config or load_config(folder / "config.toml")
         try:
-            models = _read_models(folder / "model", parties)
-            own = folder / "model" / "alone"
-            alone = _read_models(own, parties) if own.is_dir() else None
-            public = read_public(folder)
-            metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
-            ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8")))
-            history = read_history(folder)
+            run = cls(
+                config,
+                parties,
+                parts,
+                _read_models(folder / "model", parties),
+                json.loads((folder / "metrics.json").read_text("utf-8")),
+                read_history(folder),
+                Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8"))),
+                torch.from_numpy(ArrayFile(folder / "model" / "_public.safetensors")["public"]),
+            )
+            if (folder / "model" / "alone").is_dir():
+                run.alone = _read_models(folder / "model" / "alone", parties)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"the run {folder} cannot be read ({error}); restore the folder or train again"
             ) from None
-        run = cls(
-            config,
-            parties,
-            parts,
-            models,
-            metrics,
-            history,
-            ledger,
-            torch.from_numpy(public),
-            alone=alone,
-        )
-        lists = folder / LISTS
-        if (lists / "metrics.json").is_file():
-            run.lists = cls._read(lists, load_config(lists / "config.toml"), parties, parts)
+        if (folder / LISTS / "metrics.json").is_file():
+            run.lists = cls._read(folder / LISTS, None, parties, parts)
         return run
-
-
-def read_added_items(folder: Path, parties: Sequence[PartyData]) -> list[dict[str, AddedItem]]:
-    """Return the items that each party added to the run in `folder` after its training, by id."""
-    return [read_added(added_file(folder, name)) for name in safe_names(parties)]
 
 
 def read_run_config(folder: Path) -> Config:
@@ -509,12 +482,6 @@ def describe_code_change(config: Config) -> str | None:
         return None
     here = plugins.format_code(now) if now is not None else "without a file"
     return f"other code of GNN '{config.model.gnn}': {plugins.format_code(then)} then, {here} now"
-
-
-def _write_models(folder: Path, parties: Sequence[PartyData], models: Sequence[PartyModel]) -> None:
-    make_folder(folder)
-    for name, model in zip(safe_names(parties), models, strict=True):
-        write_model(folder / f"{name}.safetensors", model)
 
 
 def write_model(path: Path, model: PartyModel) -> None:
@@ -554,11 +521,6 @@ def write_public(folder: Path, public: Tensor) -> None:
     """Write the flat public parameters of the best model."""
     make_folder(folder / "model")
     write_arrays(folder / "model" / "_public.safetensors", {"public": public.cpu().numpy()})
-
-
-def read_public(folder: Path) -> NDArray[np.float32]:
-    """Read the flat public parameters of the best model."""
-    return ArrayFile(folder / "model" / "_public.safetensors")["public"]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -22,10 +22,9 @@ from verfedgnn.runs.added_items import (
     rewrite_added,
 )
 from verfedgnn.runs.forget_record import ForgottenUsers, is_federated
-from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.run import Run
-from verfedgnn.runs.run_folder import FORGOTTEN, LISTS
+from verfedgnn.runs.run_folder import FORGOTTEN
 from verfedgnn.upkeep.item_prior import ItemPrior, fit_item_prior
 
 
@@ -63,20 +62,11 @@ class NewItems:
     @cached_property
     def priors(self) -> dict[str, ItemPrior]:
         """The prior of each model of the party, by its folder in the run folder."""
-        part = self._run.parts[self._number]
-        found = {}
-        for name, (model, ranks) in self._models().items():
-            found[name] = fit_item_prior(model, self.table, part, ranks=ranks)
-        return found
-
-    def _models(self) -> dict[str, tuple[PartyModel, bool]]:
-        runs = {"model": self._run} | ({} if self._run.lists is None else {f"{LISTS}/model": self._run.lists})
-        found = {}
-        for name, run in runs.items():
-            found[name] = (run.models[self._number], run.config.ranks)
-            if run.alone is not None:
-                found[f"{name}/alone"] = (run.alone[self._number], run.config.ranks)
-        return found
+        p = self._number
+        return {
+            name: fit_item_prior(models[p], self.table, self._run.parts[p], ranks=run.config.ranks)
+            for name, (run, models) in self._run.all_models.items()
+        }
 
     def add(self, items: Mapping[str, AddedItem]) -> AddedReport:
         """Add items, or add ratings to items that were added before, and store their new vectors.
@@ -87,35 +77,27 @@ class NewItems:
         with lock_added(self._folder):
             before = read_added(self._file)
             gone = ForgottenUsers.read(self._folder / FORGOTTEN)  # also since the run was loaded
-            merged = [self._merge(item, before.get(name), gone) for name, item in items.items()]
-            for item in merged:
+            merged = {name: self._merge(item, before.get(name), gone) for name, item in items.items()}
+            for item in merged.values():
                 check_item(item)
-            now = self._newest([*before.values(), *merged])
-            stored = [self.with_vectors(item, now) for item in merged]
-            rewrite_added(self._file, (before | {item.item: item for item in stored}).values())
-        given = {(item.item, user) for item in items.values() for user in item.ratings}
-        kept = {(item.item, user) for item in stored for user in item.ratings}
-        return AddedReport(stored, len(given - kept))
-
-    def estimate_all(self, items: Sequence[AddedItem]) -> list[AddedItem]:
-        """Return items with the vectors that follow from their ratings."""
-        now = self._newest(items)
-        return [self.with_vectors(item, now) for item in items]
+            stored = self.estimate_all(
+                list(merged.values()), self._newest([*before.values(), *merged.values()])
+            )
+            rewrite_added(self._file, (before | dict(zip(merged, stored, strict=True))).values())
+        unknown = sum(len(item.ratings.keys() - merged[name].ratings.keys()) for name, item in items.items())
+        return AddedReport(stored, unknown)
 
     def _merge(self, item: AddedItem, before: AddedItem | None, gone: ForgottenUsers) -> AddedItem:
         """Return an item with what was known of it before, and without ratings of unknown and forgotten users."""
         known = AddedItem(item.item) if before is None else before
         ids = np.array(list(item.ratings), dtype=np.str_)
-        here = ids[
-            (find_positions(ids, self.table.user_ids) >= 0)
-            & (ids != "")
-            & ~gone.find(ids, federated=self._federated)
-        ]
+        trained = (find_positions(ids, self.table.user_ids) >= 0) & (ids != "")
+        here = ids[trained & ~gone.find(ids, federated=self._federated)].tolist()
         return AddedItem(
             item.item,
             item.title or known.title,
             {**known.columns, **item.columns},
-            {**known.ratings, **{user: item.ratings[user] for user in here.tolist()}},
+            {**known.ratings, **{user: item.ratings[user] for user in here}},
         )
 
     def _newest(self, items: Sequence[AddedItem]) -> int | None:
@@ -125,18 +107,20 @@ class NewItems:
         given = [at for item in items for _, at in item.ratings.values() if at is not None]
         return max([int(self.table.time.max()), *given])
 
-    def with_vectors(self, item: AddedItem, now: int | None) -> AddedItem:
-        """Return an item with the vectors that follow from its ratings."""
-        rows = find_positions(np.array(list(item.ratings), dtype=np.str_), self.table.user_ids)
-        values = np.array([rating for rating, _ in item.ratings.values()], np.float32)
-        exposure = self._exposure([at for _, at in item.ratings.values()], now)
-        return replace(
-            item,
-            vectors={
+    def estimate_all(self, items: Sequence[AddedItem], now: int | None = None) -> list[AddedItem]:
+        """Return items with the vectors that follow from their ratings; `now` is the newest time, by default of `items`."""
+        newest = self._newest(items) if now is None else now
+        estimated = []
+        for item in items:
+            rows = find_positions(np.array(list(item.ratings), dtype=np.str_), self.table.user_ids)
+            values = np.array([rating for rating, _ in item.ratings.values()], np.float32)
+            exposure = self._exposure([at for _, at in item.ratings.values()], newest)
+            vectors = {
                 name: prior.estimate(rows, values, exposure=exposure).tolist()
                 for name, prior in self.priors.items()
-            },
-        )
+            }
+            estimated.append(replace(item, vectors=vectors))
+        return estimated
 
     def _exposure(self, times: Sequence[int | None], now: int | None) -> float | None:
         """Return the time since an item's first rating as a share of the training period; None if it is unknown."""
@@ -156,7 +140,7 @@ class NewItems:
         low, high = self.table.scale
         latest = (
             latest_plausible_time()
-        )  # the newest time counts as now, so one from the future would age all items
+        )  # the newest time counts as now; one from the future would age all items
         for item in items.values():
             for rating, at in item.ratings.values():
                 if not low <= rating <= high:
@@ -171,23 +155,22 @@ class NewItems:
 
 def make_items(ratings: Ratings | None, described: Mapping[str, Mapping[str, str]]) -> dict[str, AddedItem]:
     """Return the items of a table of ratings, of texts by item and column, or of both."""
-    found = {}
-    for name in dict.fromkeys([*([] if ratings is None else ratings.item_ids.tolist()), *described]):
-        columns = ({} if ratings is None else _own_columns(ratings, name)) | dict(described.get(name, {}))
-        title = columns.pop("title", "")
-        given = {} if ratings is None else _own_ratings(ratings, name)
-        found[name] = AddedItem(name, title, columns, given)
-    return found
-
-
-def _own_columns(ratings: Ratings, name: str) -> dict[str, str]:
-    columns = dict(ratings.columns) | ({} if ratings.titles is None else {"title": ratings.titles})
-    (places,) = np.nonzero(ratings.item_ids == name)
-    return {column: str(values[place]) for column, values in columns.items() for place in places}
-
-
-def _own_ratings(ratings: Ratings, name: str) -> dict[str, tuple[float, int | None]]:
-    (rows,) = np.nonzero(ratings.item_ids[ratings.item] == name)
-    users = ratings.user_ids[ratings.user[rows]].tolist()
-    times = [None] * len(rows) if ratings.time is None else ratings.time[rows].tolist()
-    return dict(zip(users, zip(ratings.rating[rows].tolist(), times, strict=True), strict=True))
+    columns: dict[str, dict[str, str]] = {
+        name: {} for name in ([] if ratings is None else ratings.item_ids.tolist())
+    }
+    given: dict[str, dict[str, tuple[float, int | None]]] = {}
+    if ratings is not None:
+        texts = dict(ratings.columns) | ({} if ratings.titles is None else {"title": ratings.titles})
+        for column, values in texts.items():
+            for name, value in zip(columns, values.tolist(), strict=True):
+                columns[name][column] = value
+        users, items = ratings.user_ids[ratings.user].tolist(), ratings.item_ids[ratings.item].tolist()
+        times = [None] * len(ratings) if ratings.time is None else ratings.time.tolist()
+        for user, name, rating, time in zip(users, items, ratings.rating.tolist(), times, strict=True):
+            given.setdefault(name, {})[user] = (rating, time)
+    for name, more in described.items():
+        columns[name] = columns.get(name, {}) | dict(more)
+    return {
+        name: AddedItem(name, texts.pop("title", ""), texts, given.get(name, {}))
+        for name, texts in columns.items()
+    }
