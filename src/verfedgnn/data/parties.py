@@ -20,6 +20,7 @@ from verfedgnn.data.table_sources import table_stem, tables_by_party
 
 FEWEST_RATINGS = 20
 """Ratings that a value of a column needs in order to become a party."""
+_NO_PARTIES = "there are no parties: give at least one file or table"
 LONGEST_NAME = 100
 """Characters of a party's name, which travels in messages and becomes a file name."""
 
@@ -116,7 +117,7 @@ def align_users(parties: Sequence[PartyData], users: UserRule = "any") -> list[P
     more. A party has no ratings of users that it does not know. Its notes say what was dropped.
     """
     if not parties:
-        raise _no_parties()
+        raise DataError(_NO_PARTIES)
     fewest = fewest_parties(users, len(parties))
     tables = [party.ratings for party in parties]
     ids, count = np.unique(np.concatenate([table.user_ids for table in tables]), return_counts=True)
@@ -156,7 +157,7 @@ def place_users(
 def check_parties(parties: Sequence[PartyData]) -> None:
     """Raise `DataError` unless these parties can form a federation."""
     if not parties:
-        raise _no_parties()
+        raise DataError(_NO_PARTIES)
     _refuse_same_names([party.name for party in parties])
     for party in parties:
         if not 1 <= len(party.name) <= LONGEST_NAME or not party.name.isprintable():
@@ -252,7 +253,7 @@ def name_sources(
     """
     if isinstance(data, Mapping):
         if not data:
-            raise _no_parties()
+            raise DataError(_NO_PARTIES)
         return {str(name): table for name, table in data.items()}, False, dict(options)
     if isinstance(data, str | Path | list):
         return *sources_of(data, by=by), dict(options)
@@ -307,10 +308,6 @@ def _named(entry: str | Path) -> tuple[str, str | Path]:
     if not file:
         raise DataError(f"{option('data')} {entry} has a name but no file: write {entry}FILE")
     return name, file
-
-
-def _no_parties() -> DataError:
-    return DataError("there are no parties: give at least one file or table")
 
 
 def _refuse_same_names(names: list[str]) -> None:
