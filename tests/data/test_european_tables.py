@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import make_ratings, read_ratings
 from verfedgnn.data.data_check import check_source
-from verfedgnn.data.rating_reader import as_ratings
 
 Command = Callable[..., tuple[int, str, str]]
 HEAD = "user;item;rating;time\n"
@@ -74,7 +73,7 @@ def test_decimal_commas_are_read_alike_everywhere(tmp_path: Path, kind: str) -> 
 
 def test_decimal_commas_in_memory() -> None:
     table = columns(["3,5", "4"])
-    assert as_ratings(pa.table(table)).rating.tolist() == [3.5, 4.0]
+    assert read_ratings(pa.table(table)).rating.tolist() == [3.5, 4.0]
     assert make_ratings(*table.values()).rating.tolist() == [3.5, 4.0]
 
 
@@ -275,7 +274,7 @@ def test_gaps_in_events(tmp_path: Path) -> None:
     path = put(
         tmp_path / "t.csv", "user,item,event,time\n1,2,view,5\n,2,view,\n1,,view,6\n1,2,,7\n1,2,view,8\n"
     )
-    with pytest.raises(DataError, match=r'no user in line 3 of t\.csv.*missing="drop"'):
+    with pytest.raises(DataError, match=r'no user, the first in line 3 of t\.csv.*missing="drop"'):
         read_ratings(path, events={"view": 1.0})
     ratings = read_ratings(path, events={"view": 1.0}, missing="drop")
     assert ratings.notes[1] == "3 rows have no user, item or event: left out"

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.data import TEST, pool_parties, synthetic_ratings
-from verfedgnn.data.rating_reader import as_ratings
+from verfedgnn.data import TEST, synthetic_ratings
+from verfedgnn.data.rating_reader import read_ratings
+from verfedgnn_research.baselines.pooled_parties import pool_parties
 
 SHORT: dict[str, Any] = {"epochs": 20, "dim": 8, "final": False}
 LISTS: dict[str, Any] = {"biases": False, "raters": 0, "lists": False}
@@ -93,7 +94,7 @@ def test_what_is_no_table_is_named() -> None:
         vf.DataError,
         match=r"no column for item; its columns are: user, rating, colour; name it with columns=",
     ):
-        as_ratings(pa.table({"user": [1], "rating": [2], "colour": ["red"]}))
+        read_ratings(pa.table({"user": [1], "rating": [2], "colour": ["red"]}))
 
 
 def test_columns_of_a_frame_are_those_of_a_file(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_columns_of_a_frame_are_those_of_a_file(tmp_path: Path) -> None:
     )
     pq.write_table(frame, tmp_path / "film.parquet")
     for source in (frame, tmp_path / "film.parquet"):
-        found = as_ratings(source, keep=("shelf", "Genre"))
+        found = read_ratings(source, keep=("shelf", "Genre"))
         assert {name: values.tolist() for name, values in found.columns.items()} == {
             "genre": ["War"],
             "shelf": ["a"],

@@ -73,16 +73,14 @@ DEFAULT_OPTIONS = ReadOptions()
 """No options given: every source is read with the defaults."""
 
 
-def parse_columns(text: str) -> dict[str, str]:
-    """Parse `user=...,item=...` to a mapping."""
+def _parse_columns(text: str) -> dict[str, str]:
     pairs = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
     if len(pairs) != len(text.split(",")):
         raise DataError(f"--columns takes user=...,item=...,rating=..., not '{text}'")
     return pairs
 
 
-def parse_scale(text: str) -> tuple[float, float]:
-    """Parse `1,5` to the lowest and the highest rating."""
+def _parse_scale(text: str) -> tuple[float, float]:
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
@@ -92,8 +90,7 @@ def parse_scale(text: str) -> tuple[float, float]:
     return low, high
 
 
-def parse_catalogue(text: str) -> int:
-    """Parse the number of items of a catalogue."""
+def _parse_catalogue(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not int(text):
         raise DataError(
             f"--read catalogue takes the number of items, for example catalogue=30000, not '{text}'"
@@ -116,12 +113,9 @@ def parse_events(text: str) -> EventWeights:
 
 def check_events(events: EventWeights) -> EventWeights:
     """Return the weights if they are valid, else raise `DataError`."""
-    weights = events if isinstance(events, Mapping) else {"any": events}
-    if (
-        not any(weights.values())
-        or not all(math.isfinite(w) and w >= 0 for w in weights.values())
-        or "" in weights
-    ):
+    weights = list(events.values() if isinstance(events, Mapping) else [events])
+    valid = any(weights) and all(math.isfinite(weight) and weight >= 0 for weight in weights)
+    if not valid or (isinstance(events, Mapping) and "" in events):
         raise DataError(
             f"{option('events')} needs a weight above 0 for at least one kind of event (with 5, one event is a like); "
             "use 0 for kinds to leave out"
@@ -130,8 +124,8 @@ def check_events(events: EventWeights) -> EventWeights:
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    "columns": parse_columns,
+    "columns": _parse_columns,
     "events": parse_events,
-    "scale": parse_scale,
-    "catalogue": parse_catalogue,
+    "scale": _parse_scale,
+    "catalogue": _parse_catalogue,
 }
