@@ -85,7 +85,7 @@ HEAD = "user,item,rating\n"
             ],
         ),
         (HEAD + "1,2\n", ["line 2 of", "has 2 fields instead of 3", "the delimiter with delimiter"]),
-        (HEAD, ["has a header but no ratings", "at least one row"]),
+        (HEAD, ["has no ratings", "at least one row"]),
         ("", ["is empty", "downloaded completely"]),
         (
             HEAD.encode() + b"1,2,3\nJos\xe9,2,3\n",

@@ -14,12 +14,12 @@ from verfedgnn.data import (
     align_users,
     check_parties,
     make_ratings,
-    pool_parties,
     read_parties,
     split_items,
     synthetic_ratings,
 )
-from verfedgnn.data.parties import find_pooled_items, parties_from_tables
+from verfedgnn.data.parties import parties_from_tables
+from verfedgnn_research.baselines.pooled_parties import find_pooled_items, pool_parties
 
 
 def rows(ratings):

@@ -13,13 +13,13 @@ from verfedgnn.data import (
     TRAIN,
     VALID,
     make_ratings,
-    pool_parties,
     split_by_date,
     split_by_rating,
     split_items,
     synthetic_ratings,
 )
 from verfedgnn.data.splits import FEWEST_TEST_USERS, choose_dates, hash64, suits
+from verfedgnn_research.baselines.pooled_parties import pool_parties
 
 DAY = 24 * 60 * 60
 

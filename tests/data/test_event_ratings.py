@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import Ratings, read_ratings
 from verfedgnn.data.data_check import check_source
-from verfedgnn.data.rating_reader import as_ratings, rate_strength
+from verfedgnn.data.rating_reader import rate_strength
 from verfedgnn.data.read_options import EventWeights, parse_events
 
 WEIGHTS = {"view": 1.0, "cart": 3.0, "purchase": 5.0}
@@ -40,7 +40,7 @@ def made(rows: list[Event], weights: EventWeights = WEIGHTS, size: int = 7) -> R
     )
     parts = [rows[start : start + size] for start in range(0, len(rows), size)]
     batches = [pa.record_batch(list(map(list, zip(*part, strict=True))), schema=schema) for part in parts]
-    return as_ratings(pa.Table.from_batches(batches), events=weights)
+    return read_ratings(pa.Table.from_batches(batches), events=weights)
 
 
 def by_pair(ratings: Ratings) -> dict[tuple[str, str], tuple[float, int]]:
@@ -194,7 +194,7 @@ def test_it_is_never_guessed(shop: Path) -> None:
         "events needs a weight",
     )
     (shop.parent / "no.csv").write_text("user,item,event\n1,2,view\n1,,view\n")
-    fails(lambda: read_ratings(shop.parent / "no.csv", events=1.0), "no item in line 3 of no.csv")
+    fails(lambda: read_ratings(shop.parent / "no.csv", events=1.0), "no item, the first in line 3 of no.csv")
     (shop.parent / "plain.csv").write_text("user,item,time\n1,2,5\n")
     fails(
         lambda: read_ratings(shop.parent / "plain.csv", events={"view": 1}),
@@ -202,7 +202,7 @@ def test_it_is_never_guessed(shop: Path) -> None:
         'columns={"event": ...}',
     )
     (shop.parent / "none.csv").write_text("user,item,event\n")
-    fails(lambda: read_ratings(shop.parent / "none.csv", events=1.0), "has no events")
+    fails(lambda: read_ratings(shop.parent / "none.csv", events=1.0), "has no ratings")
 
 
 def test_without_ratings_and_events_every_row_is_a_like(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_without_ratings_and_events_every_row_is_a_like(tmp_path: Path) -> None:
     assert ratings.scale == (1, 5)
     assert any("every row is a like" in note for note in ratings.notes)
     assert check_source("bought", path).usable
-    in_memory = as_ratings(pa.table({"user": [1, 1], "item": [2, 3]}))
+    in_memory = read_ratings(pa.table({"user": [1, 1], "item": [2, 3]}))
     assert (in_memory.rating >= 4).all()
 
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import verfedgnn as vf
-from verfedgnn.data.rating_reader import as_ratings
+from verfedgnn.data.rating_reader import read_ratings
 
 Make = Callable[[list[Any]], Any]
 
@@ -56,10 +56,10 @@ def test_ids_become_text(make: Make, users: list[Any]) -> None:
     there = [not (user is None or user is pd.NA or user != user) for user in users]
     if not all(there):
         with pytest.raises(vf.DataError, match=r'no user.*missing="drop"'):
-            as_ratings(make(users))
+            read_ratings(make(users))
     if not any(there):
         return
-    found = as_ratings(make(users), missing="drop")
+    found = read_ratings(make(users), missing="drop")
     wanted = [written(user) for user, known in zip(users, there, strict=True) if known]
     assert found.user_ids[found.user].tolist() == wanted
 
@@ -78,7 +78,7 @@ NOT_IDS = {
 @pytest.mark.parametrize("what", NOT_IDS)
 def test_values_that_are_no_ids_are_named(what: str) -> None:
     with pytest.raises(vf.DataError, match=rf"the user column holds .*{what}.*; convert it to text"):
-        as_ratings((NOT_IDS[what], ["x", "y"], [1, 2]))
+        read_ratings((NOT_IDS[what], ["x", "y"], [1, 2]))
 
 
 COLUMNS: dict[str, list[Any]] = {"user": [1, 2, 2], "item": ["a", "a", "b"], "rating": [1.0, 5.0, 3.0]}
@@ -113,7 +113,7 @@ TABLES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_frames_of_every_library_are_the_same_ratings(kind: str) -> None:
-    found = as_ratings(TABLES[kind]())
+    found = read_ratings(TABLES[kind]())
     assert found.user_ids[found.user].tolist() == ["1", "2", "2"]
     assert found.item_ids[found.item].tolist() == ["a", "a", "b"]
     assert found.rating.tolist() == [1, 5, 3]
@@ -122,7 +122,7 @@ def test_frames_of_every_library_are_the_same_ratings(kind: str) -> None:
 def test_objects_of_polars_are_refused() -> None:
     frame = pl.DataFrame({**COLUMNS, "user": pl.Series([1, "x", None], dtype=pl.Object)})
     with pytest.raises(vf.DataError, match="user column holds bytes or objects"):
-        as_ratings(frame)
+        read_ratings(frame)
 
 
 def test_a_frame_is_read_with_the_options_of_a_file(tmp_path: Path) -> None:
@@ -142,14 +142,14 @@ def test_a_frame_is_read_with_the_options_of_a_file(tmp_path: Path) -> None:
         "catalogue": 9,
     }
     frame.to_csv(tmp_path / "film.csv", index=False)
-    tables = [as_ratings(source, name="film", **options) for source in (frame, tmp_path / "film.csv")]
+    tables = [read_ratings(source, name="film", **options) for source in (frame, tmp_path / "film.csv")]
     for found in tables:
         assert found.user_ids.tolist() == ["a", "b", "c"]
         assert found.rating.tolist() == [5, 0, 10]
         assert (found.scale, found.catalogue) == ((0, 10), 9)
     assert tables[0].notes == tables[1].notes
     with pytest.raises(vf.DataError, match="encoding: an option for files; leave it out for the table film"):
-        as_ratings(frame, name="film", encoding="latin-1")
+        read_ratings(frame, name="film", encoding="latin-1")
 
 
 def test_events_in_memory_are_those_of_a_file(tmp_path: Path) -> None:
@@ -158,10 +158,10 @@ def test_events_in_memory_are_those_of_a_file(tmp_path: Path) -> None:
     )
     frame.astype({"user": "Int64"}).to_csv(tmp_path / "shop.csv", index=False)
     options: dict[str, Any] = {"events": {"view": 1, "buy": 5}, "missing": "drop"}
-    one, other = (as_ratings(source, name="shop", **options) for source in (frame, tmp_path / "shop.csv"))
+    one, other = (read_ratings(source, name="shop", **options) for source in (frame, tmp_path / "shop.csv"))
     assert one.rating.tolist() == other.rating.tolist()
     assert one.notes == other.notes
-    arrays = as_ratings(([1, 1, 2], ["x", "x", "y"]), events=2)
+    arrays = read_ratings(([1, 1, 2], ["x", "x", "y"]), events=2)
     assert arrays.user_ids.tolist() == ["1", "2"]
 
 

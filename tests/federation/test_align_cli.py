@@ -70,7 +70,7 @@ def test_padding_adds_empty_rows(shells: Shells, tmp_path: Path) -> None:
     ("users", "words", "reason"),
     [
         (["Ann", "ann", "ANN "], [], "has no user whose id is unambiguous"),
-        ([], [], "has a header but no ratings"),
+        ([], [], "has no ratings"),
         (["ann", "ben", "cleo", "dora"], [], "brings 4 users, but the agreement allows 3"),
         (["ann"], ["--pad-users", "4"], "brings 4 users, but the agreement allows 3"),
     ],

@@ -13,7 +13,7 @@ from helpers import federation, means_errors
 from verfedgnn.core.graph import build_graph
 from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.core.random_streams import simulated_secret
-from verfedgnn.data import PartyData, pool_parties
+from verfedgnn.data import PartyData
 from verfedgnn.gnn.neighbourhood_generator import NeighbourhoodGenerator
 from verfedgnn.protocol.messages import RoundReply
 from verfedgnn.runs.metrics_file import evaluate
@@ -23,6 +23,7 @@ from verfedgnn.training.train import train
 from verfedgnn_research.baselines import METHODS, Where, in_all, method
 from verfedgnn_research.baselines.central_gnn import cut, pooled
 from verfedgnn_research.baselines.fedpergnn import PseudoParty, like
+from verfedgnn_research.baselines.pooled_parties import pool_parties
 from verfedgnn_research.baselines.solo_training import solo_config
 
 CPU = torch.device("cpu")
@@ -172,7 +173,7 @@ def test_the_generator_learns_what_the_others_have(small_parties: list[vf.PartyD
     for _ in range(60):
         runtime.round()
     party = next(iter(runtime.parties.values()))
-    others = party.progress.others
+    others = party.progress.received.others
     assert others is not None
     views = party.model.views(party.replica.parameters)
     distance = party.model.propagate(

@@ -30,7 +30,7 @@ TRIAL_ITEMS = 1024
 COLUMNS = 32
 """Columns to which X B of ratings is cut."""
 POWERS = 4
-"""Products with X B that find these columns."""
+"""Products with (X B)^T X B that find these columns."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def fit_item_scores(
         rated.data[:] = 1.0
         device = train.user.device
         return ItemScores(
-            _regress(rated, damping).float().to(device),
+            _regress(rated.T @ rated, damping).float().to(device),
             torch.from_numpy(kept).to(device),
             torch.from_numpy(rated.indptr.astype(np.int64)).to(device),
             torch.from_numpy(rated.indices.astype(np.int32)).to(device),
@@ -121,16 +121,19 @@ def fit_residuals(
 
     def fit(damping: float, most: int) -> tuple[Tensor, Tensor]:
         kept, rated = _matrix(train, users, items, most)
-        weights = _regress(rated, damping).numpy()
-        # A randomised factorisation: Q spans nearly what X B spans, and X B is about Q (Q^T X B).
-        columns = np.random.default_rng(0).normal(size=(len(kept), min(COLUMNS, len(kept), users)))
+        gram = rated.T @ rated
+        weights = _regress(gram, damping).numpy()
+        # Subspace iteration for the right singular vectors V of X B, among items alone: X B is about (X B V) V^T.
+        columns = np.random.default_rng(0).normal(size=(len(kept), min(COLUMNS, len(kept))))
         for _ in range(POWERS):
-            basis = np.linalg.qr(rated @ (weights @ columns))[0]
-            columns = weights.T @ (rated.T @ basis)
-        whole = np.zeros((items, columns.shape[1]))
+            columns = np.linalg.qr(weights.T @ (gram @ (weights @ columns)))[0]
+        whole = np.zeros((items, columns.shape[1]), np.float32)
         whole[kept] = columns
         device = train.user.device
-        vectors, scores = (torch.from_numpy(part.astype(np.float32)).to(device) for part in (basis, whole))
+        vectors = torch.from_numpy(rated.astype(np.float32) @ (weights @ columns).astype(np.float32)).to(
+            device
+        )
+        scores = torch.from_numpy(whole).to(device)
         return vectors, scores
 
     return _choose(fit, dampings, error, choices)
@@ -165,10 +168,10 @@ def _matrix(
     return kept, rated
 
 
-def _regress(rated: scipy.sparse.csr_matrix, damping: float) -> Tensor:
-    """Return B (k, k) for X = `rated` and lambda = `damping`."""
-    gram = torch.from_numpy((rated.T @ rated).toarray())
-    gram.diagonal().add_(damping)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
+def _regress(gram: scipy.sparse.csr_matrix, damping: float) -> Tensor:
+    """Return B (k, k) for the Gram matrix X^T X and lambda = `damping`."""
+    damped = torch.from_numpy(gram.toarray())
+    damped.diagonal().add_(damping)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
     weights = -inverse / inverse.diagonal()
     return weights.fill_diagonal_(0.0)

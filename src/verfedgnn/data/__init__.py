@@ -4,7 +4,6 @@ from verfedgnn.data.parties import (
     PartyData,
     align_users,
     check_parties,
-    pool_parties,
     read_parties,
     split_items,
 )
@@ -25,7 +24,6 @@ __all__ = [
     "align_users",
     "check_parties",
     "make_ratings",
-    "pool_parties",
     "read_parties",
     "read_ratings",
     "split_by_date",

@@ -61,11 +61,8 @@ def match_columns(
             if hit is not None and hit not in names.values():
                 names[role] = hit
     left = [column for column in there if column not in names.values()]
-    names |= {
-        column: column
-        for column in (left if keep is None else keep)
-        if column in there and column not in names
-    }
+    kept = left if keep is None else [column for column in keep if column in there]
+    names |= {column: column for column in kept if column not in names}
     missing = [role for role in required if role not in names and role not in wanted]
     _check_roles(wanted, (*ALIASES, *required, *(keep or ())), lacks=bool(absent or missing))
     if not absent and not missing:
@@ -73,8 +70,7 @@ def match_columns(
     left = [column for column in there if column not in names.values() or column == names.get("title")]
     lacking = [role for role in (*wanted, *missing) if role not in names]
     guesses = _guess(lacking, left)
-    named = {role: names[role] for role in wanted if role in names}
-    named |= {role: guesses.get(role, UNKNOWN_COLUMN) for role in lacking}
+    named = {role: names.get(role) or guesses.get(role, UNKNOWN_COLUMN) for role in (*wanted, *missing)}
     lack = f"no column for {', '.join(missing)}"
     if absent:
         lack = f"{option('columns')} names {', '.join(absent)}, which does not exist"

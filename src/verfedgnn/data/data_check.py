@@ -20,7 +20,7 @@ from verfedgnn.data.column_names import RATING_ROLES
 from verfedgnn.data.ids import TEXT
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_checks import SHOWN, DataProblem, check_rows, used_ids
-from verfedgnn.data.rating_reader import as_ratings, default_duplicates, is_synthetic, list_tables, locate
+from verfedgnn.data.rating_reader import default_duplicates, is_synthetic, list_tables, locate, read_ratings
 from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
 from verfedgnn.data.table_sources import Table, open_table, read_rows
 from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time
@@ -124,23 +124,22 @@ class UserOverlap:
 
 
 def check_source(name: str, source: Any, **options: Any) -> CheckedSource:
-    """Check one source with the options of `read_ratings`: a path or a name, or a table in memory as `as_ratings` takes it."""
+    """Check one source with the options of `read_ratings`: a path or a name, or a table in memory."""
     shown = str(source) if isinstance(source, str | Path) else "in memory"
     try:
         plain = _find_plain(source, options)
         if plain is not None:
             shown = str(plain) if isinstance(plain, str | Path) else shown
-            duplicates = options.get("duplicates") or default_duplicates(plain)
             opening: dict[str, Any] = {key: options.get(key) for key in ("columns", "encoding", "delimiter")}
             table = open_table(plain, name, **opening)
-            return _check_table(name, shown, table, {**options, "duplicates": duplicates})
+            return _check_table(name, shown, table, options)
     except MissingColumns as error:
         if not error.only_ratings:
             return _unreadable(name, shown, error, error.flags)
     except DataError as error:
         return _unreadable(name, shown, error)
     try:
-        ratings = as_ratings(source, name=name, **options)
+        ratings = read_ratings(source, name=name, **options)
     except DataError as error:
         return _unreadable(name, shown, error, error.flags if isinstance(error, MissingColumns) else ())
     columns = (ratings.user, ratings.item, ratings.rating, ratings.time)
@@ -178,9 +177,10 @@ def _check_table(name: str, source: str, table: Table, options: Mapping[str, Any
         places = tuple(where[record] for record in broken[:SHOWN])
         problems.append(DataProblem("broken", said, remedy, len(broken), places, fatal=True))
     checked = check_rows(
-        *(rows[role] if role in roles else None for role in (*RATING_ROLES, "time")),
+        rows,
+        name=name,
         scale=options.get("scale"),
-        duplicates=options["duplicates"],
+        duplicates=options.get("duplicates") or default_duplicates(source),
         missing=options.get("missing") or "error",
     )
     good = np.flatnonzero(~checked.bad)
@@ -461,7 +461,7 @@ def _foresee_federation(sources: Sequence[CheckedSource], overlap: UserOverlap) 
         scale = option("own", {"...": {"scale": (1, 5)}})
         warnings.append(
             f"{one}, {other}: errors are in each party's own unit, so compare parties, not the overall RMSE; declare both "
-            f"scales with {worded('--scale NAME:LOW,HIGH', scale)}"
+            f"scales with {worded('--read NAME:scale=LOW,HIGH', scale)}"
         )
     users, _ = overlap.count_from(1)
     if overlap.shared and overlap.shared < FEWEST_SHARED * users:

@@ -44,6 +44,8 @@ def as_text(values: Any, what: str) -> Column:
     if types.is_dictionary(kind):
         codes, distinct = encode_unordered(array)
         return as_text(distinct, what).take(pa.array(codes, mask=codes < 0))
+    if types.is_fixed_size_binary(kind):
+        raise _not_ids(what, "bytes or objects")
     try:
         if types.is_floating(kind):
             array = pc.cast(array, pa.float64())

@@ -13,13 +13,14 @@ from verfedgnn.core.option_names import option, reading_table
 from verfedgnn.core.user_rule import UserRule, describe_rule, fewest_parties
 from verfedgnn.data.ids import StrArray, find_positions, sort_ids
 from verfedgnn.data.publishers import find_layout
-from verfedgnn.data.rating_reader import as_ratings, list_tables, locate, refuse_address
-from verfedgnn.data.ratings import Ratings, format_count, pool_tables
+from verfedgnn.data.rating_reader import list_tables, locate, read_ratings, refuse_address
+from verfedgnn.data.ratings import Ratings, format_count
 from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.data.table_sources import table_stem, tables_by_party
 
 FEWEST_RATINGS = 20
 """Ratings that a value of a column needs in order to become a party."""
+_NO_PARTIES = "there are no parties: give at least one file or table"
 LONGEST_NAME = 100
 """Characters of a party's name, which travels in messages and becomes a file name."""
 
@@ -116,7 +117,7 @@ def align_users(parties: Sequence[PartyData], users: UserRule = "any") -> list[P
     more. A party has no ratings of users that it does not know. Its notes say what was dropped.
     """
     if not parties:
-        raise _no_parties()
+        raise DataError(_NO_PARTIES)
     fewest = fewest_parties(users, len(parties))
     tables = [party.ratings for party in parties]
     ids, count = np.unique(np.concatenate([table.user_ids for table in tables]), return_counts=True)
@@ -153,23 +154,10 @@ def place_users(
     return placed.with_notes(note) if dropped else placed
 
 
-def declare_sizes(parties: Sequence[PartyData]) -> list[PartyData]:
-    """Declare scales and catalogues that are not declared yet as they are found in the ratings.
-
-    They reveal something about single ratings, so this is for experiments on one machine only.
-    """
-    tables = [replace(party.ratings, scale_declared=True) for party in parties]
-    sized = [
-        table.with_catalogue(table.n_items if table.catalogue is None else table.catalogue)
-        for table in tables
-    ]
-    return [PartyData(party.name, table) for party, table in zip(parties, sized, strict=True)]
-
-
 def check_parties(parties: Sequence[PartyData]) -> None:
     """Raise `DataError` unless these parties can form a federation."""
     if not parties:
-        raise _no_parties()
+        raise DataError(_NO_PARTIES)
     _refuse_same_names([party.name for party in parties])
     for party in parties:
         if not 1 <= len(party.name) <= LONGEST_NAME or not party.name.isprintable():
@@ -196,29 +184,6 @@ def check_parties(parties: Sequence[PartyData]) -> None:
         raise DataError(
             f"{format_count(idle, 'user')} without a rating at any party, first {first!r}: remove them from the user ids"
         )
-
-
-def pool_parties(parties: Sequence[PartyData], column: str = "party") -> Ratings:
-    """Return all parties' ratings in one table, as of one organisation; the item column `column` names the party.
-
-    Parties have their own items. If two of them use the same id, all ids get the party's name as a prefix.
-    """
-    ids = zip(parties, _pooled_item_ids(parties), strict=True)
-    tables = [replace(party.ratings, name=party.name, item_ids=items) for party, items in ids]
-    return pool_tables(tables, column, "+".join(table.name for table in tables))
-
-
-def find_pooled_items(parties: Sequence[PartyData], pool: Ratings) -> list[NDArray[np.int64]]:
-    """Return the rows of each party's items in `pool_parties(parties)`."""
-    return [find_positions(items, pool.item_ids) for items in _pooled_item_ids(parties)]
-
-
-def _pooled_item_ids(parties: Sequence[PartyData]) -> list[StrArray]:
-    """Return the item ids of each party; with the party's name as a prefix if an id is used twice."""
-    ids = [party.ratings.item_ids for party in parties]
-    if len(np.unique(np.concatenate(ids))) == sum(map(len, ids)):
-        return ids
-    return [np.char.add(f"{party.name}: ", items) for party, items in zip(parties, ids, strict=True)]
 
 
 def read_parties(
@@ -266,7 +231,7 @@ def read_parties(
             given["seed"] = seed
         try:
             with reading_table(name if len(sources) > 1 else None):
-                table = as_ratings(source, name=name, keep=() if by is None else (by,), **given)
+                table = read_ratings(source, name=name, keep=() if by is None else (by,), **given)
             tables.append(table if single else replace(table, name=name))
         except MissingColumns as error:
             lacking.append(error)
@@ -288,7 +253,7 @@ def name_sources(
     """
     if isinstance(data, Mapping):
         if not data:
-            raise _no_parties()
+            raise DataError(_NO_PARTIES)
         return {str(name): table for name, table in data.items()}, False, dict(options)
     if isinstance(data, str | Path | list):
         return *sources_of(data, by=by), dict(options)
@@ -343,10 +308,6 @@ def _named(entry: str | Path) -> tuple[str, str | Path]:
     if not file:
         raise DataError(f"{option('data')} {entry} has a name but no file: write {entry}FILE")
     return name, file
-
-
-def _no_parties() -> DataError:
-    return DataError("there are no parties: give at least one file or table")
 
 
 def _refuse_same_names(names: list[str]) -> None:

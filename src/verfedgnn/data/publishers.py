@@ -17,33 +17,16 @@ from verfedgnn.data.column_names import normalise_name
 from verfedgnn.data.ids import CODED_TEXT, TEXT, look_up
 from verfedgnn.data.rating_checks import rate_rows
 from verfedgnn.data.ratings import Ratings, format_count
-from verfedgnn.data.table_sources import Table, open_table, read_rows, text_source
+from verfedgnn.data.table_sources import Rows, Table, open_table, read_rows, text_source
 from verfedgnn.data.text_files import TextTable, open_stream, read_first_bytes, reading
 from verfedgnn.data.value_parsing import parse_numbers
 
 PAPER_SUBSET = (6000, 3000)
 """Number of users and items in the paper's dense subset of BookCrossing."""
-_GENRES = [
-    "unknown",
-    "Action",
-    "Adventure",
-    "Animation",
-    "Children's",
-    "Comedy",
-    "Crime",
-    "Documentary",
-    "Drama",
-    "Fantasy",
-    "Film-Noir",
-    "Horror",
-    "Musical",
-    "Mystery",
-    "Romance",
-    "Sci-Fi",
-    "Thriller",
-    "War",
-    "Western",
-]
+_GENRES = (
+    "unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy Film-Noir Horror Musical Mystery "
+    "Romance Sci-Fi Thriller War Western"
+)
 """The genres of MovieLens-100K, in the order of its flags."""
 _BLOCK = 16 << 20
 
@@ -54,12 +37,13 @@ def read_movielens_100k(path: Path, items: Path | None, **options: Any) -> Ratin
     ratings = _read_stars(_headless(text), "ml-100k", options)
     if items is None:
         return ratings
-    columns = ("item", "title", "released", "video", "link", *_GENRES)
+    genres = _GENRES.split()
+    columns = ("item", "title", "released", "video", "link", *genres)
     about = TextTable(items, delimiter="|", columns=columns, quoted=False, encoding="latin-1")
-    table = about.read(dict.fromkeys(["item", "title", *_GENRES], TEXT))
-    has = pc.make_struct(*(pc.equal(table[genre], "1") for genre in _GENRES))
+    table = about.read(dict.fromkeys(["item", "title", *genres], TEXT))
+    has = pc.make_struct(*(pc.equal(table[genre], "1") for genre in genres))
     return _described(
-        ratings, table["item"], table["title"], genre=pc.case_when(has, *map(pa.scalar, _GENRES))
+        ratings, table["item"], table["title"], genre=pc.case_when(has, *map(pa.scalar, genres))
     )
 
 
@@ -108,6 +92,10 @@ def _read_stars(table: Table, name: str, options: dict[str, Any]) -> Ratings:
     return rate_rows(rows, **{"scale": (lowest, 5.0), "name": name, "where": table.at, **options})
 
 
+def _columns(table: pa.Table) -> Rows:
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
 def _described_films(ratings: Ratings, ids: Any, titles: Any, genres: Any) -> Ratings:
     """Return ratings with titles and the first genre of films, given by id."""
     first = pc.list_element(pc.split_pattern(genres, "|"), 0)
@@ -143,7 +131,7 @@ def read_bookcrossing(
         "notes": notes,
         "where": lambda row: text.at(int(rows[row])),
     }
-    ratings = rate_rows(table.take(pa.array(rows)), **{**own, **options})
+    ratings = rate_rows(_columns(table.take(pa.array(rows))), **{**own, **options})
     if subset is not None:
         ratings = select_densest(ratings, *subset)
     if books is None:
@@ -184,7 +172,7 @@ def read_yelp(path: Path, businesses: Path | None, **options: Any) -> Ratings:
     order = pc.sort_indices(table["date"]).to_numpy()
     rows = table.rename_columns(["user", "item", "rating", "time"]).take(order)
     own = {"scale": (1, 5), "name": "yelp", "where": lambda row: f"line {order[row] + 1} of {path.name}"}
-    ratings = rate_rows(rows, **{"duplicates": "last", **own, **options})
+    ratings = rate_rows(_columns(rows), **{"duplicates": "last", **own, **options})
     if businesses is None:
         return ratings
     about = _read_json(businesses, dict.fromkeys(("business_id", "name", "categories", "city"), TEXT))

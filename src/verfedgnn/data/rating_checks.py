@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
+from verfedgnn.data.column_names import RATING_ROLES
 from verfedgnn.data.ids import (
     LONGEST_ID,
     LONGEST_TITLE,
@@ -36,8 +37,6 @@ from verfedgnn.data.value_parsing import (
     quote_value,
 )
 
-_ROLES = {"user": "user", "item": "item", "rating": "rating", "time": "time", "titles": "title"}
-"""The role of each column of `make_ratings`."""
 SHOWN = 5
 """Number of places that are shown for each kind of problem."""
 
@@ -78,56 +77,46 @@ class CheckedRows:
     """Sentences about how the columns were read."""
 
 
-def check_options(duplicates: str, missing: str) -> None:
-    """Raise `DataError` for unknown values of `duplicates` and `missing`."""
-    for name, given, known in (
+_LACKS = {"rating": "have a rating that is missing or NaN", "event": "have no kind of event"}
+
+
+def check_rows(
+    rows: Mapping[str, Any],
+    *,
+    name: str = "the table",
+    scale: tuple[float, float] | None = None,
+    duplicates: str = "error",
+    missing: str = "error",
+    what: str = "rating",
+) -> CheckedRows:
+    """Find all problems of the rows, given by role as columns of Arrow, arrays or sequences of one length.
+
+    `what` is "event" if rows are events with weights instead of ratings; some of them may lack a time.
+    """
+    sizes = {role: len(column) for role, column in rows.items()}
+    if len(set(sizes.values())) > 1:
+        entries = ", ".join(f"{size:,} of {role}" for role, size in sizes.items())
+        raise DataError(f"{name} has columns of different lengths: {entries}; give one of each per row")
+    for option_name, given, known in (
         ("duplicates", duplicates, "error, first, last, mean"),
         ("missing", missing, "error, drop"),
     ):
         if given not in known.split(", "):
-            raise DataError(f"{name}={given!r} is unknown; use one of {known}")
-
-
-def fill_in() -> str:
-    """Return the remedy for rows without a user, an item, a rating or a kind of event."""
-    return f"fill it in, or leave them out with {option('missing', 'drop')}"
-
-
-def note_left_out(count: int, lack: str) -> str:
-    """Return the note about rows that were left out because they lack something."""
-    return count_rows(count, f"have {lack}: left out")
-
-
-def find_absent(codes: NDArray[np.int32], ids: pa.Array) -> Mask:
-    """Return a mask of the rows without an id, given the codes of `number_ids`."""
-    return _of_rows(pc.equal(ids, ""), codes, missing=True)
-
-
-def check_rows(
-    user: Any,
-    item: Any,
-    rating: Any,
-    time: Any = None,
-    *,
-    scale: tuple[float, float] | None = None,
-    duplicates: str = "error",
-    missing: str = "error",
-) -> CheckedRows:
-    """Find all problems of the rows. The columns are of Arrow, arrays or sequences of one length."""
-    check_options(duplicates, missing)
+            raise DataError(f"{option_name}={given!r} is unknown; use one of {known}")
     with ThreadPoolExecutor(2) as both:
-        (users, user_ids), (items, item_ids) = both.map(number_ids, (user, item), ("user", "item"))
-    parsed = parse_numbers(rating, scale)
+        ids = both.map(number_ids, (rows["user"], rows["item"]), ("user", "item"))
+    (users, user_ids), (items, item_ids) = ids
+    parsed = parse_numbers(rows["rating"], scale)
     problems: list[DataProblem] = []
     bad = np.zeros(len(users), bool)
 
     def note(
-        kind: str, mask: Mask, what: str, remedy: str, *, outcome: str = "", warning: bool = False
+        kind: str, mask: Mask, said: str, remedy: str, *, outcome: str = "", warning: bool = False
     ) -> None:
         """Add a fatal problem, or a warning; `outcome` says how such rows are handled."""
         count = int(mask.sum())
         if count:
-            text = count_rows(count, what) + (f": {outcome}" if outcome else "")
+            text = count_rows(count, said) + (f": {outcome}" if outcome else "")
             places = tuple(np.flatnonzero(mask)[:SHOWN].tolist())
             fatal = not outcome and not warning
             problems.append(DataProblem(kind, text, "" if outcome else remedy, count, places, fatal=fatal))
@@ -135,10 +124,12 @@ def check_rows(
                 bad[mask] = True
 
     dropped = "left out" if missing == "drop" else ""
-    note("no-user", find_absent(users, user_ids), "have no user", fill_in(), outcome=dropped)
-    note("no-item", find_absent(items, item_ids), "have no item", fill_in(), outcome=dropped)
+    fill_in = f"fill it in, or leave them out with {option('missing', 'drop')}"
+    for role, codes, ids in (("user", users, user_ids), ("item", items, item_ids)):
+        absent = _of_rows(pc.equal(ids, ""), codes, missing=True)
+        note(f"no-{role}", absent, f"have no {role}", fill_in, outcome=dropped)
     lacking = np.isnan(parsed.values) & ~parsed.unlike
-    note("no-rating", lacking, "have a rating that is missing or NaN", fill_in(), outcome=dropped)
+    note("no-rating", lacking, _LACKS[what], fill_in, outcome=dropped)
     gone = bad & bool(dropped)
     if gone.all():
         lack = (
@@ -147,13 +138,13 @@ def check_rows(
         problems.append(DataProblem("empty", lack, "check how it was written", 1, fatal=True))
     for role, codes, ids in (("user", users, user_ids), ("item", items, item_ids)):
         lengths = pc.utf8_length(ids)
-        what = f"have a {role} of up to {pc.max(lengths)} characters, more than {LONGEST_ID}"
+        said = f"have a {role} of up to {pc.max(lengths)} characters, more than {LONGEST_ID}"
         remedy = f"name another column with {option('columns', {role: '...'})}"
-        note(f"long-{role}", _of_rows(pc.greater(lengths, LONGEST_ID), codes) & ~gone, what, remedy)
+        note(f"long-{role}", _of_rows(pc.greater(lengths, LONGEST_ID), codes) & ~gone, said, remedy)
         nothing = pc.is_in(ids, value_set=pa.array([*filter(None, NOTHING), "None"], ids.type))
-        what = f"have a {role} called NA, NULL or the like, which counts as an id"
+        said = f"have a {role} called NA, NULL or the like, which counts as an id"
         remedy = f"leave the {role} empty where there is none, then {option('missing', 'drop')} leaves those rows out"
-        note(f"named-nothing-{role}", _of_rows(nothing, codes) & ~gone, what, remedy, warning=True)
+        note(f"named-nothing-{role}", _of_rows(nothing, codes) & ~gone, said, remedy, warning=True)
     hardly = parsed.remedy == CORRECT and 2 * int(parsed.unlike.sum()) > len(bad)
     other = f"name the column of ratings with {option('columns', {'rating': '...'})}"
     remedy = other if hardly else parsed.remedy
@@ -163,9 +154,9 @@ def check_rows(
     note("infinite", infinite, "have a rating that is infinite (more than 3.4e38)", CORRECT)
     if scale is not None:
         outside = ~bad & ((parsed.values < scale[0]) | (parsed.values > scale[1]))
-        what = f"have a rating outside the scale {scale[0]:g} to {scale[1]:g}"
-        note("off-scale", outside, what, f"correct them or give another {option('scale')}")
-    seconds, notes = (None, ()) if time is None else parse_times(time, gone)
+        said = f"have a rating outside the scale {scale[0]:g} to {scale[1]:g}"
+        note("off-scale", outside, said, f"correct them or give another {option('scale')}")
+    seconds, notes = parse_times(rows["time"], gone, gaps=what == "event") if "time" in rows else (None, ())
     outcomes = {"error": "", "mean": "the mean rating is taken"}
     remedy = f"keep one with {option('duplicates', 'first')}, or use last or mean"
     pair = users.astype(np.int64) * len(item_ids) + items
@@ -193,12 +184,7 @@ def make_ratings(
     time: Any = None,
     titles: Any = None,
     columns: Mapping[str, Any] | None = None,
-    scale: tuple[float, float] | None = None,
-    name: str = "ratings",
-    duplicates: str = "error",
-    missing: str = "error",
-    notes: tuple[str, ...] = (),
-    where: Callable[[int], str] | None = None,
+    **options: Any,
 ) -> Ratings:
     """Check columns with one entry per rating and return them as `Ratings`.
 
@@ -212,57 +198,88 @@ def make_ratings(
         time: Times as numbers (seconds or milliseconds since 1970), dates or text.
         titles: Titles of items.
         columns: Further columns of items, by name.
+        **options: Those of `rate_rows`: scale, name, duplicates, missing, notes.
+    """
+    rows = {"user": user, "item": item, "rating": as_number_column(rating), "time": time, "title": titles}
+    given = {role: column for role, column in {**rows, **(columns or {})}.items() if column is not None}
+    return rate_rows(given, **options)
+
+
+def rate_rows(rows: Mapping[str, Any], *, duplicates: str = "error", **options: Any) -> Ratings:
+    """Check rows, given by role, and return them as `Ratings` with one row for each pair of a user and an item.
+
+    `duplicates` says how repeated pairs are treated: "error", "first", "last" or "mean". `options` are those of `accept_rows`.
+    """
+    table, repeated = accept_rows(rows, duplicates=duplicates, **options)
+    if not repeated.any():
+        return table
+    kept = np.flatnonzero(~repeated)
+    key = table.user.astype(np.int64) * table.n_items + table.item
+    if duplicates == "last":
+        kept = np.sort(len(key) - 1 - np.unique(key[::-1], return_index=True)[1])
+    elif duplicates == "mean":
+        _, pair = np.unique(key, return_inverse=True)
+        means = np.bincount(pair, weights=table.rating) / np.bincount(pair)
+        table = replace(table, rating=means[pair].astype(np.float32))
+    outcome = "took the mean rating" if duplicates == "mean" else f"kept the {duplicates}"
+    return table.take(kept).with_notes(
+        f"{count_rows(int(repeated.sum()), 'repeat a (user, item) pair')}: {outcome}"
+    )
+
+
+def accept_rows(
+    rows: Mapping[str, Any],
+    *,
+    scale: tuple[float, float] | None = None,
+    name: str = "ratings",
+    duplicates: str = "error",
+    missing: str = "error",
+    notes: tuple[str, ...] = (),
+    where: Callable[[int], str] | None = None,
+    what: str = "rating",
+) -> tuple[Ratings, Mask]:
+    """Return rows as `Ratings`, and a mask of those that repeat an earlier pair; raise `DataError` for a fatal problem.
+
+    Args:
+        rows: Columns by role; those that are not of ratings belong to items.
         scale: Lowest and highest rating; by default those of the data.
         name: Name of the table in messages.
-        duplicates: How to treat repeated (user, item) pairs: "error", "first", "last" or "mean".
+        duplicates: "error" to refuse repeated pairs.
         missing: How to treat rows without a user, an item or a rating: "error" or "drop".
         notes: Sentences about how the columns were read.
         where: Function that describes the place of a row in errors.
+        what: As in `check_rows`.
     """
     at = where or (lambda row: f"row {row} of {name} (counted from 0)")
-    rating = as_number_column(rating)
-    given = {"users": user, "items": item, "ratings": rating, "times": time, "titles": titles}
-    columns = columns or {}
-    sizes = {what: len(column) for what, column in {**given, **columns}.items() if column is not None}
-    if len(set(sizes.values())) > 1:
-        entries = ", ".join(f"{size:,} {what}" for what, size in sizes.items())
-        raise DataError(f"{name} has {entries}; give one of each per row")
-    rows = check_rows(user, item, rating, time, scale=scale, duplicates=duplicates, missing=missing)
-    _refuse(rows, rating, name, at)
-    kept: Any = np.flatnonzero(~rows.gone) if rows.gone.any() else slice(None)
-    values = rows.rating[kept]
+    checked = check_rows(rows, name=name, scale=scale, duplicates=duplicates, missing=missing, what=what)
+    _refuse(checked, rows["rating"], name, at)
+    kept: Any = np.flatnonzero(~checked.gone) if checked.gone.any() else slice(None)
+    values = checked.rating[kept]
     low, high = scale if scale is not None else (float(values.min()), float(values.max()))
-    user_code, user_ids = sort_numbered(*used_ids(rows.user[kept], rows.users))
-    item_code, item_ids = sort_numbered(*used_ids(rows.item[kept], rows.items))
-    left_out = int(rows.gone.sum())
-    lack = [note_left_out(left_out, "no user, item or rating")] if left_out else []
-
-    def first(column: Any, what: str) -> StrArray:
-        return first_per_item(column, what, item_code, len(item_ids), kept)
-
+    user_code, user_ids = sort_numbered(*used_ids(checked.user[kept], checked.users))
+    item_code, item_ids = sort_numbered(*used_ids(checked.item[kept], checked.items))
+    left_out = int(checked.gone.sum())
+    lack = [f"{count_rows(left_out, f'have no user, item or {what}')}: left out"] if left_out else []
+    about = {
+        role: first_per_item(column, role, item_code, len(item_ids), kept)
+        for role, column in rows.items()
+        if role not in (*RATING_ROLES, "time")
+    }
     table = Ratings(
         user=user_code,
         item=item_code,
         rating=values.astype(np.float32),
         user_ids=user_ids,
         item_ids=item_ids,
-        time=None if rows.time is None else rows.time[kept],
-        titles=None if titles is None else first(titles, "title"),
-        columns={key: first(column, key) for key, column in columns.items()},
+        time=None if checked.time is None else checked.time[kept],
+        titles=about.pop("title", None),
+        columns=about,
         scale=(float(low), float(high)),
         scale_declared=scale is not None,
         name=name,
-        notes=(*notes, *rows.notes, *lack),
+        notes=(*notes, *checked.notes, *lack),
     )
-    repeated = rows.bad[kept]
-    return _without_repeated(table, duplicates, repeated) if repeated.any() else table
-
-
-def rate_rows(rows: pa.Table, **options: Any) -> Ratings:
-    """Return the rows of a source, with one column per role, as `Ratings`; `options` are those of `make_ratings`."""
-    columns = {role: rows[role] for role in rows.column_names}
-    roles = {option: columns.pop(role) for option, role in _ROLES.items() if role in columns}
-    return make_ratings(**roles, columns=columns, **options)
+    return table, checked.bad[kept]
 
 
 def _refuse(rows: CheckedRows, rating: Any, name: str, at: Callable[[int], str]) -> None:
@@ -303,22 +320,6 @@ def first_per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int
     # Assigned from last to first, so that the first value remains.
     first[item[filled]] = codes[filled]
     return dictionary[first]
-
-
-def _without_repeated(table: Ratings, duplicates: str, repeated: Mask) -> Ratings:
-    """Keep one row of each pair; `repeated` masks all rows of a pair but the first."""
-    kept = np.flatnonzero(~repeated)
-    key = table.user.astype(np.int64) * table.n_items + table.item
-    if duplicates == "last":
-        kept = np.sort(len(key) - 1 - np.unique(key[::-1], return_index=True)[1])
-    elif duplicates == "mean":
-        _, pair = np.unique(key, return_inverse=True)
-        means = np.bincount(pair, weights=table.rating) / np.bincount(pair)
-        table = replace(table, rating=means[pair].astype(np.float32))
-    outcome = "took the mean rating" if duplicates == "mean" else f"kept the {duplicates}"
-    return table.take(kept).with_notes(
-        f"{count_rows(int(repeated.sum()), 'repeat a (user, item) pair')}: {outcome}"
-    )
 
 
 def used_ids(codes: NDArray[np.int32], ids: pa.Array) -> tuple[NDArray[np.int32], pa.Array]:

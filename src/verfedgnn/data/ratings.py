@@ -14,9 +14,8 @@ from verfedgnn.data.ids import StrArray, find_positions, sort_ids
 Mask = NDArray[np.bool_]
 Selection = NDArray[np.bool_] | NDArray[np.integer[Any]]
 """A mask, or an index."""
-_DISTINCT = 50
-"""Most distinct ratings that are compared one by one; a finer scale is divided into bins."""
 _BINS = 20
+"""Bins of ratings whose shares a drift compares; the ratings of a common scale have one each."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -201,12 +200,11 @@ def measure_drift(before: Ratings, after: Ratings) -> dict[str, Any]:
 
     The distance is the total variation: the share of ratings that would have to change their value, from 0 to 1.
     """
+    users, known = (table.user_ids[np.unique(table.user)] for table in (after, before))
     return {
         "rating_distance": _distance(before, after),
         "mean_rating": [float(table.rating.mean()) if len(table) else None for table in (before, after)],
-        "unknown_users": _share_unknown(
-            after.user_ids[np.unique(after.user)], before.user_ids[np.unique(before.user)]
-        ),
+        "unknown_users": _share_unknown(users, known),
         "unknown_items": _share_unknown(after.item_ids, before.item_ids),
     }
 
@@ -214,14 +212,8 @@ def measure_drift(before: Ratings, after: Ratings) -> dict[str, Any]:
 def _distance(before: Ratings, after: Ratings) -> float | None:
     if not len(before) or not len(after):
         return None
-    both = np.concatenate([before.rating, after.rating])
-    values, code = np.unique(both, return_inverse=True)
-    if len(values) > _DISTINCT:
-        edges = np.linspace(both.min(), both.max(), _BINS + 1)[1:-1]
-        code = np.digitize(both, edges)
-    size = int(code.max()) + 1
-    old = np.bincount(code[: len(before)], minlength=size) / len(before)
-    new = np.bincount(code[len(before) :], minlength=size) / len(after)
+    edges = np.histogram_bin_edges(np.concatenate([before.rating, after.rating]), _BINS)
+    old, new = (np.histogram(table.rating, edges)[0] / len(table) for table in (before, after))
     return float(np.abs(old - new).sum() / 2)
 
 

@@ -1,7 +1,7 @@
 """Sources of ratings as texts: options for reading them.
 
 `--columns user=uid,item=isbn` applies to every source, `--columns books:user=uid,item=isbn` to the source called books. The same
-holds for `--events`, `--encoding` and the others. An option for one source takes precedence.
+holds for `--events`, and `--read encoding=latin-1` becomes `--read books:encoding=latin-1`. An option for one source takes precedence.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.core.option_names import option
+from verfedgnn.core.option_names import READ, option
 
 EventWeights = Mapping[str, float] | float
 """Weight of an event, by its kind, or one weight for all kinds."""
@@ -21,12 +21,16 @@ class ReadOptions(tuple[tuple[str, str], ...]):
 
     @classmethod
     def from_texts(cls, **texts: Sequence[str] | None) -> "ReadOptions":
-        """Create options from command-line texts, with None for absent options."""
-        return cls((name, text) for name, given in texts.items() for text in given or ())
+        """Create options from command-line texts, with None for absent options; those of `read` are NAME=VALUE or SOURCE:NAME=VALUE."""
+        return cls(
+            _split(text) if name == "read" else (name, text)
+            for name, given in texts.items()
+            for text in given or ()
+        )
 
     def to_arguments(self) -> list[str]:
         """Return the options as command-line arguments."""
-        return [word for name, text in self for word in (f"--{name}", text)]
+        return [word for name, text in self for word in _write(name, text)]
 
     def for_each(self, sources: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return the keyword arguments of `read_ratings` for each of the named sources."""
@@ -34,48 +38,63 @@ class ReadOptions(tuple[tuple[str, str], ...]):
         single: dict[str, dict[str, Any]] = {source: {} for source in sources}
         for name, text in self:
             source, colon, value = text.partition(":")
+            written = " ".join(_write(name, f"{source}:..." if colon else "..."))
             if colon and source in single:
-                given, twice = single[source], f" for {source}; leave one out"
+                given, remedy = single[source], "leave one out"
             elif colon and re.fullmatch(r"[\w.-]+", source):
-                raise DataError(
-                    f"--{name} {source}:... names an unknown source; use one of: {', '.join(sources)}"
-                )
+                raise DataError(f"{written} names an unknown source; use one of: {', '.join(sources)}")
             else:
-                given, twice = common, f"; name the source of each, for example --{name} {sources[0]}:..."
-                value = text
+                example = " ".join(_write(name, f"{sources[0]}:..."))
+                given, value, remedy = common, text, f"name the source of each, for example {example}"
             if name in given:
-                raise DataError(f"--{name} is given twice{twice}")
+                raise DataError(f"{written} is given twice; {remedy}")
             given[name] = _PARSERS.get(name, str)(value)
         return {source: common | given for source, given in single.items()}
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Return the name and the text of `NAME=VALUE` or `SOURCE:NAME=VALUE`."""
+    head, equals, value = text.partition("=")
+    source, _, name = head.rpartition(":")
+    if not equals or name not in READ:
+        raise DataError(f"--read takes NAME=VALUE with one of the names {', '.join(READ)}, not '{text}'")
+    return name, f"{source}:{value}" if source else value
+
+
+def _write(name: str, text: str) -> tuple[str, str]:
+    """Return an option as two words of the command line."""
+    if name not in READ:
+        return f"--{name}", text
+    source, colon, value = text.partition(":")
+    return "--read", f"{source}:{name}={value}" if source and colon else f"{name}={text}"
 
 
 DEFAULT_OPTIONS = ReadOptions()
 """No options given: every source is read with the defaults."""
 
 
-def parse_columns(text: str) -> dict[str, str]:
-    """Parse `user=...,item=...` to a mapping."""
+def _parse_columns(text: str) -> dict[str, str]:
     pairs = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
     if len(pairs) != len(text.split(",")):
         raise DataError(f"--columns takes user=...,item=...,rating=..., not '{text}'")
     return pairs
 
 
-def parse_scale(text: str) -> tuple[float, float]:
-    """Parse `1,5` to the lowest and the highest rating."""
+def _parse_scale(text: str) -> tuple[float, float]:
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
         raise DataError(
-            f"--scale takes the lowest and the highest rating, for example 1,5, not '{text}'"
+            f"--read scale takes the lowest and the highest rating, for example scale=1,5, not '{text}'"
         ) from None
     return low, high
 
 
-def parse_catalogue(text: str) -> int:
-    """Parse the number of items of a catalogue."""
+def _parse_catalogue(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not int(text):
-        raise DataError(f"--catalogue takes the number of items, for example 30000, not '{text}'")
+        raise DataError(
+            f"--read catalogue takes the number of items, for example catalogue=30000, not '{text}'"
+        )
     return int(text)
 
 
@@ -94,12 +113,9 @@ def parse_events(text: str) -> EventWeights:
 
 def check_events(events: EventWeights) -> EventWeights:
     """Return the weights if they are valid, else raise `DataError`."""
-    weights = events if isinstance(events, Mapping) else {"any": events}
-    if (
-        not any(weights.values())
-        or not all(math.isfinite(w) and w >= 0 for w in weights.values())
-        or "" in weights
-    ):
+    weights = list(events.values() if isinstance(events, Mapping) else [events])
+    valid = any(weights) and all(math.isfinite(weight) and weight >= 0 for weight in weights)
+    if not valid or (isinstance(events, Mapping) and "" in events):
         raise DataError(
             f"{option('events')} needs a weight above 0 for at least one kind of event (with 5, one event is a like); "
             "use 0 for kinds to leave out"
@@ -108,8 +124,8 @@ def check_events(events: EventWeights) -> EventWeights:
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    "columns": parse_columns,
+    "columns": _parse_columns,
     "events": parse_events,
-    "scale": parse_scale,
-    "catalogue": parse_catalogue,
+    "scale": _parse_scale,
+    "catalogue": _parse_catalogue,
 }

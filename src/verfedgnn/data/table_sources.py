@@ -1,11 +1,10 @@
-"""Plain tables: text files, Parquet files and tables in memory, read by one path.
+"""Plain tables: text files, Parquet files and tables in memory, read by one path into columns of Arrow.
 
-A source yields Arrow record batches with one column per role (user, item, rating, ...). `read_rows` collects them and holds ids,
-ratings and other text as codes, so that 100 million rows take 4 bytes a column and row; times stay as they are written.
+Ids and other text are held as codes, so that 100 million rows take 4 bytes a column and row; times stay as they are written.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +25,7 @@ from verfedgnn.data.ids import (
     Column,
     as_item_text,
     as_text,
+    encode_unordered,
     is_text,
     to_numpy,
     trim,
@@ -35,18 +35,19 @@ from verfedgnn.data.text_files import TextTable, read_first_bytes, reading
 from verfedgnn.data.value_parsing import as_number_column
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".inter", ".parquet", ".pq")
-_ROWS = 1 << 20
-"""Number of rows in a batch of a Parquet file."""
+Rows = dict[str, Column]
+"""Columns by role: user, item, rating, ..."""
+Load = Callable[[Sequence[str], list[int] | None], Any]
+"""Function that returns columns by name; the list receives the records of a text file that are left out."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of any source: a file or columns in memory. Rows are read on demand."""
+    """A table of any source. Rows are read on demand."""
 
     names: dict[str, str]
     """The table's column of each role."""
-    read: Callable[[dict[str, str], list[int] | None], Iterable[pa.RecordBatch]]
-    """Function that yields such columns in batches; the list receives the records of a text file that are left out."""
+    load: Load
     at: Callable[[int], str]
     """Function that describes the place of a row for messages."""
     unit: str = "row"
@@ -60,40 +61,32 @@ class Table:
 def text_source(text: TextTable, names: dict[str, str], time: pa.DataType = TEXT) -> Table:
     """Return a text file as a table; `time` is the type of the column of times."""
 
-    def read(names: dict[str, str], broken: list[int] | None) -> list[pa.RecordBatch]:
-        types = {column: time if role == "time" else CODED_TEXT for role, column in names.items()}
-        return text.read(types, broken).to_batches()  # type: ignore[no-any-return]
+    def load(columns: Sequence[str], broken: list[int] | None) -> pa.Table:
+        types = dict.fromkeys(columns, CODED_TEXT)
+        return text.read(types | {names["time"]: time} if names.get("time") in types else types, broken)
 
-    return Table(names, read, text.at, "line", text)
-
-
-def read_rows(table: Table, broken: list[int] | None = None) -> pa.Table:
-    """Read all rows of a table, with one column per role and ids and text as codes; `broken` is that of `TextTable.read`."""
-    parts: dict[str, list[pa.Array]] = {role: [] for role in table.names}
-    for batch in table.read(table.names, broken):
-        for role, arrays in parts.items():
-            arrays.append(_coded(batch.column(table.names[role]), role))
-    empty = pa.array([], TEXT)
-    return pa.table({role: pa.chunked_array(arrays or [empty]) for role, arrays in parts.items()})
+    return Table(names, load, text.at, "line", text)
 
 
-def _coded(column: pa.Array, role: str) -> pa.Array:
-    """Return a column with ids and text as codes of trimmed texts."""
-    ids = role in ("user", "item", "event")
-    if column.type == pa.string_view() or (ids and pa.types.is_binary(column.type)):
-        column = as_text(column, role)
-    if role == "time":
+def read_rows(table: Table, broken: list[int] | None = None) -> Rows:
+    """Read all rows of a table, with ids and text as codes of trimmed texts; `broken` is that of `TextTable.read`."""
+    columns = table.load(list(table.names.values()), broken)
+    return {role: _coded(_in_arrow(columns[name], role), role) for role, name in table.names.items()}
+
+
+def _in_arrow(values: Any, role: str) -> Column:
+    if isinstance(values, Column):
+        return values
+    if role in ("user", "item"):
+        return as_text(values, role)
+    return as_number_column(values) if role == "rating" else pa.array(values, from_pandas=True)
+
+
+def _coded(column: Column, role: str) -> Column:
+    if role == "time" or not (is_text(column.type) or pa.types.is_dictionary(column.type)):
         return column
-    try:
-        if (ids or is_text(column.type)) and not pa.types.is_dictionary(column.type):
-            column = pc.dictionary_encode(column)
-    except pa.ArrowNotImplementedError:
-        return column
-    if not pa.types.is_dictionary(column.type):
-        return column
-    words = column.dictionary
-    words = trim(pc.cast(words, TEXT)) if is_text(words.type) else words
-    return pa.DictionaryArray.from_arrays(column.indices, words)
+    codes, words = encode_unordered(column)
+    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), trim(words))
 
 
 def open_table(
@@ -113,20 +106,27 @@ def open_table(
     match = partial(match_columns, wanted=columns or {}, required=required, keep=keep)
     if not isinstance(source, str | Path):
         there, column = open_columns(source, name, required)
-        read = partial(_read_memory, name, column)
         return Table(
-            match(there, source=name), read, lambda row: f"row {row} of {name} (counted from 0)", "position"
+            match(there, source=name),
+            lambda names, _: {name: column(name) for name in names},
+            lambda row: f"row {row} of {name} (counted from 0)",
+            "position",
         )
     path = Path(source)
     head = read_first_bytes(path)
     if head.startswith(b"PAR1"):
         with _parquet(path) as file:
-            names = match(file.schema_arrow.names, source=str(path))
-        return Table(names, partial(_read_parquet, path), lambda row: f"row {row + 1} of {path.name}")
+            schema = file.schema_arrow
+        coded = [field.name for field in schema if is_text(field.type)]
+
+        def load(names: Sequence[str], _: list[int] | None) -> pa.Table:
+            with _parquet(path, read_dictionary=coded) as file:
+                return file.read(columns=list(names))
+
+        return Table(match(schema.names, source=str(path)), load, lambda row: f"row {row + 1} of {path.name}")
     line = head.split(b"\n", 1)[0]
-    tabs = plain_name(path).endswith((".tsv", ".inter"))
-    likely = "\t" if tabs else max(",\t;|", key=lambda character: line.count(character.encode()))
-    text = TextTable(path, delimiter=delimiter or likely, encoding=encoding, quoted=not is_inter(path))
+    likely = max(",\t;|", key=lambda character: line.count(character.encode()))
+    text = TextTable(path, delimiter=delimiter or likely, encoding=encoding)
     fields = text.header_names()
     if (
         "rating" in required
@@ -141,36 +141,11 @@ def open_table(
     return text_source(text, match(fields, source=str(path), advice=advice))
 
 
-def _read_parquet(path: Path, names: dict[str, str], _: list[int] | None) -> Iterator[pa.RecordBatch]:
-    with _parquet(path) as file:
-        yield from file.iter_batches(_ROWS, columns=list(names.values()))
-
-
-def _read_memory(
-    name: str, column: Callable[[str], Any], names: dict[str, str], _: list[int] | None
-) -> Iterator[pa.RecordBatch]:
-    values = {role: _in_arrow(column(label), role) for role, label in names.items()}
-    if len({len(array) for array in values.values()}) > 1:
-        sizes = ", ".join(f"{len(array):,} of {role}" for role, array in values.items())
-        raise DataError(f"{name} has columns of different lengths: {sizes}; give one of each per row")
-    yield from pa.table({names[role]: array for role, array in values.items()}).to_batches()
-
-
 def table_stem(source: str | Path) -> str:
     """Return the name of a table without folder, suffix and .gz."""
     name = Path(source).name.removesuffix(".gz")
     suffix = next((s for s in TABLE_SUFFIXES if name.lower().endswith(s)), "")
     return name[: len(name) - len(suffix)] or name
-
-
-def is_inter(source: str | Path) -> bool:
-    """Return whether a source is a RecBole table: tab separated, with the type after each column name."""
-    return plain_name(source).endswith(".inter")
-
-
-def plain_name(path: str | Path) -> str:
-    """Return the name of a file in lower case, without .gz."""
-    return Path(path).name.lower().removesuffix(".gz")
 
 
 def open_columns(source: Any, name: str, required: Sequence[str]) -> tuple[list[str], Callable[[str], Any]]:
@@ -235,25 +210,11 @@ def _single_column(frame: Any, label: Any) -> Any:
         return list(frame[label])
 
 
-def _in_arrow(values: Any, role: str) -> Column:
-    """Return a column of a table in memory as one of Arrow."""
-    if role in ("user", "item"):
-        kind = getattr(values, "type", None)
-        if kind is not None and (
-            pa.types.is_fixed_size_binary(kind) or kind in (pa.binary(), pa.binary_view())
-        ):
-            raise DataError(f"the {role} column holds bytes or objects, not ids; convert it to text")
-        return values if isinstance(values, Column) else as_text(values, role)
-    if role == "rating":
-        return as_number_column(values)
-    return values if isinstance(values, Column) else pa.array(values, from_pandas=True)
-
-
 @contextmanager
-def _parquet(path: Path) -> Iterator[pa.parquet.ParquetFile]:
+def _parquet(path: Path, **options: Any) -> Iterator[pa.parquet.ParquetFile]:
     """Open a Parquet file; a damaged one is a `DataError`."""
     try:
-        with reading(path), pa.parquet.ParquetFile(path) as file:
+        with reading(path), pa.parquet.ParquetFile(path, **options) as file:
             yield file
     except pa.ArrowException as error:
         raise DataError(
@@ -267,6 +228,6 @@ def read_item_texts(path: Path) -> dict[str, dict[str, str]]:
     ids = to_numpy(as_text(rows["item"], "item"))
     if len(np.unique(ids)) < len(ids) or (ids == "").any():
         raise DataError(f"{path} has rows without item id or with the same one; give one row per item")
-    names = [name for name in rows.column_names if name != "item"]
+    names = [name for name in rows if name != "item"]
     texts = [to_numpy(as_item_text(rows[name], name), LONGEST_TITLE).tolist() for name in names]
     return {item: dict(zip(names, row, strict=True)) for item, *row in zip(ids.tolist(), *texts, strict=True)}

@@ -14,7 +14,7 @@ from verfedgnn.config import Config, presets
 from verfedgnn.core.errors import ConfigError, DataError, RunError
 from verfedgnn.data import PartyData, check_parties, read_parties
 from verfedgnn.data.parties import one_table, sources_of
-from verfedgnn.data.rating_reader import as_ratings
+from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn.estimator.lift_result import Lift, lift
 from verfedgnn.estimator.rated_pairs import RatedPairs, read_pairs
 from verfedgnn.estimator.train_run import train
@@ -223,7 +223,7 @@ class VerFedRecommender:
             return -float(np.sqrt(np.square(self.predict(X) - np.asarray(y, np.float64).ravel()).mean()))
         tables = X if isinstance(X, Mapping) else {"ratings": X}
         squared = []
-        for table in (as_ratings(source, name=name) for name, source in tables.items()):
+        for table in (read_ratings(source, name=name) for name, source in tables.items()):
             predicted = run.predict(table.user_ids[table.user], table.item_ids[table.item])
             squared.append(np.square(predicted - table.rating))
         return -float(np.sqrt(np.concatenate(squared).mean()))

@@ -1,36 +1,20 @@
-"""The vectors that a party serves as Arrow tables, and as Parquet files for other programs."""
+"""The vectors that a party serves, as Arrow tables."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import make_folder, replacing, write_bytes, writing
-from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.runs.party_tables import safe_names
-from verfedgnn.runs.run_folder import check_outside
-
-RATINGS, LISTS = "ratings", "lists"
-PRODUCTS = {
-    RATINGS: "The inner product of a user's and an item's vector is the predicted rating.",
-    LISTS: "The inner product of a user's and an item's vector is the score that orders lists.",
-}
-"""Meaning of a product of vectors, by purpose of the model."""
-ITEM_WEIGHTS = " The vectors do not contain the weights between the party's items (EASE), which the served score adds to the product."
 
 
 @dataclass(frozen=True)
@@ -44,10 +28,6 @@ class Embeddings:
     """Table with the columns `item`, the id, `title`, further columns of the catalogue, and `vector`, C numbers."""
     parts: Mapping[str, slice]
     """Components by name: factors, user bias, item bias, mean; only `components` for a mixture of several models."""
-    scale: tuple[float, float]
-    """Lowest and highest rating at the party. Products may lie slightly outside."""
-    purpose: str
-    """`ratings` if products are predicted ratings, `lists` if they are scores that order lists."""
     meaning: str
     """Meaning of a product of two vectors, and what the served score adds to it."""
 
@@ -60,15 +40,17 @@ class Embeddings:
 def party_embeddings(party: PartyData, model: PartyModel, config: Config, *, gated: bool) -> Embeddings:
     """Return the vectors that a party serves, with ids and titles; `gated` says whether they mix several models."""
     table = party.ratings
-    purpose = LISTS if config.ranks else RATINGS
-    meaning = PRODUCTS[purpose] + (ITEM_WEIGHTS if model.item_scores is not None else "")
+    product = "score that orders lists" if config.ranks else "predicted rating"
+    meaning = f"The inner product of a user's and an item's vector is the {product}."
+    if model.item_scores is not None:
+        meaning += " The served score adds the weights between the party's items (EASE)."
     titles = np.full(table.n_items, "") if table.titles is None else table.titles
     extra = {name: each for name, each in table.columns.items() if name not in ("item", "title", "vector")}
     items = _table({"item": table.item_ids, "title": titles, **extra}, model.items)
     known = table.known_users
     users = _table({"user": table.user_ids[known]}, model.users[torch.from_numpy(known)])
     parts = _parts(config, model.users.shape[1], gated=gated)
-    return Embeddings(party.name, users, items, parts, table.scale, purpose, meaning)
+    return Embeddings(party.name, users, items, parts, meaning)
 
 
 def _parts(config: Config, width: int, *, gated: bool) -> dict[str, slice]:
@@ -89,40 +71,3 @@ def _table(columns: Mapping[str, Any], vectors: Tensor) -> pa.Table:
     values = vectors.cpu().numpy().astype(np.float32)
     lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
     return pa.table({name: pa.array(column.tolist()) for name, column in columns.items()} | {"vector": lists})
-
-
-def export_embeddings(embeddings: Sequence[Embeddings], folder: Path) -> list[Path]:
-    """Write embeddings as Parquet, with embeddings.json that explains them, and return the files.
-
-    Each party gets a folder. If a party has vectors for ratings and for lists, those for lists are in its
-    subfolder `lists`.
-    """
-    check_outside(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder} exists already; choose another {option('out')}")
-    parties = list(dict.fromkeys(each.party for each in embeddings))
-    names = dict(zip(parties, safe_names(parties), strict=True))
-    files: list[Path] = []
-    rows: dict[str, dict[str, Any]] = {}
-    with writing(folder):
-        for each in embeddings:
-            place = folder / names[each.party] / (each.purpose if each.party in rows else "")
-            make_folder(place)
-            tables = {place / "users.parquet": each.users, place / "items.parquet": each.items}
-            for path, table in tables.items():
-                with replacing(path) as file:
-                    pq.write_table(table, file)
-            about = {"name": each.party, "users": len(each.users), "items": len(each.items)}
-            row = rows.setdefault(each.party, about | {"scale": each.scale, "vectors": []})
-            row["vectors"].append(
-                {
-                    "purpose": each.purpose,
-                    "meaning": each.meaning,
-                    "parts": {name: [part.start, part.stop] for name, part in each.parts.items()},
-                    "files": [str(path.relative_to(folder)) for path in tables],
-                }
-            )
-            files += tables
-        text = json.dumps({"parties": list(rows.values())}, indent=1)
-        write_bytes(folder / "embeddings.json", (text + "\n").encode())
-    return [*files, folder / "embeddings.json"]

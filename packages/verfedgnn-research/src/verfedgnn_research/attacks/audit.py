@@ -17,7 +17,6 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import make_folder, writing
-from verfedgnn.data.parties import declare_sizes
 from verfedgnn.runs.run import Run, write_json
 from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train
@@ -27,6 +26,7 @@ from verfedgnn_research.attacks.federation_sample import sample_items, sample_us
 from verfedgnn_research.attacks.item_attack import attack_items
 from verfedgnn_research.attacks.membership_inference import membership
 from verfedgnn_research.attacks.overlap_attack import attack_overlap
+from verfedgnn_research.baselines.pooled_parties import declare_sizes
 
 THIS = "this run"
 NOISE = 0.25

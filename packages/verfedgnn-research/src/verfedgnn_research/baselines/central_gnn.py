@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from verfedgnn.config import Config
-from verfedgnn.data import PartyData, Ratings, pool_parties
-from verfedgnn.data.parties import find_pooled_items
+from verfedgnn.data import PartyData, Ratings
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.train import train
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
+from verfedgnn_research.baselines.pooled_parties import find_pooled_items, pool_parties
 from verfedgnn_research.baselines.solo_training import solo_config
 
 RATING_BYTES = 12

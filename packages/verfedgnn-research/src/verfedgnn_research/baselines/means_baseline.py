@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from verfedgnn.config import Config
-from verfedgnn.data import PartyData, pool_parties
+from verfedgnn.data import PartyData
 from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.training.own_models import fit_party_means, means_model
 from verfedgnn_research.baselines.central_gnn import CENTRAL, cut, handed_over
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
+from verfedgnn_research.baselines.pooled_parties import pool_parties
 from verfedgnn_research.baselines.solo_training import solo_config
 
 

@@ -16,12 +16,12 @@ import numpy as np
 
 from verfedgnn import plugins
 from verfedgnn.config import Config, build_config
-from verfedgnn.data import PartyData, check_parties, pool_parties, read_parties
-from verfedgnn.data.parties import declare_sizes
+from verfedgnn.data import PartyData, check_parties, read_parties
 from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.runs.metrics_file import describe_environment, evaluate, summarise_cost
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn_research.baselines import METHODS, Where, method
+from verfedgnn_research.baselines.pooled_parties import declare_sizes, pool_parties
 
 RECORDS = 1
 """Version of the records. Raise it when a change of arithmetic makes old records wrong, so that they are
