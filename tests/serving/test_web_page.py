@@ -145,6 +145,18 @@ def test_by_keyboard_only(run: vf.Run, chromium: Any, address: str) -> None:
         assert all(url.startswith(address) for url in visit.asked)
 
 
+def test_the_page_opens_on_a_typical_customer(run: vf.Run, chromium: Any, address: str) -> None:
+    with Visit(chromium, address) as visit:
+        page = visit.page
+        for party in ("", run.parties[1].name):
+            page.select_option("#party", party)
+            typical = page.locator("#examples button", has_text="a typical user").get_attribute("data-user")
+            expect(page.locator("#best-title")).to_have_text(f"Recommendations for user {typical}")
+            assert "user=" not in page.url, "nobody chose the customer"
+        page.wait_for_selector("#changes li, #changed-note")
+        assert not visit.troubles
+
+
 def test_on_a_phone_nothing_is_cut_off(chromium: Any, address: str) -> None:
     with Visit(chromium, address, width=360) as visit:
         page = visit.page
@@ -243,18 +255,21 @@ def test_the_verdict_is_first_and_fits_one_screen(run: vf.Run, chromium: Any, si
         serving(make_app(Catalogue(replace(run, metrics=metrics), "trial"))) as address,
         Visit(chromium, address, width) as visit,
     ):
-        visit.page.wait_for_selector("#points li")
+        visit.page.wait_for_selector("#best li")
         for chosen in ("", name):
             visit.page.select_option("#party", chosen)
             lift = narrow_lift(metrics["lift"], chosen) if chosen else metrics["lift"]
             expect(visit.page.locator("#verdict")).to_have_class(f"open banner {TONES[party_word(lift)]}")
             assert visit.texts("#headline") == [headline(lift)]
-            assert visit.texts("#points li") == [point.replace("`", "") for point in list_points(lift)]
             assert visit.page.locator("#deciding").is_hidden()
+            assert visit.page.locator("#points").is_hidden()
             assert visit.page.locator("#about").is_hidden()
             box = visit.page.locator("#verdict").bounding_box()
-            assert box["y"] + box["height"] <= height
+            assert box["y"] + box["height"] <= height / 2
             assert box["y"] < visit.page.locator("#pick").bounding_box()["y"]
+            visit.page.click("#more summary")
+            assert visit.texts("#points li") == [point.replace("`", "") for point in list_points(lift)]
+            visit.page.click("#more summary")
         visit.page.click("#more summary")
         assert [text.split(":")[0] for text in visit.texts("#about li")] == ["Cost", "Others learn", "Served"]
         assert f"worse than the most popular items (NDCG@20: {name} " in visit.texts("#warning")[0]
@@ -346,7 +361,7 @@ def test_everything_chosen_is_in_the_address(run: vf.Run, chromium: Any, address
         page.go_back()
         page.wait_for_selector("#best.federated li")
         page.go_back()
-        expect(page.locator("#for-user")).to_be_hidden()
+        expect(page.locator("#liked-title")).not_to_have_text(f"Liked by user {user}")
         assert (page.locator("#party").input_value(), page.locator("#user").input_value()) == (second, "")
         page.go_back()
         expect(page.locator("#party")).to_have_value("")
