@@ -103,6 +103,12 @@ class Visit:
             if each["impact"] in ("serious", "critical")
         ]
 
+    def wait_for(self, user: str | None = None) -> str:
+        """Wait for the recommendations for a user, by default the one who was just chosen, and return the id."""
+        user = user or str(self.page.locator("#user").input_value())
+        expect(self.page.locator("#best-title")).to_have_text(f"Recommendations for user {user}")
+        return user
+
     def tab_to(self, id: str) -> None:
         """Press Tab until the element has the focus."""
         for _ in range(40):
@@ -123,7 +129,7 @@ def test_by_keyboard_only(run: vf.Run, chromium: Any, address: str) -> None:
         page.keyboard.press("ArrowDown")
         chosen = page.locator("#users li[aria-selected=true] span").inner_text()
         page.keyboard.press("Enter")
-        page.wait_for_selector("#best li")
+        visit.wait_for(chosen)
         assert page.locator("#users").is_hidden()
         wanted = [item.title or item.item for item in run.recommend(chosen, 10, party=party)]
         assert visit.texts("#best .title") == wanted
@@ -162,7 +168,7 @@ def test_on_a_phone_nothing_is_cut_off(chromium: Any, address: str) -> None:
         page = visit.page
         page.wait_for_selector("#examples button")
         page.locator("#examples button").nth(1).click()
-        page.wait_for_selector("#best li")
+        visit.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         assert not visit.troubles
 
@@ -172,8 +178,8 @@ def test_every_organisation_and_unknown_users(run: vf.Run, chromium: Any, addres
         page = visit.page
         page.wait_for_selector("#examples button")
         page.locator("#examples button").first.click()
+        user = visit.wait_for()
         expect(page.locator("#liked-note")).to_contain_text("all organisations")
-        user = page.locator("#user").input_value()
         wanted = run.recommend(user, 10)
         assert visit.texts("#best .title") == [item.title or item.item for item in wanted]
         assert not re.search(r"\d %", " ".join(visit.texts("#best"))), "a score is no likelihood"
@@ -190,7 +196,7 @@ def test_an_unknown_user_is_served_as_someone_new(run: vf.Run, chromium: Any, ad
         page = visit.page
         page.wait_for_selector("#examples button")
         page.locator("#examples button").first.click()
-        page.wait_for_selector("#best li")
+        visit.wait_for()
         page.fill("#user", "no such user")
         page.keyboard.press("Enter")
         expect(page.locator("#unknown")).to_contain_text(
@@ -351,7 +357,7 @@ def test_everything_chosen_is_in_the_address(run: vf.Run, chromium: Any, address
         assert page.url == f"{address}/#party={second}"
         page.fill("#user", user)
         page.keyboard.press("Enter")
-        page.wait_for_selector("#best li")
+        visit.wait_for(user)
         page.locator("label[for=model-alone]").click()
         page.wait_for_selector("#best.alone")
         assert page.url == f"{address}/#user={user}&party={second}&model=alone"
@@ -474,7 +480,7 @@ def test_without_models_alone_the_switch_says_why(run: vf.Run, chromium: Any) ->
         page = visit.page
         page.wait_for_selector("#examples button")
         page.locator("#examples button").first.click()
-        page.wait_for_selector("#best li")
+        visit.wait_for()
         assert page.locator("#model-alone").is_disabled()
         assert "--set gate=true" in page.locator("#no-alone").inner_text()
         assert page.locator("#changed").is_hidden()
@@ -490,6 +496,6 @@ def test_ids_that_look_like_markup_are_text(run: vf.Run, chromium: Any) -> None:
     with serving(make_app(catalogue)) as address, Visit(chromium, f"{address}/#party={first.name}") as visit:
         visit.page.wait_for_selector("#examples button")
         visit.page.locator("#examples button").first.click()
-        visit.page.wait_for_selector("#best li")
+        visit.wait_for()
         assert visit.texts("#best .title")[0] == "<img src=x onerror=alert(1)>"
         assert not visit.troubles
