@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 import verfedgnn as vf
-from verfedgnn.data import TRAIN, pool_parties
+from verfedgnn.data import TRAIN
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.training.simple_models import fit_party_means
 from verfedgnn_research.baselines.central_gnn import cut, handed_over
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
+from verfedgnn_research.baselines.pooled_parties import pool_parties
 
 RIDGE = 100.0
 """Weight of the squared regression coefficients."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import verfedgnn as vf
 from verfedgnn.core.metrics import RatingErrors, measure_errors
-from verfedgnn.protocol.party_setup import LOCAL, Policy
+from verfedgnn.protocol.party_state import LOCAL, Policy
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation

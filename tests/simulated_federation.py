@@ -36,7 +36,7 @@ from verfedgnn.protocol.messages import (
     encode,
 )
 from verfedgnn.protocol.party import Candidate, Party
-from verfedgnn.protocol.party_setup import Policy
+from verfedgnn.protocol.party_state import Policy
 from verfedgnn.runs.prepared_data import prepare
 
 Place = tuple[int, int]
@@ -131,23 +131,24 @@ class Member:
 
     def _watch(self, party: Party) -> None:
         """Note what the party hides under its masks."""
-        original = party._mask
+        original = party.masks.hide
 
-        def mask(values: NDArray[Any], message: Any, use: int, bits: int) -> NDArray[Any]:
-            place = message.place
-            self.simulation.hidden[place, use][self.index] = values.copy()
-            return original(values, message, use, bits)
+        def hide(values: NDArray[Any], message: Any, context: bytes, use: int, bits: int) -> NDArray[Any]:
+            self.simulation.hidden[message.place, use][self.index] = values.copy()
+            return original(values, message, context, use, bits)
 
-        party._mask = mask  # type: ignore[method-assign]
+        party.masks.hide = hide  # type: ignore[method-assign]
 
 
 class LyingParty(Party):
     """A party that sends other values than gradients in some rounds."""
 
-    def _mask(self, values: NDArray[Any], message: RoundStart, use: int, bits: int) -> NDArray[Any]:
+    def answer_round(self, start: RoundStart) -> RoundReply:
         """Return numbers that are out of range."""
-        masked = super()._mask(values, message, use, bits)
-        return (masked + masked.dtype.type(5)) if use == GRADIENT and message.round % 3 else masked
+        reply = super().answer_round(start)
+        if reply.gradient is None or not start.round % 3:
+            return reply
+        return reply.model_copy(update={"gradient": reply.gradient + reply.gradient.dtype.type(5)})
 
 
 class Simulation:
@@ -308,7 +309,7 @@ class Simulation:
         masks = coordinator.masks
         survivors = [] if masks is None else list(masks.survivors)
         more = self.stage.step()
-        log = list(coordinator.public_state.updates)[-1:] if coordinator.began else []
+        log = list(coordinator.updates)[-1:] if coordinator.began else []
         if survivors and coordinator.masks is None and log and log[0].round == place[0] and log[0].parties:
             assert log[0].parties == survivors
             hidden = self.hidden[place, GRADIENT]

@@ -36,7 +36,7 @@ def command_reference() -> str:
     parts = [
         f"## `{name}`\n\n{command.help}\n\n{_options(command, name, context)}" for name, command in named
     ]
-    every = f"## Before any command\n\n`verfedgnn [OPTIONS] COMMAND ...`\n\n{_options(root, '', context)}"
+    every = f"## With any command\n\n`verfedgnn [OPTIONS] COMMAND ...`\n\n{_options(root, '', context)}"
     return "\n\n".join([BEGINNING, contents, every, *parts, f"## Settings\n\n{_settings()}\n"])
 
 
@@ -52,8 +52,7 @@ def _named(group: Any, path: list[str]) -> Iterator[tuple[str, Any]]:
 def _options(command: Any, name: str, context: Any) -> str:
     """Return the usage and a table of arguments and options."""
     rows = []
-    for parameter in command.params:
-        parameter.hidden = False  # the help of `train` leaves out options that few people need
+    for parameter in command.params if name else command.get_params(context):
         record = parameter.get_help_record(context)
         if record is not None:
             rows.append(

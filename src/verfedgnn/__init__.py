@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from verfedgnn.estimator.train_run import resume, train
     from verfedgnn.plugins import register
     from verfedgnn.runs.run import Recommendation, Recommendations, Run
+    from verfedgnn.upkeep.new_items import add_items
 
     __version__: str
 
@@ -47,6 +48,7 @@ __all__ = [
     "RunError",
     "VerFedGNNError",
     "VerFedRecommender",
+    "add_items",
     "align_users",
     "check",
     "lift",
@@ -74,6 +76,7 @@ _HOMES = {
     "RunError": "core.errors",
     "VerFedGNNError": "core.errors",
     "VerFedRecommender": "estimator.recommender",
+    "add_items": "upkeep.new_items",
     "align_users": "data",
     "check": "estimator.checked_data",
     "lift": "estimator.lift_result",

@@ -234,6 +234,39 @@ def check_recommendations_to_new_customers(command: Command, run: Path) -> None:
     assert command("recommend", run, "--rated", "book1=5", "--user", "u1")[0] == 2
 
 
+def test_judge_now_and_train_on_all_ratings_later(command: Command, shops: list[str], tmp_path: Path) -> None:
+    """`--judge` and then `--final` end in the same bits as one training."""
+    both, judged = tmp_path / "both", tmp_path / "judged"
+    assert command("train", *shops, "--out", both, *SHORT)[0] == 0
+    assert command("train", *shops, "--out", judged, "--judge", *SHORT)[0] == 0
+    assert not (judged / "final").exists()
+    code, out, err = command("train", "--final", judged, "--json")
+    assert code == 0, err
+    assert json.loads(out)["final"]["rounds"] > 0
+    models = [
+        path.relative_to(both) for path in both.rglob("*.safetensors") if path.parent.name != "checkpoint"
+    ]
+    assert any(path.parts[0] == "final" for path in models)
+    for path in models:
+        assert (judged / path).read_bytes() == (both / path).read_bytes(), path
+    for name in ("config.toml", "final/config.toml"):
+        assert (judged / name).read_bytes() == (both / name).read_bytes()
+    code, _, err = command("train", "--final", judged)
+    assert (code, "has its model of all ratings already" in err) == (2, True)
+    code, _, err = command("train", "--final", judged, *shops)
+    assert (code, "--final takes data and settings from the run" in err) == (2, True)
+
+
+def test_a_run_that_has_changed_gets_no_model_of_all_ratings(
+    command: Command, shops: list[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert command("train", *shops, "--out", run, "--judge", *SHORT)[0] == 0
+    assert command("forget", run, "--user", "u20")[0] == 0
+    code, _, err = command("train", "--final", run)
+    assert (code, "has changed since its training" in err) == (2, True)
+
+
 def test_one_file_per_party(command: Command, tmp_path: Path) -> None:
     for name, users in (("book", range(30)), ("music", range(5, 40))):
         rows = [f"u{u},{name}{i},{1 + (u + i) % 5}" for u in users for i in range(9)]
@@ -290,10 +323,10 @@ def write(path: Path, text: str) -> str:
 
 BAD = {
     "missing columns": (bad_table("user,the_products,rating\na,b,3\n"), "--columns"),
-    "nan": (bad_table("user,item,rating\na,b,nan\n"), "--missing drop"),
+    "nan": (bad_table("user,item,rating\na,b,nan\n"), "--read missing=drop"),
     "infinite": (bad_table("user,item,rating\na,b,inf\n"), "infinite (more than"),
-    "duplicates": (bad_table("user,item,rating\na,b,3\na,b,4\n"), "--duplicates"),
-    "encoding": (bad_table(b"user,item,rating\n\xff\xfe,b,3\n"), "--encoding latin-1"),
+    "duplicates": (bad_table("user,item,rating\na,b,3\na,b,4\n"), "--read duplicates=first"),
+    "encoding": (bad_table(b"user,item,rating\n\xff\xfe,b,3\n"), "--read encoding=latin-1"),
     "no file": (lambda folder: ["--data", str(folder / "none.csv")], "none.csv"),
     "empty": (bad_table(""), "empty"),
     "too many parties": (

@@ -14,8 +14,8 @@ from verfedgnn.core.option_names import on_command_line, option, setting
 @pytest.mark.parametrize(
     ("name", "value", "flag", "argument"),
     [
-        ("missing", "drop", "--missing drop", 'missing="drop"'),
-        ("scale", (1, 5), "--scale 1,5", "scale=(1, 5)"),
+        ("missing", "drop", "--read missing=drop", 'missing="drop"'),
+        ("scale", (1, 5), "--read scale=1,5", "scale=(1, 5)"),
         ("events", {"view": 1, "buy": 2.5}, "--events view=1,buy=2.5", 'events={"view": 1, "buy": 2.5}'),
         ("columns", {"user": "..."}, "--columns user=...", 'columns={"user": ...}'),
         ("overwrite", True, "--overwrite", "overwrite=True"),

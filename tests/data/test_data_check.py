@@ -338,7 +338,7 @@ def test_bars_count_every_rating_once(rows: list[tuple[int, int, float, int]]) -
 
 
 def test_the_command_and_its_exit_codes(command: Command, tmp_path: Path) -> None:
-    code, out, err = command("data", "check", put(tmp_path / "bad.csv", BAD), "--scale", "1,5")
+    code, out, err = command("data", "check", put(tmp_path / "bad.csv", BAD), "--read", "scale=1,5")
     assert code == 2
     assert "diagnosis: This cannot be trained, because bad cannot be used" in err
     assert "next, once the data are corrected: " in err
@@ -359,7 +359,7 @@ def test_the_command_and_its_exit_codes(command: Command, tmp_path: Path) -> Non
 
 
 def test_json_is_one_line(command: Command, tmp_path: Path) -> None:
-    code, out, _ = command("data", "check", put(tmp_path / "bad.csv", BAD), "--scale", "1,5", "--json")
+    code, out, _ = command("data", "check", put(tmp_path / "bad.csv", BAD), "--read", "scale=1,5", "--json")
     assert code == 2
     assert out.count("\n") == 1
     told = json.loads(out)

@@ -320,14 +320,14 @@ def test_check_names_the_option_and_says_how_many(command: Command, tmp_path: Pa
     code, out, _ = command("data", "check", path)
     assert code == 2
     assert (
-        "2 rows have a rating that is missing or NaN (lines 3, 6): fill it in, or leave them out with --missing drop"
+        "2 rows have a rating that is missing or NaN (lines 3, 6): fill it in, or leave them out with --read missing=drop"
         in out
     )
-    code, out, _ = command("data", "check", path, "--missing", "drop")
+    code, out, _ = command("data", "check", path, "--read", "missing=drop")
     assert code == 0
     assert "warning 2 rows have a rating that is missing or NaN: left out (lines 3, 6)" in out
     assert "2 ratings by 2 users on 1 item" in out
-    code, _, err = command("data", "check", path, "--missing", "films:drop")
+    code, _, err = command("data", "check", path, "--read", "films:missing=drop")
     assert code == 2
     assert "names an unknown source" in err
 
@@ -353,8 +353,8 @@ def test_a_run_remembers_what_was_left_out(command: Command, tmp_path: Path) -> 
     )
     code, _, err = command("train", *words)
     assert code == 2
-    assert "--missing drop" in err
-    code, _, err = command("train", *words, "--missing", "drop")
+    assert "--read missing=drop" in err
+    code, _, err = command("train", *words, "--read", "missing=drop")
     assert code == 0, err
     about = json.loads((tmp_path / "run" / "metrics.json").read_text())["data"]
     assert all("1 row has no user, item or rating: left out" in party["notes"] for party in about)
@@ -371,7 +371,7 @@ def test_check_names_lines_and_shows_no_values(command: Command, tmp_path: Path)
         *(f"dora,film {k},3,2025-01-01" for k in range(5)),
     ]
     path = put(tmp_path / "t.csv", "user,item,rating,time\n" + "\n".join(lines) + "\n")
-    _, out, _ = command("data", "check", path, "--scale", "1,5")
+    _, out, _ = command("data", "check", path, "--read", "scale=1,5")
     assert "\x1b[31m" not in out
     assert "\u202e" not in out
     problems = out.split("ratings   ")[0]
@@ -380,7 +380,7 @@ def test_check_names_lines_and_shows_no_values(command: Command, tmp_path: Path)
     assert "(line 7)" in problems
     for name in ("anna", "ben", "cleo", "Alien", "Dune"):
         assert name not in problems
-    _, out, _ = command("data", "check", path, "--scale", "1,5", "--json")
+    _, out, _ = command("data", "check", path, "--read", "scale=1,5", "--json")
     places = {p["kind"]: p["places"] for p in json.loads(out)["sources"][0]["problems"]}
     assert places["off-scale"] == [6]
     assert places["not-a-number"] == [3, 4, 5]

@@ -43,15 +43,14 @@ def two(tmp_path: Path) -> list[str]:
 
 def test_an_option_for_one_of_several(two: list[str], command: Command) -> None:
     options = ["--columns", "books:user=uid,item=book,rating=points"]
-    options += ["--encoding", "books:latin-1", "--duplicates", "film:first"]
+    options += ["--read", "books:encoding=latin-1", "--read", "film:duplicates=first"]
     words = [word for source in two for word in ("--data", source)]
     code, _, err = command("train", *words, *options, "--set", "epochs=1", "--json")
     assert code == 0, err
     assert "2 parties, 20 users" in err
     reading = ReadOptions.from_texts(
         columns=("books:user=uid,item=book,rating=points",),
-        encoding=("latin-1",),
-        duplicates=("film:first",),
+        read=("encoding=latin-1", "film:duplicates=first"),
     )
     film, books = read_parties(two, reading=reading)
     assert film.ratings.n_items == 6
@@ -71,12 +70,31 @@ def test_options_that_cannot_be_meant(two: list[str]) -> None:
         texts = {name: (text,) if isinstance(text, str) else text for name, text in options.items()}
         return lambda: read_parties(two, reading=ReadOptions.from_texts(**texts))
 
-    fails(read(scale="flm:1,5"), "--scale flm:... names an unknown source", "film, books")
+    fails(read(read="flm:scale=1,5"), "--read flm:scale=... names an unknown source", "film, books")
     fails(read(columns="book:user=uid"), "--columns book:...", "film, books")
-    fails(read(encoding=("latin-1", "utf-8")), "--encoding is given twice", "--encoding film:...")
-    fails(read(encoding=("film:latin-1", "film:utf-8")), "--encoding is given twice for film")
+    fails(
+        read(read=("encoding=latin-1", "encoding=utf-8")),
+        "--read encoding=... is given twice",
+        "--read film:encoding=...",
+    )
+    fails(
+        read(read=("film:encoding=latin-1", "film:encoding=utf-8")),
+        "--read film:encoding=... is given twice; leave one out",
+    )
+    for mistake in ("colour=blue", "encoding", "film:scle=1,5"):
+        fails(read(read=mistake), "--read takes NAME=VALUE with one of the names missing,", mistake)
     fails(read(columns="user"), "--columns takes user=...")
-    fails(read(scale="5"), "--scale takes", "1,5")
+    fails(read(read="scale=5"), "--read scale takes", "scale=1,5")
+
+
+def test_options_are_printed_as_they_were_given() -> None:
+    given = ["--columns", "books:user=uid", "--read", "delimiter=:", "--read", "books:encoding=latin-1"]
+    given += ["--read", "missing=drop"]
+    texts = {
+        name: [v for n, v in zip(given[::2], given[1::2], strict=True) if n == f"--{name}"]
+        for name in ("columns", "read")
+    }
+    assert ReadOptions.from_texts(**texts).to_arguments() == [*given]
 
 
 def test_a_folder_of_tables_is_one_party_each(tmp_path: Path) -> None:

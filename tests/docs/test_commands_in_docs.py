@@ -230,7 +230,6 @@ READY: dict[str, list[Callable[[Path], None]]] = {
     "README.md": [three_files, movielens, lambda folder: run_folder(folder, "demo")],
     "docs/data.md": [sources],
     "docs/privacy.md": [movielens, lambda folder: run_folder(folder, "mine")],
-    "docs/python.md": [lambda folder: run_folder(folder, "film")],
     "docs/serving.md": [lambda folder: run_folder(folder, "demo"), clicks],
     "docs/terminal.md": [three_files],
     "docs/tutorials/every-night.md": [three_files],

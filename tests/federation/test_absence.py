@@ -78,7 +78,7 @@ def test_after_the_deadline_the_others_continue_if_agreed(
     assert not federated.errors
     assert service.coordinator.round == 9
     assert service.stage.record.ended is None
-    assert service.coordinator.public_state.updates[-1].parties == [1, 2]
+    assert service.coordinator.updates[-1].parties == [1, 2]
     first, second = (federated.public(name) for name in list(federated.parties)[1:])
     assert torch.equal(first, second)
 
@@ -105,7 +105,7 @@ def test_a_revoked_party_is_locked_out_and_the_others_go_on(
     assert revoked.is_set()
     assert service.coordinator.round == 9
     assert service.stage.record.ended is None
-    assert service.coordinator.public_state.updates[-1].parties == [1, 2]
+    assert service.coordinator.updates[-1].parties == [1, 2]
     assert torch.equal(*(federated.public(name) for name in rest))
     assert list(federated.errors) == [gone]
     assert "was revoked" in str(federated.errors[gone][0])

@@ -231,7 +231,9 @@ def test_expired_certificates_say_whose_and_until_when(tmp_path: Path) -> None:
         load_agreement(path)
     assert load_agreement(path, dates=False).member("book").expires
     save_agreement(path, build_agreement(values(coordinator=member("server", expired["server"]))))
-    with pytest.raises(ConfigError, match=r"certificate of server expired on .*federation renew"):
+    with pytest.raises(
+        ConfigError, match=r"certificate of server expired on .*federation approve .* --renew"
+    ):
         load_agreement(path)
 
 
@@ -401,7 +403,7 @@ def test_rotation_and_revocation(founded: Command) -> None:
         founded("approve", "fed", "film/film.csr", "new/film.csr", "--replace", "--yes")
 
     Path("fed/.coordinator.key.part").write_text("left by an interruption")
-    lines = founded("renew", "fed")
+    lines = founded("approve", "fed", "--renew")
     assert lines[-1].startswith("next: ")
     renewed = load_agreement(Path("fed"))
     assert renewed.coordinator != after.coordinator
@@ -412,12 +414,12 @@ def test_rotation_and_revocation(founded: Command) -> None:
         == c.Certificate(renewed.coordinator.certificate).key_fingerprint
     )
 
-    assert founded("revoke", "fed", "film")[-1].startswith("next: ")
+    assert founded("approve", "fed", "--remove", "film")[-1].startswith("next: ")
     assert [party.name for party in load_agreement(Path("fed")).parties] == ["book"]
     with pytest.raises(ConfigError, match="no party 'film'"):
-        founded("revoke", "fed", "film")
-    with pytest.raises(ConfigError, match="federation renew"):
-        founded("revoke", "fed", "server")
+        founded("approve", "fed", "--remove", "film")
+    with pytest.raises(ConfigError, match="federation approve fed --renew"):
+        founded("approve", "fed", "--remove", "server")
 
 
 @pytest.mark.parametrize(
@@ -454,13 +456,13 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(
 
 def test_an_open_authority_key_signs_nothing(founded: Command) -> None:
     Path("fed/authority.key").chmod(0o644)
-    for arguments in (["approve", "fed", "film/film.csr", "--yes"], ["renew", "fed"]):
+    for arguments in (["approve", "fed", "film/film.csr", "--yes"], ["approve", "fed", "--renew"]):
         with pytest.raises(ConfigError, match=r"chmod 600 fed/authority\.key"):
             founded(*arguments)
     shutil.copy("film/key.pem", "fed/other")
     Path("fed/other").replace("fed/authority.key")
     with pytest.raises(ConfigError, match="does not belong to its certificate"):
-        founded("renew", "fed")
+        founded("approve", "fed", "--renew")
 
 
 def test_an_agreement_that_does_not_fit_its_parties() -> None:
@@ -521,5 +523,5 @@ def test_only_the_coordinator_changes_the_agreement(tmp_path: Path, command: Com
     save_agreement(hub / "federation.toml", build_agreement(values(config=Config.preset("best", seed=3))))
     before = load_agreement(hub)
     with pytest.raises(ConfigError, match="hub is not the coordinator's folder; only the coordinator"):
-        command("revoke", "hub", "film")
+        command("approve", "hub", "--remove", "film")
     assert load_agreement(hub) == before

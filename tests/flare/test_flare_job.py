@@ -187,7 +187,7 @@ def test_preparing_a_site_keeps_its_resources(
     local.mkdir()
     default = {"format_version": 2, "components": [{"id": "mine"}], "class_allow_list": ["my.own.Class"]}
     (local / "resources.json.default").write_text(json.dumps(default))
-    words = ["flare", "site", tmp_path, "--federation", "fed", "--ratings", "r.csv", "--scale", "1,5"]
+    words = ["flare", "site", tmp_path, "--federation", "fed", "--ratings", "r.csv", "--read", "scale=1,5"]
     assert command(*words)[0] == 0
     resources = json.loads((local / "resources.json").read_text())
     assert resources["components"] == default["components"]

@@ -20,7 +20,7 @@ from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.ggnn import GGNN
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.forward_backward import Batch, compute, penalty
-from verfedgnn.protocol.party_setup import Targets
+from verfedgnn.protocol.party_state import Targets
 
 GNNS = ["gcn", "gat", "ggnn"]
 

@@ -28,7 +28,7 @@ from verfedgnn.privacy.masking import (
     share_threshold,
 )
 from verfedgnn.protocol.messages import RoundStart
-from verfedgnn.protocol.party_setup import Policy
+from verfedgnn.protocol.party_state import Policy
 from verfedgnn.protocol.replica import parameters_digest
 
 
@@ -137,7 +137,7 @@ def test_the_coordinator_never_holds_what_a_party_computed(small_parties: list[v
             assert hidden.gradient is not None
             assert (bare.neighbourhoods == hidden.neighbourhoods).mean() < 0.01
             assert np.abs(hidden.gradient.astype(int)).max() > 3
-        sums = [each.coordinator.public_state.neighbourhood_sum for each in (plain, masked)]
+        sums = [each.coordinator.neighbourhood_sum for each in (plain, masked)]
         assert sums[0].total is not None
         assert sums[1].total is not None
         np.testing.assert_array_equal(sums[0].total, sums[1].total)
@@ -159,18 +159,18 @@ def test_the_model_is_the_same_to_the_bit(small_parties: list[vf.PartyData], val
 def test_a_forged_part_is_noticed(small_parties: list[vf.PartyData]) -> None:
     runtime = federation(small_parties, config(masking=True), policy=Policy())
     party = runtime.parties[small_parties[0].name]
-    honest = party._mask
+    honest = party.masks.hide
 
-    def lie(values: NDArray[Any], message: RoundStart, use: int, bits: int) -> NDArray[Any]:
-        masked = honest(values, message, use, bits)
+    def lie(values: NDArray[Any], message: RoundStart, context: bytes, use: int, bits: int) -> NDArray[Any]:
+        masked = honest(values, message, context, use, bits)
         return np.full_like(masked, 5) if use == GRADIENT else masked
 
-    party._mask = lie  # type: ignore[method-assign]
+    party.masks.hide = lie  # type: ignore[method-assign]
     with pytest.raises(vf.ProtocolError, match="do not add up"):
         runtime.round()
     closed = runtime.coordinator.abandon()
     assert closed.abandoned
-    party._mask = honest  # type: ignore[method-assign]
+    party.masks.hide = honest  # type: ignore[method-assign]
     before = runtime.coordinator.replica.parameters.clone()
     assert runtime.round().round == 2
     assert not torch.equal(before, runtime.coordinator.replica.parameters)

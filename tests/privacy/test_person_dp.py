@@ -30,7 +30,7 @@ from verfedgnn.privacy.rating_dp import (
 from verfedgnn.privacy.visibility import SENT_BY_PARTIES
 from verfedgnn.protocol.messages import KINDS
 from verfedgnn.protocol.party import clip_contributions
-from verfedgnn.protocol.party_setup import LOCAL, PartySetup
+from verfedgnn.protocol.party_state import LOCAL, PartySetup
 from verfedgnn.runs.prepared_data import prepare
 
 PRIVATE = vf.Config.preset("private")

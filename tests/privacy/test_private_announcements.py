@@ -119,15 +119,15 @@ def test_commands_refuse_before_they_begin(
 ) -> None:
     files = [write(tmp_path / f"{name}.csv", rows_of(k)) for k, name in enumerate("ab")]
     words = [word for file in files for word in ("--data", file)]
-    code, _, errors = command("train", "--preset", "private", *words, "--scale", "1,5")
-    assert (code, "--catalogue 30000" in errors) == (2, True)
-    declared = ("--catalogue", "a:40", "--catalogue", "b:30", "--set", "epochs=2", "--quiet")
-    assert command("train", "--preset", "private", *words, "--scale", "1,5", *declared)[0] == 0
+    code, _, errors = command("train", "--preset", "private", *words, "--read", "scale=1,5")
+    assert (code, "--read catalogue=30000" in errors) == (2, True)
+    declared = ("--read", "a:catalogue=40", "--read", "b:catalogue=30", "--set", "epochs=2", "--quiet")
+    assert command("train", "--preset", "private", *words, "--read", "scale=1,5", *declared)[0] == 0
     reading = ReadOptions.from_texts(catalogue=["40"])
     with pytest.raises(vf.DataError, match=r"scale=\(1, 5\)"):  # the first step of `party` and `align`
         read_own_ratings(str(files[0]), reading, PRIVATE)
     assert read_own_ratings(str(files[0]), reading, vf.Config.preset("paper")).catalogue == 40
-    code, out, _ = command("data", "check", files[0], "--catalogue", "29")
+    code, out, _ = command("data", "check", files[0], "--read", "catalogue=29")
     assert code != 0
     assert "more than the declared catalogue of 29" in out
 

@@ -34,7 +34,7 @@ from verfedgnn.privacy.rating_dp import (
 from verfedgnn.privacy.release_events import Release, ReleaseEvent, compose_epsilon
 from verfedgnn.protocol.forward_backward import Batch, compute
 from verfedgnn.protocol.messages import Hello, RoundReply
-from verfedgnn.protocol.party_setup import LOCAL, PartySetup
+from verfedgnn.protocol.party_state import LOCAL, PartySetup
 from verfedgnn.protocol.release_ledger import GRADIENT, ReleaseLedger
 
 USERS, ITEMS = 6, 5

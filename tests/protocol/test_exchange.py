@@ -20,8 +20,7 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.rating_dp import SkellamNoise
 from verfedgnn.protocol.messages import RoundReply, RoundStart
 from verfedgnn.protocol.party import read_neighbourhoods
-from verfedgnn.protocol.party_progress import SentNeighbourhoods
-from verfedgnn.protocol.party_setup import LOCAL, Policy
+from verfedgnn.protocol.party_state import LOCAL, Policy, ReceivedNeighbourhoods, SentNeighbourhoods
 from verfedgnn.protocol.replica import Replica
 from verfedgnn.training.local_runtime import LocalRuntime
 
@@ -69,7 +68,7 @@ def test_only_sums_can_be_read(small_parties: list[vf.PartyData]) -> None:
         assert sent is not None
         np.testing.assert_array_equal(own.values, sent.values)
         parts.append(sent.values)
-    sums = [runtime.coordinator.public_state.neighbourhood_sum for runtime in (bare, hidden)]
+    sums = [runtime.coordinator.neighbourhood_sum for runtime in (bare, hidden)]
     assert sums[0].total is not None
     assert sums[1].total is not None
     np.testing.assert_array_equal(sums[0].total, sums[1].total)
@@ -84,7 +83,7 @@ def test_sums_travel_only_when_they_are_new(small_parties: list[vf.PartyData]) -
     """With two parties of three in a round, a party that did not take part still has the last sum it was told."""
     runtime = federation(small_parties, config(batch=0, epochs=9, evaluate_every=1, participation=0.67))
     for _ in range(7):
-        shared = runtime.coordinator.public_state.neighbourhood_sum
+        shared = runtime.coordinator.neighbourhood_sum
         starts = runtime.coordinator.open()
         assert len(starts) == 3, "all validate"
         for name, start in starts.items():
@@ -176,7 +175,7 @@ def test_masks_do_not_cancel_for_parties_that_were_told_other_totals(
             lied.round()
         return
     lied.round()
-    true, found = (each.coordinator.public_state.updates[-1].total for each in (honest, lied))
+    true, found = (each.coordinator.updates[-1].total for each in (honest, lied))
     assert (true != found)[true != 0].mean() > 0.9
 
 
@@ -235,7 +234,7 @@ def test_a_sum_is_subtracted_modulo_its_bits() -> None:
     chosen = config()
     replica = Replica.initial(chosen, Model(chosen.model, 1), [1, 1], 1, 3.0, torch.device("cpu"))
     own = SentNeighbourhoods(1, np.array([[[2**31 - 200]]], np.int32))
-    read = read_neighbourhoods(start, 0, replica, own=own, last=None)
+    read = read_neighbourhoods(start, 0, replica, sent=own, last=ReceivedNeighbourhoods())
     assert read.others is not None
     assert read.others.item() == pytest.approx(300 / 2**20)
 

@@ -25,7 +25,6 @@ from verfedgnn.privacy.masking import (
     GRADIENT,
     SEED,
     MaskKey,
-    add_masks,
     recover_seeds,
     remove_masks,
     share_threshold,
@@ -41,7 +40,7 @@ from verfedgnn.protocol.messages import (
     Survivors,
     Unmask,
 )
-from verfedgnn.protocol.party_setup import Policy
+from verfedgnn.protocol.party_state import Policy
 
 CONFIG = vf.Config.preset("paper", masking=True, mode="off")
 CONTEXT = b"what all parties received"
@@ -92,7 +91,7 @@ class Table:
         for index in attempt.active:
             shares = self.parties[index].handle(self.request(attempt))
             assert isinstance(shares, MaskShares)
-            assert attempt.take_shares(index, shares) is None
+            assert attempt.take(index, shares) is None
         for index in attempt.active:
             assert self.parties[index].handle(attempt.round_shares(index)) is None
         return attempt
@@ -103,7 +102,8 @@ class Table:
             **named(attempt.place), active=attempt.active, evaluate=False, best_round=0,
             updates_from=1, update_parties=[], neighbourhood_parties=[],
         )  # fmt: skip
-        return add_masks(self.values[index], self.parties[index].streams(start, CONTEXT), GRADIENT)
+        masked = self.parties[index].hide(self.values[index], start, CONTEXT, GRADIENT, 8)
+        return masked.view(np.int8)
 
     def ask(
         self, attempt: MaskedRound, index: int, survivors: list[int], signatures: list[str] | None = None
@@ -126,12 +126,11 @@ class Table:
         """Follow the protocol to the unmasked sum over the survivors."""
         replies = {index: self.reply(attempt, index) for index in survivors}
         attempt.survivors = survivors
-        signatures = None if attempt.complete else self.sign(attempt, survivors)
+        signatures = None if survivors == attempt.active else self.sign(attempt, survivors)
         for index in survivors:
             answer = self.ask(attempt, index, survivors, signatures)
             assert isinstance(answer, Unmask)
-            assert attempt.take_reveal(index, answer) is None
-        attempt.recover()
+            assert attempt.take(index, answer) is None
         total = sum(replies.values(), np.zeros(SIZE, np.int8))
         return remove_masks(total, attempt.streams(CONTEXT), GRADIENT)
 
@@ -264,7 +263,7 @@ def test_replayed_and_exchanged_shares_do_not_open(identities: list[MemberIdenti
     for index in range(4):
         shares = table.parties[index].handle(table.request(second))
         assert isinstance(shares, MaskShares)
-        second.take_shares(index, shares)
+        second.take(index, shares)
     fresh = second.round_shares(0)
     old = first.round_shares(0)
     changes: list[dict[str, Any]] = [

@@ -152,7 +152,7 @@ def test_replicas_stay_equal_and_updates_are_integers(small_parties: list[vf.Par
     runtime = federation(small_parties, solved())
     for _ in range(4):
         runtime.round()
-    assert runtime.coordinator.public_state.updates[-1].total.dtype == np.int16
+    assert runtime.coordinator.updates[-1].total.dtype == np.int16
     digest = runtime.coordinator.replica.digest()
     update = runtime.coordinator.open()
     runtime._replies(dict(runtime._down(update)))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.cli.next_step import command_text, fresh_path, training_words
+from verfedgnn.cli.next_step import command_text, fresh_path
+from verfedgnn.cli.train_command import TrainRequest
 from verfedgnn.data.read_options import ReadOptions
 from verfedgnn.reports.phrases import diagnose
 
@@ -94,7 +95,8 @@ def test_a_flat_curve_and_lists_by_stars() -> None:
 def test_a_command_is_quoted_and_its_folder_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
-    words = training_words(["film=my film.csv", "book=b.csv"], ReadOptions(), out="run", users="all")
+    sources = ["film=my film.csv", "book=b.csv"]
+    words = TrainRequest(data=sources, reading=ReadOptions(), out=fresh_path("run"), users="all").to_words()
     assert words[-2:] == ["--out", "run-2"]
     assert fresh_path("new") == Path("new")
     assert words[:-2] == ["train", "--data", "film=my film.csv", "--data", "book=b.csv", "--users", "all"]

@@ -173,7 +173,7 @@ def test_the_generator_learns_what_the_others_have(small_parties: list[vf.PartyD
     for _ in range(60):
         runtime.round()
     party = next(iter(runtime.parties.values()))
-    others = party.progress.others
+    others = party.progress.received.others
     assert others is not None
     views = party.model.views(party.replica.parameters)
     distance = party.model.propagate(

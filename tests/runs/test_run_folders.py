@@ -17,7 +17,6 @@ from helpers import config
 from verfedgnn.core import files
 from verfedgnn.core.array_files import read_arrays, write_arrays
 from verfedgnn.core.errors import Interrupted, RunError
-from verfedgnn.runs.embeddings import export_embeddings
 
 
 @pytest.fixture
@@ -65,8 +64,6 @@ def test_only_the_owner_reads_a_checkpoint(small_parties: list[vf.PartyData], tm
 def test_only_the_owner_reads_exports(
     trained: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
-    assert command("export", trained, "--out", tmp_path / "vectors")[0] == 0
-    assert readable_by_others(tmp_path / "vectors") == []
     assert command("recommend", trained, "--all", "--out", tmp_path / "best.parquet")[0] == 0
     assert stat.S_IMODE((tmp_path / "best.parquet").stat().st_mode) == 0o600
     assert command("report", trained, "--out", tmp_path / "report")[0] == 0
@@ -98,9 +95,8 @@ def test_every_file_of_a_run_is_flushed_before_it_appears(
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", note)
-    run = vf.train(small_parties, config(checkpoint_every=2), out=tmp_path / "run")
-    export_embeddings(list(run.embeddings().values()), tmp_path / "vectors")
-    places = [place for name in ("run", "vectors") for place in (tmp_path / name).rglob("*")]
+    vf.train(small_parties, config(checkpoint_every=2), out=tmp_path / "run")
+    places = list((tmp_path / "run").rglob("*"))
     missing = [str(place) for place in places if place.stat().st_ino not in flushed and place.name != ".lock"]
     assert missing == []
 
@@ -142,7 +138,7 @@ def test_a_foreign_run_links_to_no_other_files(trained: Path, tmp_path: Path, pl
 def test_weights_between_items_lead_to_items_of_the_run(
     trained: Path, tmp_path: Path, name: str, value: int
 ) -> None:
-    """`forget` and `items add` hand them to native code, which wrote wherever they led."""
+    """`forget` and `add_items` hand them to native code, which wrote wherever they led."""
     file = Path(copytree(trained, tmp_path / "run")) / "lists" / "model" / "party-0.safetensors"
     arrays = read_arrays(file)
     arrays[name][-1] = value

@@ -17,10 +17,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import verfedgnn as vf
-from verfedgnn.cli.main import app, main
+from verfedgnn.cli.main import main
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.core.pairs import Choices
 from verfedgnn.reports.phrases import warn_of_lists
@@ -330,28 +329,6 @@ def test_recommend_says_that_popularity_is_better(
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().err == ""
-
-
-def test_vectors_of_ratings_and_of_lists_are_exported(run: vf.Run, tmp_path: Path) -> None:
-    run.save(tmp_path / "run")
-    out = tmp_path / "vectors"
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    about = json.loads((out / "embeddings.json").read_text())
-    assert [party["name"] for party in about["parties"]] == [party.name for party in run.parties]
-    for p, party in enumerate(about["parties"]):
-        models = {"ratings": run.models[p], "lists": run.ranker.models[p]}
-        assert [vectors["purpose"] for vectors in party["vectors"]] == ["ratings", "lists"]
-        for vectors in party["vectors"]:
-            model = models[vectors["purpose"]]
-            paths = [out / file for file in vectors["files"]]
-            read = [np.stack(pq.read_table(path)["vector"].to_numpy()) for path in paths]
-            np.testing.assert_array_equal(read[0], model.users.numpy())
-            np.testing.assert_array_equal(read[1], model.items.numpy())
-            assert ("EASE" in vectors["meaning"]) == (model.item_scores is not None)
-            stored = json.loads(pq.read_schema(paths[1]).metadata[b"verfedgnn"])
-            assert (stored["purpose"], stored["meaning"]) == (vectors["purpose"], vectors["meaning"])
-            assert vectors["parts"] == {"components": [0, model.users.shape[1]]}
 
 
 @pytest.mark.usefixtures("warm")

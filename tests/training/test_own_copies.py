@@ -71,7 +71,7 @@ def test_who_rejoins_gets_the_result_and_who_kept_it_does_not(small_parties: lis
     lie = np.zeros(best.numel(), np.float32)
     with pytest.raises(vf.ProtocolError, match="not those that the coordinator announced"):
         second.finish(messages[first.name].model_copy(update={"parameters": lie}))
-    third.replica.best = None
+    third.replica.best = (0, third.replica.parameters)
     third.replica.round = 0
     with pytest.raises(vf.ProtocolError, match="rejoin to get them"):
         third.finish(kept)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 import verfedgnn as vf
-from verfedgnn.cli.main import app
 from verfedgnn.data import TEST, synthetic_ratings
 from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn_research.baselines.pooled_parties import pool_parties
@@ -263,31 +260,3 @@ def test_products_of_vectors_are_predictions(fitted: vf.VerFedRecommender) -> No
     for party, found in zip(run.parties, run.embeddings().values(), strict=True):
         scores(run, party, *found.arrays())
         assert sum(part.stop - part.start for part in found.parts.values()) == found.arrays()[0].shape[1]
-
-
-def test_export_writes_what_others_read(fitted: vf.VerFedRecommender, tmp_path: Path) -> None:
-    run = fitted.run_
-    run.save(tmp_path / "run")
-    words = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "vectors")]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    about = json.loads((tmp_path / "vectors" / "embeddings.json").read_text())
-    assert [party["name"] for party in about["parties"]] == fitted.parties_
-    for party in run.parties:
-        place = tmp_path / "vectors" / party.name
-        table = pq.read_table(place / "items.parquet")
-        assert pa.types.is_fixed_size_list(table.schema.field("vector").type)
-        users, items = (
-            np.stack(pq.read_table(place / f"{name}.parquet")["vector"].to_numpy())
-            for name in ("users", "items")
-        )
-        scores(run, party, users, items)
-        assert table["item"].to_pylist() == party.ratings.item_ids.tolist()
-        assert table["title"].to_pylist() == party.ratings.titles.tolist()
-    again = CliRunner().invoke(app, words)
-    assert isinstance(again.exception, vf.RunError)
-    one = CliRunner().invoke(
-        app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "one"), "--party", "party-1"]
-    )
-    assert one.exit_code == 0
-    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["embeddings.json", "party-1"]

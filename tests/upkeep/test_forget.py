@@ -356,7 +356,6 @@ def test_files_about_users_are_not_written_into_a_run(folder: Path, command: Com
     """`forget` would not find the users in them."""
     for words in (
         ("recommend", folder, "--all", "--out", folder / "all.parquet"),
-        ("export", folder, "--out", folder / "lists" / "vectors"),
         ("report", folder, "--out", folder / "mine"),
     ):
         code, _, err = command(*words)

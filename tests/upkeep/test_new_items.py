@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -165,19 +164,15 @@ def test_vectors_absorb_the_weights_between_items() -> None:
 
 
 def test_a_new_item_is_recommended_exported_and_not_evaluated(
-    folder: Path, first_ratings: Path, command: Command, tmp_path: Path
+    folder: Path, first_ratings: Path, tmp_path: Path
 ) -> None:
     before = vf.Run.load(folder)
     titles = tmp_path / "titles.csv"
     titles.write_text("item,title,category\nnew,A new film,film\n")
-    code, out, _ = command(
-        "items", "add", folder, "--party", PARTY, "--ratings", first_ratings, "--items", titles, "--json"
-    )
-    assert code == 0
-    assert json.loads(out) == {
-        "items": [{"item": "new", "title": "A new film", "ratings": len(rated_by(first_ratings))}],
-        "unknown_users": 1,
-    }
+    report = vf.add_items(folder, party=PARTY, ratings=first_ratings, items=titles)
+    (item,) = report.items
+    assert (item.item, item.title, len(item.ratings)) == ("new", "A new film", len(rated_by(first_ratings)))
+    assert report.unknown_users == 1
     run = vf.Run.load(folder)
     known = set(rated_by(first_ratings))
     stranger = next(str(user) for user in run.parties[0].ratings.user_ids if str(user) not in known)
@@ -187,21 +182,18 @@ def test_a_new_item_is_recommended_exported_and_not_evaluated(
     assert "new" not in {item.item for item in run.recommend(next(iter(known)), everything, party=PARTY)}
     assert run.parties[0].ratings.columns["category"][-1] == "film"
     assert float(run.predict(stranger, "new")[0]) == pytest.approx(found["new"].rating)
-    code, _, _ = command("export", folder, "--out", tmp_path / "vectors", "--party", PARTY, "--quiet")
-    assert code == 0
-    items = pq.read_table(tmp_path / "vectors" / PARTY / "items.parquet")
-    assert items["item"].to_pylist()[-1] == "new"
+    assert run.embeddings(PARTY).items["item"].to_pylist()[-1] == "new"
     again = vf.Run.load(folder, added=False)
     assert again.parties[0].ratings.n_items == before.parties[0].ratings.n_items
     assert again.evaluate()["parties"] == before.evaluate()["parties"]
 
 
-def test_more_ratings_add_up(folder: Path, command: Command, tmp_path: Path) -> None:
+def test_more_ratings_add_up(folder: Path, tmp_path: Path) -> None:
     users = vf.Run.load(folder).parties[0].ratings.user_ids[:3].tolist()
     for user in users:
         file = tmp_path / f"{user}.csv"
         file.write_text(f"user,item,rating\n{user},x,5\n")
-        assert command("items", "add", folder, "--party", PARTY, "--ratings", file, "--quiet")[0] == 0
+        vf.add_items(folder, party=PARTY, ratings=file)
     stored = read_added(added_file(folder, PARTY))
     assert list(stored["x"].ratings) == users
     assert len(added_file(folder, PARTY).read_bytes().splitlines()) == 1, "the file has a line for each item"
@@ -307,6 +299,8 @@ def test_mistakes_are_refused_before_anything_is_stored(folder: Path, item: Any,
     assert not added_file(folder, PARTY).exists()
 
 
-def test_the_command_says_what_is_missing(folder: Path, command: Command) -> None:
-    assert "give --ratings FILE" in command("items", "add", folder)[2]
-    assert "choose one with --party" in command("items", "add", folder, "--ratings", "x.csv")[2]
+def test_what_is_missing_is_named(folder: Path) -> None:
+    with pytest.raises(vf.ConfigError, match="give ratings, items or both"):
+        vf.add_items(folder)
+    with pytest.raises(vf.ConfigError, match="choose one with party="):
+        vf.add_items(folder, ratings="x.csv")

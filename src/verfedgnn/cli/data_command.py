@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from verfedgnn.cli.next_step import add_columns, show_next, training_words
+from verfedgnn.cli.next_step import add_columns, fresh_path, show_next
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import CommandApp
+from verfedgnn.cli.train_command import TrainRequest
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import reading_table
 from verfedgnn.reports.console import SafeConsole
@@ -64,13 +65,17 @@ def check(
         raise typer.Exit(2)
     if checked.doubtful:
         return
-    words = training_words(data, reading, out="runs/first", parties=fitting_parties(found))
-    show_next(output, [checked.conclusion], words)
+    request = TrainRequest(
+        data=data, reading=reading, parties=fitting_parties(found), out=fresh_path("runs/first")
+    )
+    show_next(output, [checked.conclusion], request.to_words())
 
 
 @app.command()
 def synth(
-    out: Annotated[Path, typer.Option(help="The folder to write, with one Parquet file per party.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="The folder to write, with one Parquet file per party.")
+    ],
     overlap: Annotated[
         float, typer.Option(help="Share of each party's users who are at every party.", min=0, max=1)
     ] = 0.3,

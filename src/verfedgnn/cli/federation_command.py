@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,13 +14,12 @@ from rich.text import Text
 
 from verfedgnn.cli.next_step import command_text, show_next
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.service_commands import FederationFile, KeyFile, read_own_ratings
+from verfedgnn.cli.service_commands import FederationFile
 from verfedgnn.cli.shared_options import TRAINING, CommandApp, Model, Preset, Settings
 from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.federation.agreement import Agreement
 
 app = CommandApp(
@@ -35,7 +33,9 @@ Folder = Annotated[Path, typer.Argument(help="The coordinator's folder, created 
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="The folder to create. It stays with the coordinator.")],
-    address: Annotated[str, typer.Option(help="host:port at which parties reach the coordinator.")],
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address at which parties reach the coordinator.")
+    ],
     name: Annotated[
         str | None, typer.Option(help="Name of the federation. Default: the name of the folder.")
     ] = None,
@@ -102,7 +102,9 @@ def init(
 @app.command("join-request")
 def join_request(
     name: Annotated[str, typer.Argument(help="Name of the party.")],
-    out: Annotated[Path | None, typer.Option(help="The folder to create. Default: NAME.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to create. Default: NAME.", metavar="FOLDER")
+    ] = None,
     output: Output = STANDARD,
 ) -> None:
     """Request to join, at a party: create a key, which stays here, and a request to send to the coordinator."""
@@ -127,19 +129,32 @@ def join_request(
 def approve(
     folder: Folder,
     requests: Annotated[
-        list[Path], typer.Argument(help="The .csr files that parties sent.", metavar="REQUEST.csr")
-    ],
+        list[Path] | None, typer.Argument(help="The .csr files that parties sent.", metavar="REQUEST.csr")
+    ] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Renew the certificates of parties that are already members.")
+    ] = False,
+    remove: Annotated[
+        str | None, typer.Option(help="Remove this party; its certificate is no longer accepted.")
+    ] = None,
+    renew: Annotated[
+        bool,
+        typer.Option("--renew", help="Create a new key and certificate for the coordinator itself."),
     ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Skip the prompt; the fingerprints have been compared.")
     ] = False,
     output: Output = STANDARD,
 ) -> None:
-    """Admit parties, at the coordinator: sign their requests and add them to the roster."""
-    from verfedgnn.federation import roster
+    """Change the members, at the coordinator: admit parties by their requests, remove some, or renew the coordinator's own key.
 
+    If it is interrupted, run it again.
+    """
+    from verfedgnn.federation import roster
+    from verfedgnn.federation.certificates import format_day
+
+    if [bool(requests), bool(remove), renew].count(True) != 1:
+        raise ConfigError("give the requests of parties, --remove NAME or --renew, one at a time")
     lines: list[str] = []
 
     def confirm(fingerprints: dict[str, str]) -> None:
@@ -148,36 +163,16 @@ def approve(
             typer.echo("\n".join(lines), err=True)
             _confirm("Did each party read out this fingerprint by phone?")
 
-    changed = roster.admit_parties(folder, requests, replace=replace, confirm=confirm)
+    if requests:
+        changed = roster.admit_parties(folder, requests, replace=replace, confirm=confirm)
+    elif renew:
+        changed = roster.renew_coordinator(folder)
+        until = format_day(changed.coordinator.expires)
+        lines.append(f"the coordinator has a new key; its certificate expires on {until}")
+    else:
+        changed = roster.remove_party(folder, str(remove))
+        lines.append(f"{remove} is no longer a member")
     _show_change(folder, changed, output, *lines)
-
-
-@app.command()
-def revoke(
-    folder: Folder,
-    name: Annotated[str, typer.Argument(help="The party to remove.")],
-    output: Output = STANDARD,
-) -> None:
-    """Remove a party from the roster, at the coordinator; its certificate is no longer accepted."""
-    from verfedgnn.federation import roster
-
-    changed = roster.remove_party(folder, name)
-    _show_change(folder, changed, output, f"{name} is no longer a member")
-
-
-@app.command()
-def renew(
-    folder: Folder,
-    output: Output = STANDARD,
-) -> None:
-    """Create a new key and certificate for the coordinator. If interrupted, run it again."""
-    from verfedgnn.federation import roster
-    from verfedgnn.federation.certificates import format_day
-
-    changed = roster.renew_coordinator(folder)
-    until = format_day(changed.coordinator.expires)
-    text = f"the coordinator has a new key; its certificate expires on {until}"
-    _show_change(folder, changed, output, text)
 
 
 @app.command()
@@ -225,40 +220,6 @@ def show(
     party = ["party", "--federation", str(folder), "--ratings", "FILE"]
     coordinates = (folder / COORDINATOR_KEY).is_file()
     show_next(output, [sentence], ["coordinator", str(folder)] if coordinates else party)
-
-
-@app.command()
-def doctor(
-    *,
-    federation: FederationFile,
-    key: KeyFile = None,
-    ratings: Annotated[
-        str | None, typer.Option(help="Your ratings, as for `party`; without it data are not checked.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Your run folder. Default: run, beside the key.")] = None,
-    reading: ReadOptions,
-    output: Output = STANDARD,
-) -> None:
-    """Check your side before the day: certificates, connection, clock, software, disk, memory and, with ratings, data.
-
-    The exit code is 1 if something would keep you from training. The coordinator should be running.
-    """
-    from verfedgnn.federation.doctor import examine, summarise_findings
-    from verfedgnn.federation.roster import load_party
-
-    identity = load_party(federation, key)
-    config = identity.agreement.config
-    read = None if ratings is None else partial(read_own_ratings, ratings, reading, config)
-    findings = examine(identity, out or identity.key_file.parent / "run", read)
-    table = Table("check", "", "")
-    styles = {"ok": "", "warning": "yellow", "failed": "red"}
-    for finding in findings:
-        table.add_row(finding.check, finding.outcome, Text(finding.text), style=styles[finding.outcome])
-    summary = summarise_findings(findings)
-    output.result(summary, table)
-    if not summary["ready"]:
-        raise typer.Exit(1)
-    output.remark("next: start `verfedgnn party` on the agreed day")
 
 
 @app.command()

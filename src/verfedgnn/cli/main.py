@@ -15,21 +15,19 @@ from rich.markup import escape
 
 from verfedgnn.cli import data_command as data
 from verfedgnn.cli import federation_command as federation
-from verfedgnn.cli import upkeep_commands as items
 from verfedgnn.cli.next_step import add_columns, command_text
 from verfedgnn.cli.night_command import night, nights
 from verfedgnn.cli.output import lasting_streams
 from verfedgnn.cli.package_commands import CommandGroup
 from verfedgnn.cli.recommend_command import recommend
-from verfedgnn.cli.report_commands import evaluate, export, lift, report
-from verfedgnn.cli.runs_commands import diff, promote, runs
+from verfedgnn.cli.report_commands import evaluate, lift, report
+from verfedgnn.cli.runs_commands import diff, forget, promote, runs
 from verfedgnn.cli.serve_command import confirm, serve
 from verfedgnn.cli.service_commands import coordinator, party, status
 from verfedgnn.cli.settings_command import settings
-from verfedgnn.cli.shared_options import CommandApp
+from verfedgnn.cli.shared_options import CommandApp, Function
 from verfedgnn.cli.signals import interrupt
 from verfedgnn.cli.train_command import train
-from verfedgnn.cli.upkeep_commands import forget
 from verfedgnn.core.errors import Interrupted, MissingColumns, PluginWarning, RunWarning, VerFedGNNError
 from verfedgnn.core.installed import installed_version
 from verfedgnn.core.option_names import make_printable, on_command_line
@@ -67,19 +65,18 @@ def root(
         load_file(file)
 
 
-# The modules of commands import what they need when a command runs, so that `--help` and completion do not wait for torch.
-_TRAIN = "Train"
-app.add_typer(data.app, rich_help_panel=_TRAIN)
-for command in (train, lift, evaluate, settings):
-    app.command(rich_help_panel=_TRAIN)(command)
-for command in (recommend, serve, confirm, export, report, runs, diff, promote, night, nights):
-    app.command(rich_help_panel="Use a trained model")(command)
-app.add_typer(items.app, rich_help_panel="Use a trained model")
-app.command(rich_help_panel="Use a trained model")(forget)
-_ACROSS = "Across organisations"
-app.add_typer(federation.app, rich_help_panel=_ACROSS)
-for command in (coordinator, party, status):
-    app.command(rich_help_panel=_ACROSS)(command)
+_COMMANDS: dict[str, tuple[Function | typer.Typer, ...]] = {
+    "Train": (data.app, train, lift, evaluate, settings),
+    "Use a trained model": (recommend, serve, confirm, report, runs, diff, promote, forget, night, nights),
+    "Across organisations": (federation.app, coordinator, party, status),
+}
+"""Commands by their panel of the help. Their modules import what they need when a command runs, so that `--help` does not wait for torch."""
+for _panel, _commands in _COMMANDS.items():
+    for _command in _commands:
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, rich_help_panel=_panel)
+        else:
+            app.command(rich_help_panel=_panel)(_command)
 
 _CTRL_C = 130
 """Exit code that typer returns after Ctrl-C."""

@@ -7,14 +7,14 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from verfedgnn.cli.output import Output
 from verfedgnn.plugins import list_files
 
 if TYPE_CHECKING:
-    from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.runs.run import Run
 
 MOST_SENTENCES = 3
@@ -23,18 +23,25 @@ MOST_SENTENCES = 3
 Words = list[str]
 
 
-def training_words(
-    sources: Sequence[str] | None, reading: ReadOptions, *, out: Path | str, **options: Any
-) -> Words:
-    """Return the command that trains on these sources; options of None are left out, lists are repeated."""
-    words = ["train"]
-    for source in sources or ["synthetic"]:
-        words += ["--data", source]
-    words += reading.to_arguments()
-    for name, given in options.items():
-        for value in given if isinstance(given, list) else [] if given is None else [given]:
-            words += [f"--{name.strip('_')}", str(value)]
-    return [*words, "--out", str(fresh_path(out))]
+class Request:
+    """The options of a command, from which it can be printed; a subclass is a dataclass with a field per option."""
+
+    command: ClassVar[str]
+
+    def to_words(self, *, without: Sequence[str] = ()) -> Words:
+        """Return the command, with the options that are not at their defaults."""
+        words = [self.command]
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if value == field.default or value is None or field.name in without:
+                continue
+            if hasattr(value, "to_arguments"):
+                words += value.to_arguments()
+                continue
+            name = f"--{field.name.strip('_').replace('_', '-')}"
+            for each in value if isinstance(value, list) else [value]:
+                words += [name] if each is True else [name, str(each)]
+        return words
 
 
 def fresh_path(wanted: Path | str) -> Path:

@@ -22,8 +22,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Quiet
+from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.core.errors import ConfigError, Interrupted, NotPromoted, RunError
 from verfedgnn.core.files import check_file_name, make_folder, switch_link, writing
 
@@ -82,15 +81,13 @@ def night(
         int, typer.Option(help="Number of nights to keep; the served run and the best one stay, too.", min=1)
     ] = 14,
     tolerance: Annotated[float, typer.Option(help="Loss in per cent that `promote` accepts.", min=0)] = 0.5,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Train tonight's run, judge it, promote it unless it is worse, remove old nights, and record the result.
 
     Start it again after a stop: it goes on where it was, and a finished night is not repeated. Exit codes: 0 promoted (or trained, for a
     coordinator), 5 kept, 6 nothing new, 4 stopped, 75 another night is running, anything else failed. `nights` shows the history.
     """
-    output = Output(quiet=quiet, as_json=as_json)
     if not command or command[0] not in ("train", "party", "coordinator"):
         raise ConfigError("after --, name the training: train, party or coordinator, with its options")
     for option in ("--out", "--after", "--resume", "--overwrite"):
@@ -113,7 +110,7 @@ def night(
         before = read_nights(folder)
         open_night = _find_unfinished(folder, before) or tonight
         done = next((each for each in before if each.night == open_night and each.result in _DONE), None)
-        result = done or _run_night(folder, open_night, command, before, tolerance, quiet=quiet)
+        result = done or _run_night(folder, open_night, command, before, tolerance, quiet=output.quiet)
         if done is None:
             _record(folder, result)
             _prune(folder, keep)
@@ -128,8 +125,7 @@ def nights(
     textfile: Annotated[
         Path | None, typer.Option(help="Also write the last night as metrics for Prometheus (node_exporter).")
     ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Output = STANDARD,
 ) -> None:
     """Show the history of the nights: promoted, kept, nothing new, stopped or failed, with the reason."""
     if not folder.is_dir():
@@ -140,7 +136,6 @@ def nights(
         table.add_row(each.night, each.result, f"{each.seconds:.0f} s", escape(each.reason))
     if textfile is not None:
         _write_metrics(textfile, history)
-    output = Output(quiet=quiet, as_json=as_json)
     output.result([asdict(each) for each in history], table if history else f"no nights in {folder}")
 
 

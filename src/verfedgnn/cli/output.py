@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
 from rich.console import RenderableType
@@ -18,12 +19,16 @@ _WIDTH = 160
 """Width of tables in a file or a pipe, wide enough that no cell is cut."""
 
 
+@dataclass(frozen=True)
 class Output:
     """The output of a command, which honours `--quiet` and `--json`."""
 
-    def __init__(self, *, quiet: bool, as_json: bool) -> None:
-        self.quiet = quiet
-        self.as_json = as_json
+    quiet: bool = False
+    as_json: bool = False
+
+    def to_arguments(self) -> list[str]:
+        """Return the options as command-line arguments."""
+        return ["--quiet"] * self.quiet + ["--json"] * self.as_json
 
     def remark(self, text: str, *, style: str | None = None) -> None:
         """Print a line on standard error, unless `--quiet` is given."""
@@ -61,7 +66,7 @@ class Output:
             yield
 
 
-STANDARD = Output(quiet=False, as_json=False)
+STANDARD = Output()
 """The output of a command without --quiet and --json."""
 
 

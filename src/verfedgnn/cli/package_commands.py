@@ -11,10 +11,9 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import typer
-import typer.core
 import typer.main
 
-from verfedgnn.cli.shared_options import CommandApp
+from verfedgnn.cli.shared_options import CommandApp, Group
 from verfedgnn.core.errors import ConfigError
 
 GROUP = "verfedgnn.commands"
@@ -26,7 +25,7 @@ PACKAGES = {
 """Packages of this repository by their commands, to say what to install."""
 
 
-class CommandGroup(typer.core.TyperGroup):
+class CommandGroup(Group):
     """The commands of verfedgnn, and those of other packages."""
 
     own: MutableMapping[str, Any]

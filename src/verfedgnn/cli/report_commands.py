@@ -1,4 +1,4 @@
-"""`verfedgnn evaluate`, `lift`, `report` and `export`: the figures, verdict, report and vectors of a run."""
+"""`verfedgnn evaluate`, `lift` and `report`: the figures, verdict and report of a run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def lift(
 
 def report(
     run: RunFolder,
-    out: Annotated[Path | None, typer.Option(help="Folder for the report; RUN/report by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the report; RUN/report by default.", metavar="FOLDER")
+    ] = None,
     output: Output = STANDARD,
 ) -> None:
     """Write a report of a run as one HTML page and as Markdown.
@@ -91,38 +93,3 @@ def report(
     if len(loaded.parties) > 1 and not (run / "audit").exists():
         show_next(output, [], ["audit", str(run)], "to see who could learn what")
     show_next(output, [], ["serve", str(run)])
-
-
-def export(
-    run: RunFolder,
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
-    party: Annotated[str | None, typer.Option(help="Export only this party; all by default.")] = None,
-    output: Output = STANDARD,
-) -> None:
-    """Write the user and item vectors of the served models as Parquet, with ids and titles.
-
-    Each party gets a folder with the vectors whose dot products are the predicted ratings. Vectors that order
-    lists are in its subfolder `lists`. embeddings.json says what a product means and lists the components.
-    """
-    from verfedgnn.runs.embeddings import export_embeddings
-    from verfedgnn.runs.run import Run
-
-    loaded = Run.load(run)
-    models = [loaded] if loaded.lists is None else [loaded, loaded.lists]
-    chosen = [
-        each
-        for model in models
-        for each in (model.embeddings().values() if party is None else [model.embeddings(party)])
-    ]
-    files = export_embeddings(chosen, out)
-    lines = []
-    for each in chosen:
-        parts = ", ".join(f"{name} {part.start}:{part.stop}" for name, part in each.parts.items())
-        lines.append(
-            f"{each.party}, {each.purpose}: {len(each.users):,} users, {len(each.items):,} items; components: {parts}"
-        )
-    output.result({"files": files}, *lines, f"written: {len(files)} files in {out}")
-    sentence = (
-        "The dot product of a user's and an item's vector is a prediction; embeddings.json says of what."
-    )
-    show_next(output, [sentence], ["serve", str(run), *([] if party is None else ["--party", party])])

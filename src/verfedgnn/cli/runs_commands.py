@@ -1,18 +1,19 @@
-"""`verfedgnn runs`, `diff` and `promote`: list runs, compare two, and let one replace another."""
+"""`verfedgnn runs`, `diff`, `promote` and `forget`: list runs, compare two, let one replace another, remove users and items."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
 from verfedgnn.cli.next_step import fresh_path, show_next
 from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.shared_options import RunFolder
 from verfedgnn.cli.tables import make_table
-from verfedgnn.core.errors import NotPromoted, RunError
+from verfedgnn.core.errors import ConfigError, NotPromoted, RunError
 
 if TYPE_CHECKING:
     from verfedgnn.reports.difference_view import DifferenceTable
@@ -118,12 +119,13 @@ def promote(
     challenger: Annotated[Path, typer.Argument(help="Run folder of tonight.")],
     over: Annotated[
         Path,
-        typer.Option(help="Run folder that is served now, or the link to it."),
+        typer.Option(metavar="RUN", help="Run folder that is served now, or the link to it."),
     ],
     link: Annotated[
         Path | None,
         typer.Option(
-            help="Symbolic link that `serve` follows; it is switched to the challenger if it is promoted."
+            metavar="LINK",
+            help="Symbolic link that `serve` follows; it is switched to the challenger if it is promoted.",
         ),
     ] = None,
     tolerance: Annotated[
@@ -193,3 +195,55 @@ def promote(
     output.result(found, *show_tables(tables), text)
     if not found["promoted"]:
         raise NotPromoted(f"{challenger} was not promoted: {'; '.join(found['reasons'])}")
+
+
+def forget(
+    run: RunFolder,
+    user: Annotated[
+        list[str] | None, typer.Option(help="Id of the user, as in the data. Repeatable.")
+    ] = None,
+    user_file: Annotated[Path | None, typer.Option(help="Text file with one id of a user per line.")] = None,
+    item: Annotated[
+        list[str] | None, typer.Option(help="Id of the item, as in the data. Repeatable.")
+    ] = None,
+    item_file: Annotated[Path | None, typer.Option(help="Text file with one id of an item per line.")] = None,
+    party: Annotated[
+        str | None, typer.Option(help="Party that offers the items; needed if several could be meant.")
+    ] = None,
+    output: Output = STANDARD,
+) -> None:
+    """Remove users or items and their ratings from a run folder, and repair its model without them.
+
+    A record, forget.json, says what was done and what remains, with a keyed hash instead of the id. If the command is interrupted, the
+    same command finishes it. Remove them from your own data, too: the next training reads it again.
+    """
+    from verfedgnn.upkeep.forget import finish_forgetting, forget_items, forget_users
+
+    users = [*(user or []), *_read_ids(user_file)]
+    items = [*(item or []), *_read_ids(item_file)]
+    if users and items:
+        raise ConfigError("give users or items, not both; run the command once for each")
+    record: dict[str, Any] | None
+    if items:
+        record = forget_items(run, items, party)
+    else:
+        record = forget_users(run, users) if users else finish_forgetting(run)
+    if record is None:
+        raise ConfigError("nothing to forget; give --user ID, --item ID, or a file of ids")
+    ratings = sum(record["ratings"].values())
+    again = sum(record["items_estimated_again"].values())
+    repaired = (
+        f"estimated {again:,} items again" if record["users"] else f"removed {len(record['items']):,} items"
+    )
+    output.result(record, f"removed {ratings:,} ratings; {repaired}")
+    for text in record["remains"]:
+        output.remark(f"remains: {text}")
+
+
+def _read_ids(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    try:
+        return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}); give a text file with one id per line") from None

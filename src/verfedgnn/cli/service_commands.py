@@ -6,13 +6,15 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import STANDARD, Output
@@ -51,6 +53,7 @@ KeyFile = Annotated[
 Status = Annotated[
     str | None,
     _run(
+        metavar="ADDRESS",
         text="Serve a status page at a PORT of 127.0.0.1 or at HOST:PORT, with /metrics, /healthz and /readyz.",
     ),
 ]
@@ -74,11 +77,12 @@ def party(
     federation: FederationFile,
     ratings: Annotated[
         str | None,
-        typer.Option(help="Your ratings: a file or a folder.", rich_help_panel=DATA),
+        typer.Option(help="Your ratings: a file or a folder.", metavar="FILE", rich_help_panel=DATA),
     ] = None,
     key: KeyFile = None,
     out: Annotated[
-        Path | None, _run(text="Your run folder, resumed if it exists. Default: run, beside the key.")
+        Path | None,
+        _run(text="Your run folder, resumed if it exists. Default: run, beside the key.", metavar="FOLDER"),
     ] = None,
     reading: ReadOptions,
     status: Status = None,
@@ -98,12 +102,21 @@ def party(
         Path | None,
         _run(
             text="Your run before this one: users forgotten in it are left out, and a warning tells of a wrong file.",
+            metavar="RUN",
         ),
     ] = None,
     align_only: Annotated[
         bool,
         _run(
             "--align-only", text="Align users and stop. The same command without it trains with the result."
+        ),
+    ] = False,
+    check: Annotated[
+        bool,
+        _run(
+            "--check",
+            text="Only check your side before the day: certificates, connection, clock, software, disk, memory and data. "
+            "The exit code is 1 if something would keep you from training.",
         ),
     ] = False,
     log: LogFormat = "text",
@@ -124,6 +137,11 @@ def party(
 
     output = _prepare_service(log, log_level, threads, output)
     identity = load_party(federation, key)
+    if check:
+        config = identity.agreement.config
+        source = None if ratings is None else partial(read_own_ratings, ratings, reading, config)
+        _check_party(identity, out or identity.key_file.parent / "run", source, output)
+        return
     store = PartyStore(out or identity.key_file.parent / "run", identity)
     if align_only and store.has_training:
         raise ConfigError(f"{store.folder} holds a training; choose another --out to align users again")
@@ -165,6 +183,24 @@ def party(
     show_run_findings(output, run, store.folder)
 
 
+def _check_party(
+    identity: MemberIdentity, folder: Path, read: Callable[[], Ratings] | None, output: Output
+) -> None:
+    """Check what a training needs, and say what is missing. The coordinator should be running."""
+    from verfedgnn.federation.doctor import examine, summarise_findings
+
+    findings = examine(identity, folder, read)
+    table = Table("check", "", "")
+    styles = {"ok": "", "warning": "yellow", "failed": "red"}
+    for finding in findings:
+        table.add_row(finding.check, finding.outcome, Text(finding.text, styles[finding.outcome]))
+    summary = summarise_findings(findings)
+    output.result(summary, table)
+    if not summary["ready"]:
+        raise typer.Exit(1)
+    output.remark("next: start the same command without --check on the agreed day")
+
+
 def read_own_ratings(ratings: str | None, reading: ReadOptions, config: Config) -> Ratings:
     """Read the --ratings source; raise `ConfigError` if the option is missing, or if `config` needs something declared."""
     from verfedgnn.data import read_ratings
@@ -182,10 +218,14 @@ def read_own_ratings(ratings: str | None, reading: ReadOptions, config: Config) 
 def coordinator(
     folder: Annotated[Path, typer.Argument(help="The folder that `federation init` created.")],
     out: Annotated[
-        Path | None, typer.Option(help="The run folder, resumed if it exists. Default: run, in FOLDER.")
+        Path | None,
+        typer.Option(help="The run folder, resumed if it exists. Default: run, in FOLDER.", metavar="FOLDER"),
     ] = None,
     listen: Annotated[
-        str | None, typer.Option(help="HOST:PORT to listen on. Default: the agreed port on all addresses.")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Address to listen on. Default: the agreed port on all addresses."
+        ),
     ] = None,
     status: Status = None,
     device: Device = "cpu",

@@ -8,14 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
+import typer.core
+import typer.main
 
 from verfedgnn.cli.output import Output
+from verfedgnn.core.option_names import READ
 from verfedgnn.plugins import GNNS
 
-Command = Callable[..., None]
+Function = Callable[..., None]
 PRESETS = tuple(
     sorted(path.stem for path in (Path(__file__).parent.parent / "config" / "presets").glob("*.toml"))
 )
@@ -60,25 +63,8 @@ def complete_setting(incomplete: str) -> list[str]:
 DATA = "Data"
 TRAINING = "Training"
 RUN = "Run"
-OUTPUT = "Output"
 """Panels of the help."""
 
-Quiet = Annotated[
-    bool,
-    typer.Option(
-        "--quiet",
-        help="Print no progress and no remarks, only the result, warnings and errors.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-AsJson = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="Print the result as one line of JSON, the only line on standard output.",
-        rich_help_panel=OUTPUT,
-    ),
-]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder.")]
 WholeRun = Annotated[
     Path, typer.Argument(help="Run folder that holds all parties, as `train --out` writes it.")
@@ -86,6 +72,7 @@ WholeRun = Annotated[
 Data = Annotated[
     list[str] | None,
     typer.Option(
+        metavar="FILE",
         help="Ratings: a file, a folder or a data set such as ml-1m. Repeat as NAME=FILE for one "
         "file per party. Default: synthetic.",
         rich_help_panel=DATA,
@@ -172,93 +159,157 @@ def use_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
-READING: dict[str, tuple[str, tuple[str, ...]]] = {
-    "columns": (
-        "Column names of your table: user=...,item=...,rating=...,time=... NAME:user=... for one of several sources.",
-        (),
+_READING: dict[str, Any] = {
+    "columns": typer.Option(
+        metavar="USER=COLUMN,...",
+        help="Column names of your table: user=...,item=...,rating=...,time=... NAME:user=... for one of several sources.",
+        rich_help_panel=DATA,
     ),
-    "events": (
-        "Read rows as events without ratings. Gives the weight of each kind (5: one event is a like), as view=1,purchase=5, or one number.",
-        (),
+    "events": typer.Option(
+        metavar="WEIGHTS",
+        help="Read rows as events without ratings. Gives the weight of each kind (5: one event is a like), as view=1,purchase=5, or one number.",
+        rich_help_panel=DATA,
     ),
-    "duplicates": (
-        "How to treat repeated (user, item) pairs: error, first, last or mean.",
-        ("error", "first", "last", "mean"),
-    ),
-    "missing": (
-        "How to treat rows without a user, an item or a rating: error or drop.",
-        ("error", "drop"),
-    ),
-    "encoding": ("Text encoding of the table, such as latin-1. NAME:latin-1 for one of several sources.", ()),
-    "delimiter": ("Column separator of the table.", ()),
-    "scale": (
-        "Lowest and highest rating, as 1,5. Default: as found in the data; preset private needs it declared.",
-        (),
-    ),
-    "catalogue": (
-        "Number of items in the catalogue, rated or not; preset private announces it. NAME:30000 for one of several sources.",
-        (),
+    "read": typer.Option(
+        metavar="NAME=VALUE",
+        help="Read an unusual table: missing=drop, duplicates=last (or first, mean), encoding=latin-1, delimiter=;, scale=1,5 or "
+        "catalogue=30000 (the items that you offer). Repeatable; NAME:scale=1,5 for one of several sources. Preset private needs scale "
+        "and catalogue.",
+        rich_help_panel=DATA,
+        autocompletion=among(
+            (
+                "missing=drop",
+                *(f"duplicates={way}" for way in ("first", "last", "mean")),
+                *(f"{name}=" for name in READ[2:]),
+            )
+        ),
     ),
 }
-"""Help text and completions of each field of `ReadOptions`."""
+"""Options for which a parameter `reading` stands."""
 
 
-def hides(*names: str) -> Callable[[Command], Command]:
-    """Return a decorator that leaves some options of `READING` out of the help of a command."""
+def _keep(context: typer.Context, parameter: typer.CallbackParam, given: bool) -> None:
+    name = str(parameter.name)
+    context.meta[name] = given or context.meta.get(name, False)
 
-    def hide(command: Command) -> Command:
-        command.hidden = names  # type: ignore[attr-defined]
-        return command
 
-    return hide
+def _output_options() -> list[Any]:
+    """Return the options of every command."""
+
+    def declare(
+        quiet: Annotated[
+            bool,
+            typer.Option(
+                "--quiet",
+                help="Print only the result, warnings and errors.",
+                callback=_keep,
+                expose_value=False,
+            ),
+        ] = False,
+        as_json: Annotated[
+            bool,
+            typer.Option(
+                "--json", help="Print the result as one line of JSON.", callback=_keep, expose_value=False
+            ),
+        ] = False,
+    ) -> None: ...
+
+    app = typer.Typer(add_completion=False)
+    app.command()(declare)
+    return typer.main.get_command(app).params
+
+
+OUTPUT: list[Any] = _output_options()
+"""Options that the program takes anywhere on the line, as it takes --help."""
+_ABOUT_OUTPUT = "`--quiet` prints only the result; `--json` prints it as one line of JSON."
+
+
+class _Shared:
+    """What commands and groups of commands share."""
+
+    epilog: str | None
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, each with a kind for the help, and the options of every command."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            argument = parameter.param_type_name == "argument"
+            kind = "" if argument else parameter.metavar or _kind(parameter.type_descriptor.annotation)
+            parameter.display_type_rich = lambda ctx, kind=kind: kind
+        return [*parameters, *OUTPUT]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help, with one line for the options of every command."""
+        self.epilog = _ABOUT_OUTPUT
+        for option in OUTPUT:
+            option.hidden = True
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+        for option in OUTPUT:
+            option.hidden = False
+
+
+class Command(_Shared, typer.core.TyperCommand):
+    """A command of the program."""
+
+
+class Group(_Shared, typer.core.TyperGroup):
+    """A group of commands."""
+
+
+def _kind(annotation: Any) -> str:
+    """Return the kind of a parameter's values, for the help."""
+    inner = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return "|".join(inner)
+    kinds = {bool: "", Path: "FILE", int: "N", float: "NUMBER"}
+    return kinds.get(inner[0] if inner else annotation, "NAME")
 
 
 class CommandApp(typer.Typer):
     """A group of commands whose parameters may stand for several options.
 
-    `reading` stands for those of `READING`, `output` for --quiet and --json, and `request`, a dataclass, for one per field.
+    `reading` stands for --columns, --events and --read, `output` for those of every command, and `request`, a dataclass, for one per field.
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(
-            no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, **options
-        )
+        look = {"no_args_is_help": True, "rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
+        super().__init__(**{"cls": Group, **look, **options})
 
-    def command(self, name: str | None = None, **options: Any) -> Callable[[Command], Command]:  # type: ignore[override]
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:  # type: ignore[override]
         """Register a command, as typer does."""
-        register = super().command(name, **options)
+        register = super().command(name, cls=Command, **options)
 
-        def add(command: Command) -> Command:
+        def add(command: Function) -> Function:
             register(_with_options(command))
             return command
 
         return add
 
 
-def _with_options(command: Command) -> Command:
+def _with_options(command: Function) -> Function:
     """Return a command with the options for which its parameters stand."""
-    hidden = getattr(command, "hidden", ())
-    stands: dict[str, dict[str, tuple[Any, Any]]] = {
-        "reading": {name: _reading(name, name in hidden) for name in READING}
-    }
-    stands["output"] = {"quiet": (Quiet, False), "as_json": (AsJson, False)}
-    names = {"ReadOptions": object}
+    names = {"ReadOptions": object, "Output": Output}
     request = get_type_hints(command, localns=names, include_extras=True).get("request")
     asked: Any = request if is_dataclass(request) else command
     hints = get_type_hints(asked, localns=names, include_extras=True)
     expected = inspect.signature(asked).parameters
-    options: dict[str, tuple[Any, Any]] = {}
+    options: dict[str, tuple[Any, Any]] = {"context": (typer.Context, inspect.Parameter.empty)}
     for name, parameter in expected.items():
-        options |= stands.get(name, {name: (hints[name], parameter.default)})
+        if name == "reading":
+            options |= {
+                each: (Annotated[list[str] | None, option], None) for each, option in _READING.items()
+            }
+        elif name != "output":
+            options[name] = (hints[name], parameter.default)
 
     @wraps(command)
-    def wrapped(**given: Any) -> None:
+    def wrapped(context: typer.Context, **given: Any) -> None:
         if "output" in expected:
-            given["output"] = Output(quiet=given.pop("quiet"), as_json=given.pop("as_json"))
+            given["output"] = Output(**{option.name: context.meta[option.name] for option in OUTPUT})
         if "reading" in expected:
             from verfedgnn.data.read_options import ReadOptions
 
-            given["reading"] = ReadOptions.from_texts(**{name: given.pop(name) for name in READING})
+            given["reading"] = ReadOptions.from_texts(**{name: given.pop(name) for name in _READING})
         command(**given) if asked is command else command(asked(**given))
 
     wrapped.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -269,10 +320,3 @@ def _with_options(command: Command) -> Command:
     )
     wrapped.__annotations__ = {name: kind for name, (kind, _) in options.items()}
     return wrapped
-
-
-def _reading(name: str, hidden: bool) -> tuple[Any, None]:
-    text, known = READING[name]
-    complete = among(known) if known else None
-    option = typer.Option(help=text, rich_help_panel=DATA, autocompletion=complete, hidden=hidden)
-    return Annotated[list[str] | None, option], None

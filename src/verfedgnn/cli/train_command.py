@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from verfedgnn.cli.next_step import show_next, show_run_findings
-from verfedgnn.cli.output import Output
+from verfedgnn.cli.next_step import Request, command_text, show_next, show_run_findings
+from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import (
     RUN,
     TRAINING,
-    AsJson,
     By,
     Data,
     Device,
     Model,
     Parties,
     Preset,
-    Quiet,
     Settings,
     Threads,
     Users,
     among,
-    hides,
     use_threads,
 )
 from verfedgnn.cli.signals import Halt
@@ -49,17 +45,18 @@ def _option(panel: str, text: str, *names: str, **options: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainRequest:
+class TrainRequest(Request):
     """What `verfedgnn train` was asked for: its options, and what follows from them."""
 
+    command: ClassVar[str] = "train"
     data: Data = None
+    reading: ReadOptions
     preset: Preset = None
     model: Model = None
     parties: Parties = None
     by: By = None
     users: Users = None
     seed: Annotated[int | None, _option(TRAINING, "Random seed.")] = None
-    out: Annotated[Path | None, _option(RUN, "Run folder to write.")] = None
     set_: Settings = None
     epsilon: Annotated[
         float | None,
@@ -87,34 +84,37 @@ class TrainRequest:
     lift: Annotated[
         bool, _option(TRAINING, "Accepted, and always on where the preset has a gate.", "--lift")
     ] = False
+    out: Annotated[Path | None, _option(RUN, "Run folder to write.", metavar="FOLDER")] = None
     details: Annotated[bool, _option(RUN, "Print all tables, not only the verdict.", "--details")] = False
     resume: Annotated[
         Path | None,
-        _option(RUN, "Resume the interrupted training of this run folder."),
+        _option(RUN, "Resume the interrupted training of this run folder.", metavar="RUN"),
+    ] = None
+    final: Annotated[
+        Path | None,
+        _option(
+            RUN,
+            "Train the model of all ratings of this run folder, which was only judged (--judge).",
+            metavar="RUN",
+        ),
     ] = None
     after: Annotated[
         Path | None,
         _option(
             RUN,
             "The run before this one: users forgotten in it are left out, and a warning tells of a wrong file.",
+            metavar="RUN",
         ),
     ] = None
     overwrite: Annotated[bool, _option(RUN, "Overwrite the run folder if it exists.", "--overwrite")] = False
     device: Device = "cpu"
     threads: Threads = 1
-    reading: ReadOptions
-    quiet: Quiet = False
-    as_json: AsJson = False
+    output: Output = STANDARD
 
     @property
     def folder(self) -> Path | None:
         """Folder of the run; None if it is not kept."""
-        return self.out if self.resume is None else self.resume
-
-    @property
-    def output(self) -> Output:
-        """Where results and remarks go."""
-        return Output(quiet=self.quiet, as_json=self.as_json)
+        return self.resume or self.final or self.out
 
     def check(self) -> None:
         """Raise `ConfigError` if options contradict each other."""
@@ -122,21 +122,17 @@ class TrainRequest:
             raise ConfigError(
                 "--parties and --by divide one data set; leave them out with one file per party"
             )
-        kept = {"resume", "reading", *AGAIN}
-        given = [f.name for f in fields(self) if f.name not in kept and getattr(self, f.name) != f.default]
-        if self.resume is not None and (given or self.reading):
-            raise ConfigError("--resume takes data and settings from the run; leave out all options for them")
+        for name in ("resume", "final"):
+            if getattr(self, name) is not None and self.to_words(without=(name, *AGAIN)) != ["train"]:
+                raise ConfigError(
+                    f"--{name} takes data and settings from the run; leave out all options for them"
+                )
 
     def resume_command(self) -> str:
         """Return the command that resumes this training, with the options that it takes again."""
-        words = ["verfedgnn", "train", "--resume", str(self.folder)]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name not in AGAIN or value == field.default:
-                continue
-            name = f"--{field.name.removeprefix('as_')}"
-            words += [name] if value is True else [name, str(value)]
-        return shlex.join(words)
+        others = [field.name for field in fields(self) if field.name not in AGAIN]
+        train, *options = self.to_words(without=others)
+        return command_text([train, "--resume", str(self.folder), *options])
 
     def choose(self) -> Config:
         """Return the configuration of a new training."""
@@ -189,19 +185,21 @@ class TrainRequest:
         """Train, or go on with a training, and compute what else was asked for."""
         from verfedgnn.runs.prepared_data import choose_config
         from verfedgnn.training.cost_forecast import forecast
-        from verfedgnn.training.train import resume, train
+        from verfedgnn.training.train import resume, train, train_final
 
         with (
-            RoundProgress(hidden=self.quiet) as progress,
+            RoundProgress(hidden=self.output.quiet) as progress,
             _resumable(self),
-            Halt(quiet=self.quiet) as halt,
+            Halt(quiet=self.output.quiet) as halt,
         ):
             options: dict[str, Any] = {"watch": progress.round, "stop": halt.asked, "device": self.device}
             if self.resume is not None:
                 run = resume(self.resume, **options)
+            elif self.final is not None:
+                run = train_final(self.final, **options)
             else:
                 expected = None
-                if not self.quiet:
+                if not self.output.quiet:
                     with self.output.busy("estimating time and bytes"):
                         expected = forecast(parties, config, device=self.device)
                 config = choose_config(parties, config)
@@ -228,26 +226,23 @@ class TrainRequest:
             show_run_findings(output, run, folder)
 
 
-AGAIN = ("lift", "details", "device", "threads", "quiet", "as_json")
+AGAIN = ("lift", "details", "device", "threads", "output")
 """Options that a resumed training takes again."""
 
 
-@hides("encoding", "delimiter", "scale", "catalogue")
 def train(request: TrainRequest) -> None:
     """Train a federation on one machine and print its accuracy, the bytes sent and what is protected.
 
     After Ctrl-C, `--resume` continues to the same result. `--json` prints the content of metrics.json. `verfedgnn settings` explains
-    every setting, and `verfedgnn data check --help` lists more options for unusual files.
+    every setting.
     """
     from verfedgnn.runs.run import read_run_config
 
     use_threads(request.threads)
     request.check()
-    if request.resume is not None:
-        request.report(request.run([], read_run_config(request.resume)))
-        return
-    config = request.choose()
-    request.report(request.run(request.read(config), config))
+    given = request.resume or request.final
+    config = request.choose() if given is None else read_run_config(given)
+    request.report(request.run(request.read(config) if given is None else [], config))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Words of messages for two surfaces: `--missing drop` on the command line, `missing="drop"` in Python.
+"""Words of messages for two surfaces: `--read missing=drop` on the command line, `missing="drop"` in Python.
 
 Messages are written once. The command line enters `on_command_line` for the time of a command.
 """
@@ -10,6 +10,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+READ = ("missing", "duplicates", "encoding", "delimiter", "scale", "catalogue")
+"""Options of `read_ratings` that the command line takes as `--read NAME=VALUE`."""
 _on_command_line = False
 _table: ContextVar[str | None] = ContextVar("table", default=None)
 """The table that is being read, if there are several."""
@@ -48,6 +50,8 @@ def option(name: str, value: Any = None) -> str:
         )
     if not _on_command_line:
         return name if value is None else f"{name}={_in_python(value)}"
+    if name in READ:
+        return f"--read {name}={'...' if value is None else _as_text(value)}"
     named = f"--{name.replace('_', '-')}"
     return named if value is None or value is True else f"{named} {_as_text(value)}"
 

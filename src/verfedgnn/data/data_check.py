@@ -461,7 +461,7 @@ def _foresee_federation(sources: Sequence[CheckedSource], overlap: UserOverlap) 
         scale = option("own", {"...": {"scale": (1, 5)}})
         warnings.append(
             f"{one}, {other}: errors are in each party's own unit, so compare parties, not the overall RMSE; declare both "
-            f"scales with {worded('--scale NAME:LOW,HIGH', scale)}"
+            f"scales with {worded('--read NAME:scale=LOW,HIGH', scale)}"
         )
     users, _ = overlap.count_from(1)
     if overlap.shared and overlap.shared < FEWEST_SHARED * users:

@@ -1,7 +1,7 @@
 """Sources of ratings as texts: options for reading them.
 
 `--columns user=uid,item=isbn` applies to every source, `--columns books:user=uid,item=isbn` to the source called books. The same
-holds for `--events`, `--encoding` and the others. An option for one source takes precedence.
+holds for `--events`, and `--read encoding=latin-1` becomes `--read books:encoding=latin-1`. An option for one source takes precedence.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.core.option_names import option
+from verfedgnn.core.option_names import READ, option
 
 EventWeights = Mapping[str, float] | float
 """Weight of an event, by its kind, or one weight for all kinds."""
@@ -21,12 +21,16 @@ class ReadOptions(tuple[tuple[str, str], ...]):
 
     @classmethod
     def from_texts(cls, **texts: Sequence[str] | None) -> "ReadOptions":
-        """Create options from command-line texts, with None for absent options."""
-        return cls((name, text) for name, given in texts.items() for text in given or ())
+        """Create options from command-line texts, with None for absent options; those of `read` are NAME=VALUE or SOURCE:NAME=VALUE."""
+        return cls(
+            _split(text) if name == "read" else (name, text)
+            for name, given in texts.items()
+            for text in given or ()
+        )
 
     def to_arguments(self) -> list[str]:
         """Return the options as command-line arguments."""
-        return [word for name, text in self for word in (f"--{name}", text)]
+        return [word for name, text in self for word in _write(name, text)]
 
     def for_each(self, sources: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return the keyword arguments of `read_ratings` for each of the named sources."""
@@ -34,19 +38,35 @@ class ReadOptions(tuple[tuple[str, str], ...]):
         single: dict[str, dict[str, Any]] = {source: {} for source in sources}
         for name, text in self:
             source, colon, value = text.partition(":")
+            written = " ".join(_write(name, f"{source}:..." if colon else "..."))
             if colon and source in single:
-                given, twice = single[source], f" for {source}; leave one out"
+                given, remedy = single[source], "leave one out"
             elif colon and re.fullmatch(r"[\w.-]+", source):
-                raise DataError(
-                    f"--{name} {source}:... names an unknown source; use one of: {', '.join(sources)}"
-                )
+                raise DataError(f"{written} names an unknown source; use one of: {', '.join(sources)}")
             else:
-                given, twice = common, f"; name the source of each, for example --{name} {sources[0]}:..."
-                value = text
+                example = " ".join(_write(name, f"{sources[0]}:..."))
+                given, value, remedy = common, text, f"name the source of each, for example {example}"
             if name in given:
-                raise DataError(f"--{name} is given twice{twice}")
+                raise DataError(f"{written} is given twice; {remedy}")
             given[name] = _PARSERS.get(name, str)(value)
         return {source: common | given for source, given in single.items()}
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Return the name and the text of `NAME=VALUE` or `SOURCE:NAME=VALUE`."""
+    head, equals, value = text.partition("=")
+    source, _, name = head.rpartition(":")
+    if not equals or name not in READ:
+        raise DataError(f"--read takes NAME=VALUE with one of the names {', '.join(READ)}, not '{text}'")
+    return name, f"{source}:{value}" if source else value
+
+
+def _write(name: str, text: str) -> tuple[str, str]:
+    """Return an option as two words of the command line."""
+    if name not in READ:
+        return f"--{name}", text
+    source, colon, value = text.partition(":")
+    return "--read", f"{source}:{name}={value}" if source and colon else f"{name}={text}"
 
 
 DEFAULT_OPTIONS = ReadOptions()
@@ -65,14 +85,16 @@ def _parse_scale(text: str) -> tuple[float, float]:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
         raise DataError(
-            f"--scale takes the lowest and the highest rating, for example 1,5, not '{text}'"
+            f"--read scale takes the lowest and the highest rating, for example scale=1,5, not '{text}'"
         ) from None
     return low, high
 
 
 def _parse_catalogue(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not int(text):
-        raise DataError(f"--catalogue takes the number of items, for example 30000, not '{text}'")
+        raise DataError(
+            f"--read catalogue takes the number of items, for example catalogue=30000, not '{text}'"
+        )
     return int(text)
 
 

@@ -223,7 +223,7 @@ class Agreement(Section):
         """Raise `ConfigError` if a certificate has expired or is not valid yet."""
         remedies = {
             "the authority": "create a new federation with `verfedgnn federation init`",
-            COORDINATOR: "create a new one with `verfedgnn federation renew`",
+            COORDINATOR: "create a new one with `verfedgnn federation approve FOLDER --renew`",
         }
         now = datetime.now(UTC)
         authority = Certificate(self.authority, "the authority")

@@ -30,7 +30,7 @@ from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.aggregation import largest_alignment
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.masks import list_statement
-from verfedgnn.protocol.party_setup import name_mask_purpose
+from verfedgnn.protocol.party_state import name_mask_purpose
 from verfedgnn.protocol.states import COORDINATOR_STATES
 from verfedgnn.protocol.user_alignment import CoordinatorAlignment
 from verfedgnn.runs.run import write_json

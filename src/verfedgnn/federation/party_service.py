@@ -33,9 +33,9 @@ from verfedgnn.federation.transcript import ALIGNMENT, SPENT
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.privacy.id_matching import Each
 from verfedgnn.protocol import messages as msg
+from verfedgnn.protocol.coordinator import mean_error
 from verfedgnn.protocol.party import Candidate, Party
-from verfedgnn.protocol.party_setup import Policy
-from verfedgnn.protocol.public_state import mean_error
+from verfedgnn.protocol.party_state import Policy
 from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION
 from verfedgnn.protocol.states import PARTY_STATES, Event, PartyEvent, PartyState
 from verfedgnn.protocol.user_alignment import PartyAlignment, check_user_count, describe_reveals
@@ -443,7 +443,7 @@ class PartyService:
 
     def _write_checkpoint(self) -> None:
         """Write the progress after a round, and the evaluated models if they are new."""
-        newest = self.progress.evaluated[0] if self.progress.evaluated is not None else 0
+        newest = self.progress.evaluated[0]
         if newest != self._saved_models:
             self._models.write(newest, self.progress.models(), {})
             self._saved_models = newest

@@ -130,7 +130,7 @@ def remove_party(folder: Path, name: str) -> Agreement:
         raise ConfigError(f"{folder} is not the coordinator's folder; {rule}")
     agreement = load_agreement(folder, dates=False)
     if agreement.member(name) is agreement.coordinator:
-        remedy = f"renew its key with `verfedgnn federation renew {folder}`"
+        remedy = f"renew its key with `verfedgnn federation approve {folder} --renew`"
         raise ConfigError(f"'{COORDINATOR}' is the coordinator; {remedy}")
     parties = [party for party in agreement.parties if party.name != name]
     changed = agreement.with_values(parties=parties, min_parties=min(agreement.min_parties, len(parties)))
@@ -242,7 +242,7 @@ def load_coordinator(folder: Path) -> MemberIdentity:
         raise ConfigError(f"{folder} holds no {COORDINATOR_KEY}; {remedy}")
     identity = MemberIdentity(agreement, key_file)
     if not identity.is_coordinator:
-        remedy = "create a new one with `verfedgnn federation renew`"
+        remedy = f"create a new one with `verfedgnn federation approve {folder} --renew`"
         raise ConfigError(f"{key_file} is not the coordinator's key in {FILE}; {remedy}")
     check_ready(agreement)
     return identity

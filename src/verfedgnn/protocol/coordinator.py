@@ -10,10 +10,16 @@ It never sees ratings, degrees or item embeddings: no message carries them. `sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
@@ -21,10 +27,11 @@ from verfedgnn.config.rules import active_count, too_few
 from verfedgnn.core.errors import ConfigError, ProtocolError
 from verfedgnn.core.pairs import typical_rating
 from verfedgnn.core.random_streams import SharedStream, shared_generator
+from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.masking import MaskStream
-from verfedgnn.protocol.aggregation import largest_array, largest_from_party
-from verfedgnn.protocol.masks import MaskedRound, fewest_survivors
+from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, remove_masks
+from verfedgnn.protocol.aggregation import FULL_COPY, largest_array, largest_from_party, sum_neighbourhoods
+from verfedgnn.protocol.masks import MaskedRound, fewest_survivors, mask_context, sum_digest
 from verfedgnn.protocol.messages import (
     Finish,
     Hello,
@@ -37,9 +44,19 @@ from verfedgnn.protocol.messages import (
     Unmask,
     Welcome,
 )
-from verfedgnn.protocol.public_state import BestValidation, PublicState
-from verfedgnn.protocol.replica import CheckpointState, Replica, parameters_digest, reply_problem
+from verfedgnn.protocol.replica import (
+    CheckpointState,
+    Replica,
+    Update,
+    parameters_digest,
+    reply_problem,
+    to_tensor,
+)
+from verfedgnn.protocol.solved_round import compute_update
 from verfedgnn.protocol.states import COORDINATOR_STATES, CoordinatorAction, CoordinatorState
+
+KEPT_UPDATES = 8
+"""Updates that are kept for parties that missed them; more would be larger than a full copy."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,21 @@ class ClosedRound:
     """Validation error of all parties; None without a validation."""
     abandoned: bool = False
     """Whether the round has no update, because its sum could not be completed."""
+
+
+@dataclass(frozen=True)
+class NeighbourhoodSum:
+    """A sum of neighbourhoods that the coordinator hands out."""
+
+    parties: list[int]
+    """Indices of the parties in the sum."""
+    round: int
+    """Round in which they sent their neighbourhoods."""
+    total: NDArray[np.integer[Any]] | None
+
+
+NO_SUM = NeighbourhoodSum([], 0, None)
+"""What the coordinator hands out before the first sum."""
 
 
 class Membership:
@@ -92,6 +124,56 @@ class Membership:
         return True
 
 
+class BestValidation:
+    """The best validation so far, and the last result of every party."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.errors: dict[str, tuple[float, int]] = {}
+        """Squared error and count of each party's last validation."""
+        self.digests: dict[int, str] = {}
+        """Hash of the public parameters at each validation, by round."""
+        self.error = math.inf
+        self.round = 0
+        self.since = 0
+        """Number of validations since the best one."""
+        self.holders: set[str] = set()
+        """Parties that took part in it and have not rejoined since, so they have its parameters."""
+
+    def judge(
+        self, round: int, replies: Mapping[str, RoundReply], names: Sequence[str], digest: str
+    ) -> float:
+        """Return the error over all parties, and note it if it is the best; an absent party counts with its last validation."""
+        for name, reply in replies.items():
+            self.errors[name] = (reply.error or 0.0, reply.count or 0)
+        known = [self.errors[name] for name in names if name in self.errors]
+        error = mean_error(sum(error for error, _ in known), sum(count for _, count in known), self.config)
+        self.digests[round] = digest
+        self.since += 1
+        if error < self.error:
+            self.error = error
+            self.round = round
+            self.since = 0
+            self.holders = set(replies)
+        return error
+
+    @property
+    def patience_is_over(self) -> bool:
+        """Whether `patience` validations have passed without a better one, and since a solved model has settled.
+
+        Until its items have a prior of their own, curves rest for some rounds and fall again.
+        """
+        settled = ROUNDS_BEFORE_PRIOR if self.config.model.form == "solved" and not self.config.ranks else 0
+        since = min(self.since, max(self.digests, default=0) - settled)
+        return 0 < self.config.training.patience <= since
+
+
+def mean_error(error: float, count: int, config: Config) -> float:
+    """Return the RMSE from summed squared errors; for lists, the mean of 1 - NDCG@20 over users."""
+    mean = error / max(1, count)
+    return mean if config.ranks else math.sqrt(mean)
+
+
 class Coordinator:
     """Runs the rounds of one training.
 
@@ -121,7 +203,19 @@ class Coordinator:
         self.start = start
         """Public parameters of the training that this one continues; None if it begins anew."""
         self.state = CoordinatorState.GATHERING
+        self.active_count = active_count(config, len(self.names))
+        """Number of parties that take part in a round when all are present."""
         self.members = Membership(names, len(self.names) if quorum is None else quorum)
+        self.replica: Replica
+        """The public parameters and their optimiser's state, once all parties have joined."""
+        self.updates: deque[Update] = deque(maxlen=KEPT_UPDATES)
+        """The updates of the last rounds, in order."""
+        self.neighbourhood_sum = NO_SUM
+        """The last sum of neighbourhoods."""
+        self.parameters_round: dict[str, int] = {}
+        """Round of the public parameters that each party has."""
+        self.sums_received: dict[str, int] = {}
+        """Round of the summed neighbourhoods that each party has."""
         self.best = BestValidation(config)
         self.round = 0
         self.attempt = 0
@@ -216,21 +310,15 @@ class Coordinator:
             raise ConfigError(problem)
         self.typical = sum(typical_rating(hello.scale) for hello in hellos) / len(hellos)
         self.ratings = sum(hello.ratings for hello in hellos)
-        replica = Replica.initial(
+        self.replica = Replica.initial(
             self.config, self.model, self.items, self.ratings, self.typical, self.device, self.start
         )
-        self.public_state = PublicState(replica)
         self.rounds = self.replica.rounds
-
-    @property
-    def replica(self) -> Replica:
-        """The public parameters and their optimiser's state."""
-        return self.public_state.replica
 
     @property
     def public(self) -> Tensor:
         """The public parameters of the best validation, flat; a single 0 if the training was cancelled."""
-        return self.public_state.best if self.began else torch.zeros(1)
+        return self.replica.best[1] if self.began else torch.zeros(1)
 
     @property
     def public_digest(self) -> str:
@@ -239,8 +327,9 @@ class Coordinator:
 
     def welcome(self, name: str) -> Welcome:
         """Let a party in, and return the answer to its Hello, with a full copy of the public parameters if the party needs one."""
-        self.public_state.welcome(name)
         self.members.present.add(name)
+        self.parameters_round[name] = self.replica.round
+        self.sums_received.pop(name, None)
         return Welcome(
             index=self.names.index(name),
             items=self.items,
@@ -289,7 +378,7 @@ class Coordinator:
             name = self.names[index]
             if index not in self.drawn and not evaluate:
                 continue
-            situation = self.public_state.describe_party(name)
+            situation = self.parameters_round[name], self.sums_received.get(name, 0)
             if situation not in starts:
                 starts[situation] = RoundStart(
                     round=self.round,
@@ -297,7 +386,7 @@ class Coordinator:
                     active=self.drawn,
                     evaluate=evaluate,
                     best_round=self.best.round,
-                    **self.public_state.changes_for(name),
+                    **self._changes_for(name),
                 )
             self.open_parties[name] = starts[situation]
         if self.masked:
@@ -308,11 +397,6 @@ class Coordinator:
     def place(self) -> Place:
         """Round and attempt of the open round."""
         return self.round, self.attempt
-
-    @property
-    def active_count(self) -> int:
-        """Number of parties that take part in a round when all are present."""
-        return active_count(self.config, len(self.names))
 
     def draw_active(self, round: int, present: Sequence[int]) -> list[int]:
         """Draw A_t, the parties that take part in a round, from those present (Sec. 4.6)."""
@@ -329,23 +413,20 @@ class Coordinator:
         COORDINATOR_STATES.after(self.state, type(message), name)
         assert isinstance(message, MaskShares | ListSignature | Unmask)
         self.members.bring_back(name)
-        index = self.names.index(name)
-        masks, problem = self.masks, None
-        if masks is not None and masks.place == message.place:
-            if isinstance(message, MaskShares):
-                if self.state is CoordinatorState.SHARING and masks.request == message.request:
-                    problem = masks.take_shares(index, message)
-            elif isinstance(message, Unmask):
-                problem = masks.take_reveal(index, message)
-            elif index in masks.survivors:
-                masks.signatures[index] = message
+        if self.masks is None or self.masks.place != message.place:
+            return
+        if isinstance(message, MaskShares) and (
+            self.state is not CoordinatorState.SHARING or self.masks.request != message.request
+        ):
+            return
+        problem = self.masks.take(self.names.index(name), message)
         if problem is not None:
             raise ProtocolError(f"{name}: {problem}")
 
     def receive(self, name: str, reply: RoundReply) -> bool:
         """Take a party's reply; return False if it is late and was ignored. Raise `ProtocolError` if it does not fit the round."""
         COORDINATOR_STATES.after(self.state, RoundReply, name)
-        known = self.public_state.parameters_round
+        known = self.parameters_round
         late = reply.place < self.place
         late |= self.state in (CoordinatorState.AGREEING, CoordinatorState.UNMASKING)
         if late and name in known:
@@ -359,7 +440,9 @@ class Coordinator:
         problem = reply_problem(reply, start, self.replica, active=active)
         if problem is not None:
             raise ProtocolError(f"{name}: {problem}")
-        self.public_state.note_reply(name, start)
+        known[name] = self.replica.round
+        if start.neighbourhoods is not None:
+            self.sums_received[name] = start.neighbourhood_round
         self.replies[name] = reply
         self.replied[name] = reply.round
         self.members.bring_back(name)
@@ -370,28 +453,56 @@ class Coordinator:
 
         Raise `SumError` if masked values do not add up to gradients; the round can then only be abandoned.
         """
-        state = self.public_state
-        replies = {index: self.replies[name] for index, name in self._active if name in self.replies}
-        summed = state.add_up(self.round, replies, self._streams())
+        replies = {
+            index: self.replies[self.names[index]]
+            for index in self.drawn
+            if self.names[index] in self.replies
+        }
+        parties, streams = list(replies), []
+        if self.masks is not None:
+            start, last = self.open_parties[self.names[self.masks.survivors[0]]], self.neighbourhood_sum
+            digest = "" if last is NO_SUM else sum_digest(last.parties, last.round, last.total)
+            streams = self.masks.streams(mask_context(start, self.replica, digest))
+        gradients = [reply.gradient for reply in replies.values() if reply.gradient is not None]
+        unmask = partial(remove_masks, streams=streams, use=GRADIENT)
+        total = self.replica.protection.add_up(gradients, unmask)
+        shared = [reply.neighbourhoods for reply in replies.values() if reply.neighbourhoods is not None]
+        if shared:
+            summed = sum_neighbourhoods(shared, partial(remove_masks, streams=streams, use=NEIGHBOURHOOD))
+            self.neighbourhood_sum = NeighbourhoodSum(parties, self.round, summed)
         error = self._judge_validation()
         self._advance(CoordinatorAction.CLOSE)
         self.open_parties, self.masks = {}, None
+        # Nobody would use the step of the last round, and all members end in the same state without it.
+        if self.config.means_only or not self.done:
+            self._step(total, parties)
         if self.config.means_only:  # the first step has all that is shared
-            state.step(self.round, list(replies), summed)
-            state.keep_best()
+            self.replica.best = (self.round, self.replica.parameters.clone())
             self.best.holders = set()
-        elif (
-            not self.done
-        ):  # nobody would use the last step, and all members end in the same state without it
-            state.step(self.round, list(replies), summed)
         return ClosedRound(self.round, error)
+
+    def _step(self, total: NDArray[Any], parties: list[int]) -> None:
+        """Take the public step with the summed gradients of some parties, and keep the update."""
+        replica = self.replica
+        if replica.model.solved is not None:
+            total = compute_update(
+                replica.model,
+                replica.parameters,
+                replica.accumulator,
+                torch.from_numpy(total).to(self.device),
+                ratings=replica.ratings,
+                items=sum(replica.items),
+            )
+        replica.apply(torch.from_numpy(total).to(self.device), parties, self.round)
+        self.updates.append(Update(self.round, parties, total))
 
     def abandon(self) -> ClosedRound:
         """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
         error = self._judge_validation()
         self._advance(CoordinatorAction.ABANDON)
         self.open_parties, self.masks = {}, None
-        self.public_state.skip(self.round)
+        self.replica.skip(self.round)
+        self.updates.append(Update(self.round, [], np.zeros(0, self.replica.protection.sum_type)))
         return ClosedRound(self.round, error, abandoned=True)
 
     def _judge_validation(self) -> float | None:
@@ -399,9 +510,29 @@ class Coordinator:
         if not self.replies or not any(start.evaluate for start in self.open_parties.values()):
             return None
         error = self.best.judge(self.round, self.replies, self.names, self.replica.digest())
-        if self.best.is_newest:
-            self.public_state.keep_best()
+        if self.best.round == self.round:
+            self.replica.keep_best(self.round)
         return error
+
+    def _changes_for(self, name: str) -> dict[str, Any]:
+        """Return the fields of a RoundStart with updates and sums that a party lacks, or with a full copy instead of updates."""
+        known, replica = self.parameters_round[name], self.replica
+        updates = [update for update in self.updates if update.round > known]
+        size = sum(update.total.nbytes for update in updates)
+        complete = len(updates) >= replica.round - known and size <= FULL_COPY * replica.model.size
+        updates = updates if complete else []
+        has_sum = self.sums_received.get(name) == self.neighbourhood_sum.round
+        shared = NO_SUM if has_sum else self.neighbourhood_sum
+        totals = [update.total for update in updates if update.parties]
+        return {
+            "updates_from": known + 1,
+            "update_parties": [update.parties for update in updates],
+            "neighbourhood_parties": shared.parties,
+            "neighbourhood_round": shared.round,
+            "updates": np.concatenate(totals) if totals else None,
+            "neighbourhoods": shared.total,
+            **({} if complete else replica.full_copy()),
+        }
 
     # -- the masks of a round, and who is due ------------------------------------------------------------
 
@@ -410,7 +541,7 @@ class Coordinator:
         if self.masks is None:
             return {}
         request = self.masks.share_request([self.members.hellos[name] for name in self.names])
-        return dict.fromkeys(self._names_of(self.masks.active), request)
+        return dict.fromkeys([self.names[index] for index in self.masks.active], request)
 
     @property
     def closable(self) -> bool:
@@ -428,19 +559,13 @@ class Coordinator:
         if self.state is CoordinatorState.ROUND:
             masks.survivors = [i for i in masks.active if self.names[i] in self.replies]
             self.commitment = masks.survivors
-            self._advance(CoordinatorAction.UNMASK if masks.complete else CoordinatorAction.AGREE)
+            complete = masks.survivors == masks.active
+            self._advance(CoordinatorAction.UNMASK if complete else CoordinatorAction.AGREE)
         else:
             self._advance(CoordinatorAction.UNMASK)
         message = masks.survivor_message()
-        return [(name, message) for name in self._names_of(masks.survivors) if name not in self._gone]
-
-    def _streams(self) -> list[MaskStream]:
-        """Return the masks in the sums of the open round."""
-        if self.masks is None:
-            return []
-        self.masks.recover()
-        start = self.open_parties[self.names[self.masks.survivors[0]]]
-        return self.masks.streams(self.public_state.mask_context(start))
+        names = [self.names[index] for index in masks.survivors]
+        return [(name, message) for name in names if name not in self._gone]
 
     @property
     def due(self) -> list[str]:
@@ -450,9 +575,10 @@ class Coordinator:
             return [name for name in self.open_parties if name not in self.replies]
         if self.state is CoordinatorState.SHARING:
             # A party that was lost since has forgotten its seeds.
-            return [name for i, name in self._active if i not in masks.shares or name in self._gone]
+            drawn = [(index, self.names[index]) for index in self.drawn]
+            return [name for index, name in drawn if index not in masks.shares or name in self._gone]
         answered = masks.signatures if self.state is CoordinatorState.AGREEING else masks.reveals
-        return self._names_of(index for index in masks.survivors if index not in answered)
+        return [self.names[index] for index in masks.survivors if index not in answered]
 
     @property
     def absent(self) -> list[str]:
@@ -474,14 +600,6 @@ class Coordinator:
             self.config, parties=len(self.names), active=len(self.drawn), smallest=smallest
         )
         return self.commitment in (None, survivors) and len(survivors) >= fewest
-
-    @property
-    def _active(self) -> list[tuple[int, str]]:
-        """Indices and names of the active parties of the open round."""
-        return [(index, self.names[index]) for index in self.drawn]
-
-    def _names_of(self, indices: Iterable[int]) -> list[str]:
-        return [self.names[index] for index in indices]
 
     @property
     def largest_array(self) -> int:
@@ -516,26 +634,50 @@ class Coordinator:
 
     def checkpoint(self) -> CheckpointState:
         """Return everything that training changed, between two rounds."""
-        state = CheckpointState()
+        best, shared = self.best, self.neighbourhood_sum
         hellos = [self.members.hellos[name] for name in self.names]
-        state.values = {
+        values: dict[str, Any] = {
             "training": self.training,
             "round": self.round,
             "replied": self.replied,
             "hellos": [hello.model_dump_json(exclude={"mask_key", "mask_signature"}) for hello in hellos],
+            "errors": best.errors,
+            "digests": list(best.digests.items()),
+            "best": [best.error if best.round else None, best.round, best.since],
+            "holders": sorted(best.holders),
+            "updates": [[update.round, update.parties] for update in self.updates],
+            "parameters_round": self.parameters_round,
+            "sums_received": self.sums_received,
+            "neighbourhoods": [shared.parties, shared.round],
         }
-        for part in (self.best, self.public_state):
-            part.put(state)
-        return state
+        arrays = {**self.replica.arrays(), "best": self.replica.best[1].cpu().numpy()}
+        arrays |= {f"update.{i}": update.total for i, update in enumerate(self.updates)}
+        if shared.total is not None:
+            arrays["neighbourhoods"] = shared.total
+        return CheckpointState(arrays, values)
 
     def restore(self, state: CheckpointState) -> None:
         """Continue from a checkpoint; parties that have not joined yet join as if they came back."""
-        values = state.values
+        values, arrays, best = state.values, state.arrays, self.best
         if not self.began:
             self.members.hellos = {h.party: h for h in map(Hello.model_validate_json, values["hellos"])}
             self._start_training()
         self.training = values["training"]
         self.round = values["round"]
         self.replied = dict(values["replied"])
-        self.best.restore(state)
-        self.public_state.restore(state, self.round)
+        best.errors = {name: (squared, count) for name, (squared, count) in values["errors"].items()}
+        best.digests = dict(values["digests"])
+        best.holders = set(values["holders"])
+        error, best.round, best.since = values["best"]
+        best.error = math.inf if error is None else error
+        self.replica.load(arrays, self.round)
+        self.replica.best = (best.round, to_tensor(arrays["best"], self.device))
+        self.updates.extend(
+            Update(round, parties, arrays[f"update.{i}"])
+            for i, (round, parties) in enumerate(values["updates"])
+        )
+        self.parameters_round = dict(values["parameters_round"])
+        self.sums_received = dict(values["sums_received"])
+        if "neighbourhoods" in arrays:
+            parties, round = values["neighbourhoods"]
+            self.neighbourhood_sum = NeighbourhoodSum(parties, round, arrays["neighbourhoods"])

@@ -43,7 +43,7 @@ from verfedgnn.protocol.messages import (
     Survivors,
     Unmask,
 )
-from verfedgnn.protocol.party_setup import Policy
+from verfedgnn.protocol.party_state import LOCAL, Policy, name_mask_purpose
 from verfedgnn.protocol.replica import Replica
 
 
@@ -134,7 +134,6 @@ class RoundSecrets:
     request: str
     """Name of the coordinator's request."""
     seeds: MaskSeeds = field(default_factory=MaskSeeds)
-    own_share: bytes = b""
     keys: dict[int, str] = field(default_factory=dict)
     """Public mask keys of the active parties; empty until the others' shares are here."""
     shares: dict[int, bytes] = field(default_factory=dict)
@@ -153,6 +152,11 @@ class PartyMasks:
         self.policy = policy
         self.commitments = commitments
         self._sealer = Sealer()
+        self._purpose = name_mask_purpose(policy.alignment)
+        self.key: str | None = self._sealer.public
+        """The party's public key of this stay."""
+        self.signature = policy.vouching.sign(self._purpose, self._sealer.public) or None
+        """The party's signature of its key; None where nobody vouches for keys."""
         self._training = ""
         self._index = -1
         self._parties = 0
@@ -162,16 +166,6 @@ class PartyMasks:
         """The attempt whose values may still be unmasked, or whose shares are being exchanged."""
         self._last: Place = (0, 0)
         """The last attempt that was masked."""
-
-    @property
-    def key(self) -> str | None:
-        """The party's public key of this stay."""
-        return self._sealer.public
-
-    @property
-    def signature(self) -> str | None:
-        """The party's signature of its key; None where nobody vouches for keys."""
-        return self.policy.vouching.sign(self.policy.mask_purpose, self._sealer.public) or None
 
     def join(self, training: str, index: int, parties: int) -> None:
         """Note the training, and the party's place in it."""
@@ -192,49 +186,45 @@ class PartyMasks:
     # -- keys and shares ---------------------------------------------------------------------------------
 
     def _share(self, message: ShareRequest) -> MaskShares:
-        """Draw the seeds of a round and share them with its parties."""
+        """Draw the seeds of a round, and seal a share of them for every other party."""
         if message.place <= self._last:
             raise self._error(f"asks for new masks of round {message.round}, which was answered")
-        self._check_active(message.active)
-        self._take_keys(message)
-        self._secrets = RoundSecrets(message.place, message.active, message.request)
-        return self._seal(self._secrets, self.commitments.find(self._training, message.round))
+        self._stay_keys = self._check_keys(message)
+        attempt = self._secrets = RoundSecrets(message.place, message.active, message.request)
+        key = attempt.seeds.key.public
+        rows = []
+        for party, share in zip(attempt.active, attempt.seeds.split(len(attempt.active)), strict=True):
+            if party == self._index:
+                attempt.shares[party] = share
+                rows.append(bytes(SEALED))
+            else:
+                about = self._about(attempt, self._index, party, key)
+                rows.append(self._sealer.seal(self._stay_keys[party], about, share))
+        return MaskShares(
+            **named(attempt.place),
+            request=attempt.request,
+            key=key,
+            sealed=np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), SEALED),
+            committed=self.commitments.find(self._training, message.round),
+        )
 
-    def _check_active(self, active: list[int]) -> None:
+    def _check_keys(self, message: ShareRequest) -> dict[int, str]:
+        """Return the verified keys of the active parties' stays; raise `ProtocolError` if anything about them is wrong."""
+        active = message.active
         known = range(self._parties)
         if active != sorted(set(active)) or self._index not in active or not set(active) <= set(known):
             raise self._error("asks for masks among parties that do not exist, or without this one")
         if len(active) < max(2, self.policy.smallest):
             raise self._error(f"asks for masks among {len(active)} parties, fewer than the agreed number")
-
-    def _take_keys(self, message: ShareRequest) -> None:
-        """Verify and take the keys of the other parties' stays."""
-        if not len(message.active) == len(message.mask_keys) == len(message.mask_signatures):
+        if not len(active) == len(message.mask_keys) == len(message.mask_signatures):
             raise self._error("sent another number of mask keys than of parties")
-        keys = dict(zip(message.active, message.mask_keys, strict=True))
+        keys = dict(zip(active, message.mask_keys, strict=True))
         if keys[self._index] != self.key or len(set(keys.values())) != len(keys):
             raise self._error("sent public keys that are not those of the parties")
         for (party, key), signature in zip(keys.items(), message.mask_signatures, strict=True):
-            self.policy.vouching.check(self.policy.mask_purpose, party, key, signature)
+            self.policy.vouching.check(self._purpose, party, key, signature)
             check_public_key(key)
-        self._stay_keys = keys
-
-    def _seal(self, attempt: RoundSecrets, committed: list[int] | None) -> MaskShares:
-        """Split the seeds of a round, and seal a share for every other party."""
-        rows = []
-        shares = attempt.seeds.split(len(attempt.active))
-        for party, share in zip(attempt.active, shares, strict=True):
-            if party == self._index:
-                attempt.own_share = share
-                rows.append(bytes(SEALED))
-            else:
-                about = self._about(attempt, self._index, party, attempt.seeds.key.public)
-                rows.append(self._sealer.seal(self._stay_keys[party], about, share))
-        sealed = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), SEALED)
-        key = attempt.seeds.key.public
-        return MaskShares(
-            **named(attempt.place), request=attempt.request, key=key, sealed=sealed, committed=committed
-        )
+        return keys
 
     def _about(self, attempt: RoundSecrets, sender: int, receiver: int, key: str) -> bytes:
         """Return what a sealed share is bound to."""
@@ -246,117 +236,105 @@ class PartyMasks:
         attempt = self._secrets
         if attempt is None or attempt.place != message.place or attempt.keys:
             raise self._error(f"sent shares of round {message.round} that were not asked for")
-        shape = (len(attempt.active), SEALED)
-        if (
-            len(message.round_keys) != shape[0]
-            or message.sealed.shape != shape
-            or message.sealed.dtype != np.uint8
-        ):
+        shape, sealed = (len(attempt.active), SEALED), message.sealed
+        if len(message.round_keys) != shape[0] or sealed.shape != shape or sealed.dtype != np.uint8:
             raise self._error("sent shares of another shape")
         keys = dict(zip(attempt.active, message.round_keys, strict=True))
         if keys[self._index] != attempt.seeds.key.public or len(set(keys.values())) != len(keys):
             raise self._error("sent mask keys that are not those of the parties")
-        for row, (party, key) in zip(message.sealed, keys.items(), strict=True):
+        for row, (party, key) in zip(sealed, keys.items(), strict=True):
             if party == self._index:
-                attempt.shares[party] = attempt.own_share
-            else:
-                about = self._about(attempt, party, self._index, key)
-                attempt.shares[party] = self._open(party, about, row.tobytes())
+                continue
+            about = self._about(attempt, party, self._index, key)
+            try:
+                share = self._sealer.open(self._stay_keys[party], about, row.tobytes())
+            except ProtocolError:
+                raise self._error(
+                    f"sent shares of party {party} that do not open; they were changed or replayed"
+                ) from None
+            if len(share) != 2 * SEED:
+                raise self._error(f"sent shares of party {party} of another length")
+            attempt.shares[party] = share
         attempt.keys = keys
 
-    def _open(self, party: int, about: bytes, sealed: bytes) -> bytes:
-        try:
-            share = self._sealer.open(self._stay_keys[party], about, sealed)
-        except ProtocolError:
-            raise self._error(
-                f"sent shares of party {party} that do not open; they were changed or replayed"
-            ) from None
-        if len(share) != 2 * SEED:
-            raise self._error(f"sent shares of party {party} of another length")
-        return share
+    # -- masks -------------------------------------------------------------------------------------------
 
     def check_start(self, message: RoundStart) -> None:
         """Raise `ProtocolError` unless the shares of all parties of a round are here."""
-        if self.policy.masks:
-            self._open_secrets(message)
-
-    def _open_secrets(self, message: RoundStart) -> RoundSecrets:
-        attempt = self._secrets
-        active = message.active
+        attempt, active = self._secrets, message.active
+        if not self.policy.masks:
+            return
         if attempt is None or attempt.place != message.place or attempt.active != active or not attempt.keys:
             raise self._error(f"starts round {message.round} without the shares of its parties")
-        return attempt
-
-    # -- masks -------------------------------------------------------------------------------------------
 
     def hide(
         self, values: NDArray[Any], message: RoundStart, context: bytes, use: int, bits: int
     ) -> NDArray[Any]:
-        """Return `values` with this party's masks, as residues of that many bits; on one machine masks would hide nothing."""
-        if self.policy.masks:
-            values = add_masks(values, self.streams(message, context), use)
-        return to_residues(values, bits)
+        """Return `values` with this party's masks, as residues of that many bits; on one machine masks would hide nothing.
 
-    def streams(self, message: RoundStart, context: bytes) -> list[MaskStream]:
-        """Return this party's masks of a round; `context` is that of its first use (`mask_context`)."""
-        attempt = self._open_secrets(message)
-        if not attempt.answered:
-            attempt.answered = True
-            attempt.context = context
-            self._last = message.place
-        return attempt.seeds.streams(self._index, attempt.keys, attempt.context)
+        `context` is that of the first use in a round (`mask_context`).
+        """
+        self.check_start(message)
+        attempt = self._secrets
+        if self.policy.masks and attempt is not None:
+            if not attempt.answered:
+                attempt.answered = True
+                attempt.context = context
+                self._last = message.place
+            streams = attempt.seeds.streams(self._index, attempt.keys, attempt.context)
+            values = add_masks(values, streams, use)
+        return to_residues(values, bits)
 
     # -- unmasking ---------------------------------------------------------------------------------------
 
     def _answer_survivors(self, message: Survivors) -> ListSignature | Unmask:
         """Commit to a survivor list; sign it if a party was lost, and reveal shares once enough parties committed to it."""
-        attempt = self._secrets
+        attempt, survivors = self._secrets, message.survivors
         if attempt is None or not attempt.answered or attempt.place != message.place:
             raise self._error(f"asks to unmask round {message.round}, which is not open here")
-        self._check_survivors(message, attempt)
-        self.commitments.commit(self._training, message.round, message.survivors)
-        if message.survivors != attempt.active:
-            statement = list_statement(self._training, attempt.place, attempt.active, message.survivors)
-            if message.signatures is None:
-                signature = self.policy.vouching.sign("survivors", statement)
-                return ListSignature(**named(attempt.place), signature=signature)
-            self._check_signatures(message, statement, share_threshold(len(attempt.active)))
-        self._secrets = None  # from here on, no second share can leave
-        lost = set(attempt.active) - set(message.survivors)
-        rows = [attempt.shares[v][SEED:] if v in lost else attempt.shares[v][:SEED] for v in attempt.active]
-        shares = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, SEED)
-        return Unmask(**named(attempt.place), shares=shares)
-
-    def _check_survivors(self, message: Survivors, attempt: RoundSecrets) -> None:
-        survivors = message.survivors
-        if survivors != sorted(set(survivors)) or not set(survivors) <= set(attempt.active):
+        active = attempt.active
+        if survivors != sorted(set(survivors)) or not set(survivors) <= set(active):
             raise self._error("names survivors that did not take part")
         if self._index not in survivors:
             raise self._error("asks a party to unmask a sum that it is not part of")
         fewest = fewest_survivors(
-            self.config, parties=self._parties, active=len(attempt.active), smallest=self.policy.smallest
+            self.config, parties=self._parties, active=len(active), smallest=self.policy.smallest
         )
         if len(survivors) < fewest:
             raise self._error(
-                f"asks to unmask a sum over {len(survivors)} of {len(attempt.active)} parties, fewer than {fewest}"
+                f"asks to unmask a sum over {len(survivors)} of {len(active)} parties, fewer than {fewest}"
             )
+        self.commitments.commit(self._training, message.round, survivors)
+        if survivors != active:
+            statement = list_statement(self._training, attempt.place, active, survivors)
+            if message.signatures is None:
+                signature = self.policy.vouching.sign("survivors", statement)
+                return ListSignature(**named(attempt.place), signature=signature)
+            self._check_signatures(message, statement, share_threshold(len(active)))
+        self._secrets = None  # from here on, no second share can leave
+        rows = [
+            attempt.shares[party][:SEED] if party in survivors else attempt.shares[party][SEED:]
+            for party in active
+        ]
+        shares = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, SEED)
+        return Unmask(**named(attempt.place), shares=shares)
 
     def _check_signatures(self, message: Survivors, statement: str, needed: int) -> None:
+        """Raise `ProtocolError` unless enough survivors have signed the list."""
         signatures = message.signatures or []
         if len(signatures) != len(message.survivors):
             raise self._error("sent another number of signatures than of survivors")
-        valid = sum(map(self._signed, message.survivors, [statement] * len(signatures), signatures))
+        valid = 0
+        for party, signature in zip(message.survivors, signatures, strict=True):
+            try:
+                self.policy.vouching.check("survivors", party, statement, signature)
+            except ProtocolError:
+                continue
+            valid += 1
         if valid < needed:
             raise self._error(
                 f"shows {valid} signatures of its survivor list, but {needed} parties must have signed the same list"
             )
-
-    def _signed(self, party: int, statement: str, signature: str) -> bool:
-        try:
-            self.policy.vouching.check("survivors", party, statement, signature)
-        except ProtocolError:
-            return False
-        return True
 
     def _error(self, problem: str) -> ProtocolError:
         return ProtocolError(
@@ -367,17 +345,15 @@ class PartyMasks:
 class NoMasks(PartyMasks):
     """The masks of a party whose configuration has none."""
 
-    key = None
-    signature = None
+    def __init__(self, name: str, config: Config, policy: Policy, commitments: ListCommitments) -> None:
+        super().__init__(name, config, LOCAL, commitments)
+        self.key = None
 
     def handle(self, message: Message) -> Message | None:
         """Raise `ProtocolError`: no message about masks is expected."""
         raise ProtocolError(
             f"{self.name}: the coordinator sent a message about masks, but this party draws none"
         )
-
-    def check_start(self, message: RoundStart) -> None:
-        """Accept every round."""
 
     def hide(
         self, values: NDArray[Any], message: RoundStart, context: bytes, use: int, bits: int
@@ -403,12 +379,6 @@ class MaskedRound:
         """The parties in the sum; empty until the list is fixed."""
         self.signatures: dict[int, ListSignature] = {}
         self.reveals: dict[int, Unmask] = {}
-        self._seeds: dict[int, bytes] = {}
-
-    @property
-    def complete(self) -> bool:
-        """Whether the sum includes all active parties."""
-        return self.survivors == self.active
 
     @property
     def committed(self) -> set[tuple[int, ...]]:
@@ -426,15 +396,24 @@ class MaskedRound:
             mask_signatures=[hello.mask_signature or "" for hello in chosen],
         )
 
-    def take_shares(self, index: int, message: MaskShares) -> str | None:
-        """Take a party's shares; return what is wrong with them, if anything."""
-        if index not in self.active or index in self.shares:
-            return "no shares are due from this party"
-        if message.sealed.ndim != 2 or len(message.sealed) != len(self.active):
-            return "it sent shares for another number of parties"
-        if any(message.key == other.key for other in self.shares.values()):
-            return "its mask key is another party's"
-        self.shares[index] = message
+    def take(self, index: int, message: MaskShares | ListSignature | Unmask) -> str | None:
+        """Take a party's shares, signature or revealed shares; return what is wrong with them, if anything."""
+        if isinstance(message, MaskShares):
+            if index not in self.active or index in self.shares:
+                return "no shares are due from this party"
+            if message.sealed.ndim != 2 or len(message.sealed) != len(self.active):
+                return "it sent shares for another number of parties"
+            if any(message.key == other.key for other in self.shares.values()):
+                return "its mask key is another party's"
+            self.shares[index] = message
+        elif isinstance(message, Unmask):
+            if index not in self.survivors or index in self.reveals:
+                return "no shares to unmask are due from this party"
+            if message.shares.shape != (len(self.active), SEED) or message.shares.dtype != np.uint8:
+                return "it revealed shares of another shape"
+            self.reveals[index] = message
+        elif index in self.survivors:
+            self.signatures[index] = message
         return None
 
     def round_shares(self, index: int) -> RoundShares:
@@ -448,38 +427,23 @@ class MaskedRound:
 
     def survivor_message(self) -> Survivors:
         """Return the survivor list, with the signatures once they are collected."""
-        signatures = None
-        if self.signatures:
-            known = {index: message.signature for index, message in self.signatures.items()}
-            signatures = [known.get(index, "") for index in self.survivors]
+        signed = {index: message.signature for index, message in self.signatures.items()}
+        signatures = [signed.get(index, "") for index in self.survivors] if signed else None
         return Survivors(**named(self.place), survivors=self.survivors, signatures=signatures)
 
-    def take_reveal(self, index: int, message: Unmask) -> str | None:
-        """Take a party's revealed shares; return what is wrong with them, if anything."""
-        if index not in self.survivors or index in self.reveals:
-            return "no shares to unmask are due from this party"
-        if message.shares.shape != (len(self.active), SEED) or message.shares.dtype != np.uint8:
-            return "it revealed shares of another shape"
-        self.reveals[index] = message
-        return None
-
-    def recover(self) -> None:
-        """Recover the seeds that the sum needs; raise `SumError` if shares do not fit a lost party's key."""
-        chosen = sorted(self.reveals)[: self.threshold]
+    def streams(self, context: bytes) -> list[MaskStream]:
+        """Return the masks in the sum over the survivors; raise `SumError` if shares do not fit a lost party's key."""
+        keys = {index: self.shares[index].key for index in self.survivors}
         shares = {
             self.active.index(index) + 1: [row.tobytes() for row in self.reveals[index].shares]
-            for index in chosen
+            for index in sorted(self.reveals)[: self.threshold]
         }
-        self._seeds = dict(zip(self.active, recover_seeds(shares), strict=True))
-        for index, seed in self._seeds.items():
-            if index not in self.survivors and MaskKey(seed).public != self.shares[index].key:
-                raise SumError("the revealed shares do not add up to the key of a lost party")
-
-    def streams(self, context: bytes) -> list[MaskStream]:
-        """Return the masks in the sum over the survivors, once their seeds are recovered."""
-        keys = {index: self.shares[index].key for index in self.survivors}
         streams = []
-        for index, seed in self._seeds.items():
-            lost = index not in keys
-            streams += lost_streams(seed, index, keys, context) if lost else [self_stream(seed, context)]
+        for index, seed in zip(self.active, recover_seeds(shares), strict=True):
+            if index in keys:
+                streams.append(self_stream(seed, context))
+            elif MaskKey(seed).public != self.shares[index].key:
+                raise SumError("the revealed shares do not add up to the key of a lost party")
+            else:
+                streams += lost_streams(seed, index, keys, context)
         return streams

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ from verfedgnn.core.errors import DivergedError, ProtocolError
 from verfedgnn.core.graph import Graph
 from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.core.metrics import mean_by_user, squared_errors
-from verfedgnn.core.pairs import PartyInput
+from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import NoiseStream, PartyStream
 from verfedgnn.privacy import masking
 from verfedgnn.privacy.projection import Exchange, make_exchange
@@ -60,8 +60,14 @@ from verfedgnn.protocol.messages import (
     Welcome,
     copied_state,
 )
-from verfedgnn.protocol.party_progress import PartyProgress, ReceivedNeighbourhoods, SentNeighbourhoods
-from verfedgnn.protocol.party_setup import LOCAL, Batches, PartySetup, Policy
+from verfedgnn.protocol.party_state import (
+    LOCAL,
+    PartyProgress,
+    PartySetup,
+    Policy,
+    ReceivedNeighbourhoods,
+    SentNeighbourhoods,
+)
 from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, NoLedger, ReleaseLedger
 from verfedgnn.protocol.replica import (
     Replica,
@@ -75,9 +81,6 @@ from verfedgnn.protocol.replica import (
 from verfedgnn.protocol.solved_round import SolvedStep, encode_release, solve_at_home
 from verfedgnn.protocol.states import PARTY_STATES, PartyState
 
-Released = dict[str, NDArray[Any]]
-"""Values that leave the party, before masks, by kind."""
-
 
 @dataclass(frozen=True)
 class Computed:
@@ -88,8 +91,8 @@ class Computed:
     items: Tensor
     neighbourhoods: Tensor | None = None
     """Projected neighbourhoods of the party's own items (K, q, C); None without an exchange."""
-    gradient: Tensor | None = None
-    """Flat gradient of the public parameters; None in a round without training, and where items are solved."""
+    gradient: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """Flat gradient of the public parameters; empty in a round without training, and where items are solved."""
     private_gradients: dict[str, Tensor] = field(default_factory=dict)
     solved: SolvedStep | None = None
     """The solved items and what the party releases; None where items are trained."""
@@ -128,10 +131,8 @@ class Party:
         self.index = index
         """The party's place in the order that fixes every sum."""
         self.replica = replica
-        self.parties = len(replica.items)
         self.graph: Graph = setup.make_graph(sum(replica.items))
         """Graph of the training ratings."""
-        self.batches = Batches(setup, replica.rounds_per_epoch)
         self.exchange = exchange
         self.masks = masks
         """Masks of this stay."""
@@ -139,6 +140,8 @@ class Party:
         """Account of what the party has released."""
         self._last: Place = (0, 0)
         """The last attempt that was answered. None is answered twice, so no mask is used twice."""
+        self._shuffled: tuple[int, Pairs] = (-1, setup.targets.train)
+        """An epoch, and all ratings in that epoch's order."""
 
     @property
     def config(self) -> Config:
@@ -157,115 +160,152 @@ class Party:
 
     # -- one round -------------------------------------------------------------------------------------------
 
-    def answer_round(self, message: RoundStart) -> RoundReply:
+    def answer_round(self, start: RoundStart) -> RoundReply:
         """Answer one round (Algorithm 1, client)."""
-        self._admit(message)  # order, bounds, budget: refuses before anything changes
-        self.take_in(message)  # 1. the public step of the last round, and the others' neighbourhoods
-        active = self.index in message.active
-        computed = self.compute(message, train=active)  # 2. at home: the model, and the gradient
-        made: Released = {}
-        if message.evaluate:
-            made[VALIDATION] = self._validate(message, computed)
+        active = self.index in start.active
+        self._admit(start)  # order, bounds, budget: refuses before anything changes
+        self.take_in(start)  # 1. the public step of the last round, and the others' neighbourhoods
+        computed = self.compute(start, train=active)  # 2. at home: the model, and the gradient
+        values = {VALIDATION: self._validate(start, computed)} if start.evaluate else {}
         if active:
             if computed.neighbourhoods is not None:
                 kind = getattr(torch, f"int{8 * neighbourhood_type(self.config).itemsize}")
-                made[NEIGHBOURHOODS] = to_fixed(computed.neighbourhoods, self.parties, kind).cpu().numpy()
-            self._step_private(message, computed)  # 3. the step at home
-            made[GRADIENT] = self._protect(message, computed)  # 4. what the others may see
+                fixed = to_fixed(computed.neighbourhoods, len(self.replica.items), kind)
+                values[NEIGHBOURHOODS] = fixed.cpu().numpy()
+            self._step_private(start, computed)  # 3. the step at home
+            values[GRADIENT] = self._protect(start, computed)  # 4. what the others may see
         # In the ledger before it leaves; a repeated round gets what it got before.
-        released = self.ledger.release(message.round, message.active, made)
-        return self._reply(message, released)  # 5. masked
+        return self._reply(start, self.ledger.release(start.round, start.active, values))  # 5. masked
 
-    def _admit(self, message: RoundStart) -> None:
+    def _admit(self, start: RoundStart) -> None:
         """Raise `ProtocolError` unless the round was agreed on, and is new."""
-        if message.place <= self._last:
-            raise ProtocolError(f"{self.name}: the coordinator starts round {message.round} a second time")
-        check_start(message, self.replica, self.index, self.setup.policy.smallest)
-        self.ledger.check_round(message.round)
-        if self.index in message.active:
-            self.masks.check_start(message)
-        self._last = message.place
+        if start.place <= self._last:
+            raise ProtocolError(f"{self.name}: the coordinator starts round {start.round} a second time")
+        check_start(start, self.replica, self.index, self.setup.policy.smallest)
+        self.ledger.check_round(start.round)
+        if self.index in start.active:
+            self.masks.check_start(start)
+        self._last = start.place
 
-    def take_in(self, message: RoundStart) -> None:
+    def take_in(self, start: RoundStart) -> None:
         """Take the public step of the last round, and the sum of neighbourhoods."""
-        progress, replica = self.progress, self.replica
-        replica.keep_best(message.best_round)
-        replica.catch_up(message)  # refuses updates that do not fit, before anything is kept
-        progress.keep_best(message.best_round)
-        progress.confirm_announced(message.round)
-        progress.start_round(message.round)
-        if message.neighbourhoods is not None:
+        progress = self.progress
+        self.replica.catch_up(start)  # refuses updates that do not fit, before anything is kept
+        progress.begin_round(start.round, start.best_round)
+        if start.neighbourhoods is not None:
             progress.received = read_neighbourhoods(
-                message, self.index, replica, own=progress.sent, last=progress.received
+                start, self.index, self.replica, sent=progress.sent, last=progress.received
             )
 
-    def compute(self, message: RoundStart, *, train: bool) -> Computed:
+    def compute(self, start: RoundStart, *, train: bool) -> Computed:
         """Solve the items, or compute one pass of propagation, with gradients to `train`."""
         if self.model.solved is not None:
-            rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, message.round)
+            rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, start.round)
             drawn = torch.from_numpy(rng.random(len(self.setup.solved_targets), np.float32))
             step = self._solve_items(self.replica.parameters, drawn.to(self.setup.device))
-            for (
-                name,
-                values,
-            ) in step.private.items():  # also without training: they are the model that is validated
+            # Also without training: they are the model that is validated.
+            for name, values in step.private.items():
                 self.progress.private.parameters[name].copy_(values)
             return Computed(step.users, step.items, solved=step)
-        batch = self.batch(message.round) if train else None
-        result = self._propagate(self.replica.parameters, batch)
+        result = self._propagate(self.replica.parameters, self.batch(start.round) if train else None)
         gradient = result.public_gradient
-        if gradient is not None and not gradient.sum().isfinite():
+        if gradient is None:
+            return Computed(result.users, result.items)
+        if not gradient.sum().isfinite():
             raise DivergedError(
-                f"training diverged at '{self.name}' in round {message.round}; lower training.lr"
+                f"training diverged at '{self.name}' in round {start.round}; lower training.lr"
             )
         return Computed(result.users, result.items, result.neighbourhoods, gradient, result.private_gradients)
 
-    def _protect(self, message: RoundStart, computed: Computed) -> NDArray[Any]:
-        """Return the protected gradient, before masks."""
-        if computed.solved is None:
-            assert computed.gradient is not None
-            return self.protect_gradient(computed.gradient, message)
-        protection = self.replica.protection
-        stream = protection.rounding(
-            noise_key(self.setup, NoiseStream.GRADIENT, message, [computed.solved.gradient])
-        )
-        return encode_release(self.model, self.replica.parameters, computed.solved, stream, protection.noise)
+    def _validate(self, start: RoundStart, computed: Computed) -> NDArray[Any]:
+        """Keep the evaluated model, and return its validation error and count, protected as configured."""
+        setup, valid = self.setup, self.data.valid
+        model = self._served(computed.users, computed.items)
+        self.progress.evaluated = (start.round, model)
+        if not self.config.gradients.protects_ratings:
+            return np.array(setup.targets.validate(model["users"], model["items"]))
+        squared = squared_errors(model["users"], model["items"], valid)
+        if protects_users(self.config):  # each user counts once
+            squared = mean_by_user(squared, valid)
+        sums = sum_validation(squared, self.data.scale, self.config)
+        key = noise_key(setup, NoiseStream.VALIDATION, start, [squared])
+        return np.array(add_validation_noise(sums, self.data.scale, self.config, key))
 
-    def _reply(self, message: RoundStart, released: Released) -> RoundReply:
-        """Mask the values of sums and return the reply."""
-        reply: dict[str, Any] = {}
-        if VALIDATION in released:
-            error, count = released[VALIDATION].tolist()
-            digest = self.replica.digest()
-            self.progress.announced = (message.round, digest)
-            reply |= {"error": error, "count": int(count), "digest": digest}
-        if NEIGHBOURHOODS in released:
-            values = released[NEIGHBOURHOODS]
-            self.progress.sent = SentNeighbourhoods(message.round, values)
-            reply["neighbourhoods"] = self._mask(values, message, masking.NEIGHBOURHOOD, 8 * values.itemsize)
-        if GRADIENT in released:
-            protection = self.replica.protection
-            values = protection.summand(released[GRADIENT])
-            reply["gradient"] = self._mask(values, message, masking.GRADIENT, protection.bits)
-        return RoundReply(round=message.round, attempt=message.attempt, **reply)
-
-    # -- the steps of a round --------------------------------------------------------------------------------
-
-    def batch(self, round: int) -> Batch:
-        """Return the party's share of the round's batch."""
-        return self.batches.in_round(round)
-
-    def _step_private(self, message: RoundStart, computed: Computed) -> None:
+    def _step_private(self, start: RoundStart, computed: Computed) -> None:
         """Step the private parameters along their gradients and the regulariser of items (eq. 5); solved items are in place."""
         if computed.solved is not None:
             return
         private, gradients = self.progress.private, computed.private_gradients
-        if self.setup.protects_ratings:
-            key = noise_key(self.setup, NoiseStream.ITEM_ROWS, message, list(gradients.values()))
+        if self.config.gradients.protects_ratings:
+            key = noise_key(self.setup, NoiseStream.ITEM_ROWS, start, list(gradients.values()))
             gradients = add_item_noise(gradients, self.config, key)
         l2 = 2 * self.config.training.l2 / sum(self.replica.items)
         items = gradients["items"] + l2 * private.parameters["items"]
         private.step(gradients | {"items": items}, self.config)
+
+    def _protect(self, start: RoundStart, computed: Computed) -> NDArray[Any]:
+        """Return what leaves the party in place of the gradient, before masks."""
+        if computed.solved is None:
+            return self.protect_gradient(computed.gradient, start)
+        protection = self.replica.protection
+        key = noise_key(self.setup, NoiseStream.GRADIENT, start, [computed.solved.gradient])
+        stream = protection.rounding(key)
+        return encode_release(self.model, self.replica.parameters, computed.solved, stream, protection.noise)
+
+    def protect_gradient(self, gradient: Tensor, start: RoundStart) -> NDArray[Any]:
+        """Return a public gradient as it leaves the party, before masks."""
+        if protects_users(self.config):
+            gradient = clip_contributions(gradient, self.setup)
+        key = noise_key(self.setup, NoiseStream.GRADIENT, start, [gradient])
+        return self.replica.protection.protect(gradient, key, sharing=len(start.active))
+
+    def _reply(self, start: RoundStart, released: dict[str, NDArray[Any]]) -> RoundReply:
+        """Mask the values of sums and return the reply."""
+        context = mask_context(start, self.replica, self.progress.received.digest)
+        reply: dict[str, Any] = {}
+        if VALIDATION in released:
+            error, count = released[VALIDATION].tolist()
+            digest = self.replica.digest()
+            self.progress.announced = (start.round, digest)
+            reply |= {"error": error, "count": int(count), "digest": digest}
+        if NEIGHBOURHOODS in released:
+            values = released[NEIGHBOURHOODS]
+            self.progress.sent = SentNeighbourhoods(start.round, values)
+            bits = 8 * values.itemsize
+            reply[NEIGHBOURHOODS] = self.masks.hide(values, start, context, masking.NEIGHBOURHOOD, bits)
+        if GRADIENT in released:
+            protection = self.replica.protection
+            values = protection.summand(released[GRADIENT])
+            reply[GRADIENT] = self.masks.hide(values, start, context, masking.GRADIENT, protection.bits)
+        return RoundReply(round=start.round, attempt=start.attempt, **reply)
+
+    # -- the model -------------------------------------------------------------------------------------------
+
+    def batch(self, round: int) -> Batch:
+        """Return the batch of a round: a slice of this epoch's shuffle of all ratings, or all of them."""
+        pairs, count = self.setup.targets.train, self.replica.rounds_per_epoch
+        if count == 1:
+            return Batch(pairs, edges=self.config.model.form != "propagation")
+        epoch, slot = divmod(round - 1, count)
+        if self._shuffled[0] != epoch:
+            rng = self.setup.randomness.generator(PartyStream.SHUFFLE, epoch)
+            order = torch.from_numpy(rng.permutation(len(pairs))).to(pairs.user.device)
+            self._shuffled = (epoch, pairs.take(order))
+        part = slice(slot * len(pairs) // count, (slot + 1) * len(pairs) // count)
+        return Batch(self._shuffled[1].take(part), 1 / count)
+
+    def _propagate(self, public: Tensor, batch: Batch | None = None) -> PassResult:
+        """Compute one pass with some public parameters and the party's own."""
+        return compute(
+            self.model,
+            self.graph,
+            public,
+            self.progress.private.parameters,
+            self.config.training,
+            exchange=self.exchange,
+            others=self.progress.received.others,
+            batch=batch,
+        )
 
     def _solve_items(self, public: Tensor, drawn: Tensor) -> SolvedStep:
         """Solve the items for some public parameters; `drawn` chooses what the second model reads."""
@@ -286,38 +326,20 @@ class Party:
         embeddings = self.progress.private.parameters["items"].clone()
         return {"users": users, "items": items, "embeddings": embeddings}
 
-    def _validate(self, message: RoundStart, computed: Computed) -> NDArray[np.float64]:
-        """Keep the evaluated model, and return its validation error and count, protected as configured."""
-        setup = self.setup
-        model = self._served(computed.users, computed.items)
-        self.progress.evaluated = (message.round, model)
-        if not setup.protects_ratings:
-            return np.array(setup.targets.validate(model["users"], model["items"]))
-        squared = squared_errors(model["users"], model["items"], self.data.valid)
-        if protects_users(self.config):  # each user counts once
-            squared = mean_by_user(squared, self.data.valid)
-        sums = sum_validation(squared, self.data.scale, self.config)
-        key = noise_key(setup, NoiseStream.VALIDATION, message, [squared])
-        return np.array(add_validation_noise(sums, self.data.scale, self.config, key))
-
-    def protect_gradient(self, gradient: Tensor, message: RoundStart) -> NDArray[Any]:
-        """Return a public gradient as it leaves the party, before masks."""
-        if protects_users(self.config):
-            gradient = clip_contributions(gradient, self.setup)
-        key = noise_key(self.setup, NoiseStream.GRADIENT, message, [gradient])
-        return self.replica.protection.protect(gradient, key, sharing=len(message.active))
-
-    def _mask(self, values: NDArray[Any], message: RoundStart, use: int, bits: int) -> NDArray[Any]:
-        """Return `values` as they travel: with masks, as residues of that many bits."""
-        received = self.progress.received
-        context = mask_context(message, self.replica, "" if received is None else received.digest)
-        return self.masks.hide(values, message, context, use, bits)
-
     # -- the end ---------------------------------------------------------------------------------------------
 
     def finish(self, message: Finish) -> FinishedTraining:
         """Return the model of the best validation, which the party may have missed."""
-        public = self._best_parameters(message)
+        self.replica.keep_best(message.best_round)
+        kept_round, public = self.replica.best
+        if message.parameters is not None:
+            check_public(message.parameters, self.model)
+            public = to_tensor(message.parameters, self.setup.device)
+        elif kept_round != message.best_round:
+            raise ProtocolError(
+                f"{self.name}: the coordinator finishes without the parameters of round {message.best_round}, "
+                "which this party does not have; rejoin to get them"
+            )
         if parameters_digest(public) != message.digest:
             raise ProtocolError(
                 f"{self.name}: the public parameters of the result are not those that the coordinator announced; "
@@ -325,44 +347,13 @@ class Party:
             )
         progress = self.progress
         progress.keep_best(message.best_round)
-        if progress.best is None or progress.best[0] != message.best_round:
-            progress.best = (message.best_round, self._evaluate(public))
+        if progress.best[0] != message.best_round or not progress.best[1]:
+            # the items of the last round, or solved for the best parameters
+            solved = self.model.solved is not None
+            nothing = torch.zeros_like(self.setup.solved_targets)
+            result = self._solve_items(public, nothing) if solved else self._propagate(public)
+            progress.best = (message.best_round, self._served(result.users, result.items))
         return FinishedTraining(Finished(digest=message.digest), public, progress.best[1])
-
-    def _best_parameters(self, message: Finish) -> Tensor:
-        """Return the public parameters of the best validation: those of the message, or the copy that this party kept."""
-        self.replica.keep_best(message.best_round)
-        kept = self.replica.best
-        if message.parameters is not None:
-            check_public(message.parameters, self.model)
-            return to_tensor(message.parameters, self.setup.device)
-        if kept is not None and kept[0] == message.best_round:
-            return kept[1]
-        raise ProtocolError(
-            f"{self.name}: the coordinator finishes without the parameters of round {message.best_round}, "
-            "which this party does not have; rejoin to get them"
-        )
-
-    def _evaluate(self, public: Tensor) -> dict[str, Tensor]:
-        """Return the model of some public parameters, with the items of the last round, or solved for them."""
-        if self.model.solved is not None:
-            step = self._solve_items(public, torch.zeros_like(self.setup.solved_targets))
-            return self._served(step.users, step.items)
-        result = self._propagate(public)
-        return self._served(result.users, result.items)
-
-    def _propagate(self, public: Tensor, batch: Batch | None = None) -> PassResult:
-        """Compute one pass with some public parameters and the party's own."""
-        return compute(
-            self.model,
-            self.graph,
-            public,
-            self.progress.private.parameters,
-            self.config.training,
-            exchange=self.exchange,
-            others=self.progress.others,
-            batch=batch,
-        )
 
 
 def read_neighbourhoods(
@@ -370,12 +361,12 @@ def read_neighbourhoods(
     index: int,
     replica: Replica,
     *,
-    own: SentNeighbourhoods | None,
-    last: ReceivedNeighbourhoods | None,
+    sent: SentNeighbourhoods,
+    last: ReceivedNeighbourhoods,
 ) -> ReceivedNeighbourhoods:
     """Return the others' share of a sum of neighbourhoods, scaled to all other parties (Sec. 4.6).
 
-    `own` is what this party sent into the sum, `last` the sum it received before.
+    `sent` is what this party sent into the sum, `last` the sum it received before.
     """
     config = replica.config
     total = message.neighbourhoods
@@ -384,13 +375,13 @@ def read_neighbourhoods(
     values = total if config.masking else None
     round = message.neighbourhood_round
     digest = sum_digest(message.neighbourhood_parties, round, values)
-    if last is not None and last.digest == digest:
+    if last.digest == digest:
         return last
     if index in message.neighbourhood_parties:
-        if own is None or own.round != round:
+        if sent.round != round:
             # The party lost what it sent into this sum. Its last estimate serves until the next sum.
-            return ReceivedNeighbourhoods(digest, round, None if last is None else last.others)
-        total = total - own.values
+            return replace(last, digest=digest, round=round)
+        total = total - sent.values
     scale = participation_scale(replica.items, message.neighbourhood_parties, index)
     rest = torch.from_numpy(total).to(replica.parameters.device)
     return ReceivedNeighbourhoods(digest, round, from_fixed(rest).mul_(scale))
@@ -466,7 +457,7 @@ class Candidate:
     def hello(self) -> Hello:
         """Return the first message of a new stay, with a new mask key."""
         setup = self.setup
-        verified = self.progress.verified
+        round, digest = self.progress.verified
         masks = self._masks = self._new_masks()
         entries = self.ledger.entries
         # A party that was killed before its first checkpoint knows its training from what it has released.
@@ -483,8 +474,8 @@ class Candidate:
             agreement=setup.policy.agreement,
             alignment=setup.policy.alignment,
             training=training,
-            round=verified[0] if verified else 0,
-            digest=verified[1] if verified else None,
+            round=round,
+            digest=digest or None,
             released=self.ledger.last_released,
             lost=self.ledger.lost,
             mask_key=masks.key,

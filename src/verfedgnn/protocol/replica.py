@@ -75,12 +75,14 @@ class Replica:
         self.accumulator = accumulator
         self.round = round
         self.rounds_per_epoch = rounds_per_epoch(config.training, ratings)
-        self._digest: tuple[int, str] | None = None
+        self.rounds = config.training.epochs * self.rounds_per_epoch
+        """Number of rounds of the whole training."""
+        self._digest = (-1, "")
         """Round and hash of the parameters as last asked for."""
         self._copies: WeakValueDictionary[tuple[int, str], NDArray[np.float32]] = WeakValueDictionary()
         """Arrays of full copies by round and name, as long as a message holds them."""
-        self.best: tuple[int, Tensor] | None = None
-        """Round of the best validation and the parameters that it validated, if this replica was there."""
+        self.best = (0, parameters.clone())
+        """Round of the best validation that this replica saw, and the parameters that were validated."""
 
     @classmethod
     def initial(
@@ -103,11 +105,6 @@ class Replica:
             model.views(parameters)["totals"].zero_()
         return cls(config, model, items, ratings, parameters, torch.zeros_like(parameters), 0)
 
-    @property
-    def rounds(self) -> int:
-        """Number of rounds of the whole training."""
-        return self.config.training.epochs * self.rounds_per_epoch
-
     def evaluates_in(self, round: int) -> bool:
         """Return whether a round has a validation."""
         every = self.config.training.evaluate_every or self.rounds_per_epoch
@@ -115,7 +112,7 @@ class Replica:
 
     def keep_best(self, best_round: int) -> None:
         """Keep a copy of the parameters if the best validation was the last one here; call it before the next step."""
-        if best_round == self.round + 1 and (self.best is None or self.best[0] != best_round):
+        if best_round == self.round + 1 and self.best[0] != best_round:
             self.best = (best_round, self.parameters.clone())
 
     # -- copies ----------------------------------------------------------------------------------------------
@@ -146,12 +143,12 @@ class Replica:
             source = arrays[name]
             values.copy_(torch.from_numpy(source if source.flags.writeable else source.copy()))
         self.round = round
-        self._digest = None
+        self._digest = (-1, "")
         self._copies.clear()
 
     def digest(self) -> str:
         """Return the hash of the parameters; computed once a round."""
-        if self._digest is None or self._digest[0] != self.round:
+        if self._digest[0] != self.round:
             self._digest = (self.round, parameters_digest(self.parameters))
         return self._digest[1]
 
@@ -163,6 +160,7 @@ class Replica:
 
     def catch_up(self, message: RoundStart) -> None:
         """Bring the parameters to the start of the message's round; raise `ProtocolError` if that is not possible."""
+        self.keep_best(message.best_round)
         if message.parameters is not None and message.accumulator is not None:
             if self.round < message.round - 1:
                 self.load(copied_state(message), message.round - 1)
@@ -405,24 +403,6 @@ class CheckpointState:
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Arrays by name; those of a file are read when they are asked for."""
     values: dict[str, Any] = field(default_factory=dict)
-
-    def put_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Add named arrays to the state; an array replaces one of the same name."""
-        self.arrays = {**self.arrays, **arrays}
-
-    def put_model(self, name: str, model: EvaluatedModel | None) -> None:
-        """Store an evaluated model and its round, or that there is none."""
-        self.values[name] = None if model is None else model[0]
-        if model is not None:
-            self.put_arrays({f"{name}.{key}": value.cpu().numpy() for key, value in model[1].items()})
-
-    def get_model(self, name: str, device: torch.device) -> EvaluatedModel | None:
-        """Return what `put_model` stored."""
-        round = self.values[name]
-        if round is None:
-            return None
-        keys = [key for key in self.arrays if key.startswith(name + ".")]
-        return round, {key.removeprefix(name + "."): to_tensor(self.arrays[key], device) for key in keys}
 
 
 def to_tensor(values: NDArray[Any], device: torch.device) -> Tensor:

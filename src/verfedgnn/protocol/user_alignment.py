@@ -44,7 +44,7 @@ from verfedgnn.protocol.messages import (
     UserRows,
     Waiting,
 )
-from verfedgnn.protocol.party_setup import Vouching
+from verfedgnn.protocol.party_state import Vouching
 
 PROBES = 64
 """Number of probes. A coordinator that moves a tenth of the users whom all parties have goes unnoticed once in 850 times."""

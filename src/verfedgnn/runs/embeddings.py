@@ -9,26 +9,19 @@ the vectors.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import make_folder, replacing, write_bytes, writing
-from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.runs.party_tables import safe_names
-from verfedgnn.runs.run_folder import check_outside
 
 RATINGS, LISTS = "ratings", "lists"
 PRODUCTS = {
@@ -121,44 +114,3 @@ def _table(columns: Mapping[str, Any], vectors: Tensor, about: Mapping[str, Any]
 def _matrix(table: pa.Table) -> NDArray[np.float32]:
     lists = table["vector"].combine_chunks()
     return lists.flatten().to_numpy().reshape(len(lists), -1)  # type: ignore[no-any-return]
-
-
-def export_embeddings(embeddings: Sequence[Embeddings], folder: Path) -> list[Path]:
-    """Write embeddings as Parquet, with embeddings.json that explains them, and return the files.
-
-    Each party gets a folder. If a party has vectors for ratings and for lists, those for lists are in its
-    subfolder `lists`.
-    """
-    check_outside(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder} exists already; choose another {option('out')}")
-    parties = list(dict.fromkeys(each.party for each in embeddings))
-    names = dict(zip(parties, safe_names(parties), strict=True))
-    files: list[Path] = []
-    rows: dict[str, dict[str, Any]] = {}
-    with writing(folder):
-        for each in embeddings:
-            place = folder / names[each.party] / (each.purpose if each.party in rows else "")
-            make_folder(place)
-            written = [place / "users.parquet", place / "items.parquet"]
-            for path, table in zip(written, (each.users, each.items), strict=True):
-                with replacing(path) as file:
-                    pq.write_table(table, file)
-            counts = {"users": len(each.users), "items": len(each.items)}
-            row = rows.setdefault(
-                each.party, {"name": each.party, **counts, "scale": each.scale, "vectors": []}
-            )
-            about = _describe(each) | {"files": [str(path.relative_to(folder)) for path in written]}
-            row["vectors"].append(about)
-            files += written
-        text = json.dumps({"parties": list(rows.values())}, indent=1)
-        write_bytes(folder / "embeddings.json", (text + "\n").encode())
-    return [*files, folder / "embeddings.json"]
-
-
-def _describe(embeddings: Embeddings) -> dict[str, Any]:
-    return {
-        "purpose": embeddings.purpose,
-        "meaning": embeddings.meaning,
-        "parts": {name: [part.start, part.stop] for name, part in embeddings.parts.items()},
-    }

@@ -198,7 +198,6 @@ class GNNContract:
         pooled = model.propagate(model.views(public), private, graph, None)
         runtime.round()
         for party, start in zip(members, starts, strict=True):
-            assert party.progress.evaluated is not None
             found = party.progress.evaluated[1]
             own = pooled.items[start : start + party.data.items]
             users, items = party.setup.targets.to_rating_scale(pooled.users, own)

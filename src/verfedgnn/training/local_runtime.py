@@ -29,7 +29,7 @@ from verfedgnn.protocol.messages import (
     encode,
 )
 from verfedgnn.protocol.party import Candidate, FinishedTraining, Party
-from verfedgnn.protocol.party_setup import LOCAL, Policy
+from verfedgnn.protocol.party_state import LOCAL, Policy
 from verfedgnn.protocol.replica import Replica
 from verfedgnn.runs.ledger import Direction, Ledger
 

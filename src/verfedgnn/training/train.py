@@ -14,7 +14,7 @@ from torch import Tensor
 
 from verfedgnn.config import Config, load_config
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.files import lock_folder, make_folder
+from verfedgnn.core.files import lock_folder, make_folder, write_bytes, writing
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.data.ratings import format_count
@@ -103,10 +103,41 @@ def resume(
     folder = Path(out)
     if not (folder / "config.toml").is_file():
         raise RunError(f"{folder} holds no run to resume; start one with {option('out', str(folder))}")
-    if (folder / "metrics.json").is_file():
+    final = (folder / FINAL / "metrics.json").is_file() or not load_config(
+        folder / "config.toml"
+    ).trains_final
+    if (folder / "metrics.json").is_file() and (final or not (folder / "checkpoint").is_dir()):
         return Run.load(folder, added=False)
     with lock_folder(folder):
         return _resume(folder, device=device, watch=watch, stop=stop)
+
+
+def train_final(
+    out: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    watch: Watcher | None = None,
+    stop: Stop = never,
+) -> Run:
+    """Train the model of all ratings of a run that was only judged; the result is that of both trainings in one go.
+
+    Until it is finished, the judged run stays as it is. An interrupted training is continued by `resume`.
+    """
+    folder = Path(out)
+    config = Run.load(folder, added=False).judged.config
+    whole = config.with_values({"final": True})
+    if not whole.trains_final:
+        raise ConfigError(
+            f"the preset of {folder} has no gate, so its only model is served; train with preset best"
+        )
+    if (folder / FINAL / "metrics.json").is_file():
+        raise ConfigError(f"{folder} has its model of all ratings already")
+    if not (folder / "checkpoint").is_dir() or any((folder / "added").glob("*")):
+        raise RunError(f"{folder} has changed since its training, by `forget` or by new items; train again")
+    if not config.final:
+        with lock_folder(folder), writing(folder):
+            write_bytes(folder / "config.toml", whole.to_toml().encode())
+    return resume(folder, device=device, watch=watch, stop=stop)
 
 
 def _resume(folder: Path, *, device: str | torch.device, watch: Watcher | None, stop: Stop) -> Run:

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from verfedgnn.core.errors import DataError, RunError
+from verfedgnn.core.errors import ConfigError, DataError, RunError
 from verfedgnn.data.ids import find_positions
+from verfedgnn.data.rating_reader import read_table
 from verfedgnn.data.ratings import Ratings
+from verfedgnn.data.table_sources import read_item_texts
 from verfedgnn.data.value_parsing import latest_plausible_time
 from verfedgnn.runs.added_items import (
     AddedItem,
@@ -167,6 +170,37 @@ class NewItems:
                     raise DataError(
                         f"item '{item.item}' has a rating at the time {at:.3g}; give seconds since 1970, up to now"
                     )
+
+
+def add_items(
+    run: str | Path,
+    *,
+    party: str | None = None,
+    ratings: Any = None,
+    items: str | Path | None = None,
+    **options: Any,
+) -> AddedReport:
+    """Give new items a vector from their first ratings, so that they are recommended before the next training.
+
+    It takes milliseconds an item and sends nothing to anybody. Call it again with further ratings of the same items. A server that
+    serves the run notices the items within seconds.
+
+    Args:
+        run: The run folder.
+        party: The party that offers the items; needed if the run has several.
+        ratings: First ratings of the items: a file or a table, as for `read_ratings`.
+        items: A file with a row per item: its id, title and further columns.
+        **options: Options of `read_ratings` for the ratings.
+    """
+    if ratings is None and items is None:
+        raise ConfigError("nothing to add; give ratings, items or both")
+    loaded = Run.load(run, added=False)
+    names = [each.name for each in loaded.parties]
+    if party is None and len(names) > 1:
+        raise ConfigError(f"the run has several parties; choose one with party=: {', '.join(names)}")
+    table = None if ratings is None else read_table(ratings, **options)
+    described = {} if items is None else read_item_texts(Path(items))
+    return NewItems(Path(run), loaded, party or names[0]).add(make_items(table, described))
 
 
 def make_items(ratings: Ratings | None, described: Mapping[str, Mapping[str, str]]) -> dict[str, AddedItem]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from rich.table import Table
 
-from verfedgnn.cli.next_step import show_next
+from verfedgnn.cli.next_step import Request, command_text, show_next
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import (
     Device,
@@ -36,26 +35,32 @@ def _complete(incomplete: str) -> list[str]:
     return sorted({*complete_data_sets(incomplete), *(name for name in CASES if name.startswith(incomplete))})
 
 
-def bench(
+@dataclass(frozen=True, kw_only=True)
+class BenchRequest(Request):
+    """What `verfedgnn bench` was asked for."""
+
+    command: ClassVar[str] = "bench"
     data: Annotated[
         list[str] | None,
         typer.Argument(
             help=f"Data sets, each as in `train --data`, or one of {', '.join(CASES)}. Default: synthetic.",
             autocompletion=_complete,
         ),
-    ] = None,
-    preset: Preset = None,
-    model: Model = None,
-    set_: Settings = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds, from 0 on.", min=1)] = 3,
-    parties: Parties = None,
+    ] = None
+    preset: Preset = None
+    model: Model = None
+    set_: Settings = None
+    seeds: Annotated[int, typer.Option(help="Number of seeds, from 0 on.", min=1)] = 3
+    parties: Parties = None
     out: Annotated[
         Path, typer.Option(help="JSON file for the records; the table is written next to it, as Markdown.")
-    ] = Path("bench.json"),
-    device: Device = "cpu",
-    threads: Threads = 1,
-    output: Output = STANDARD,
-) -> None:
+    ] = Path("bench.json")
+    device: Device = "cpu"
+    threads: Threads = 1
+    output: Output = STANDARD
+
+
+def bench(request: BenchRequest) -> None:
     """Train on several data sets and seeds, and write rounds, bytes, CPU seconds, RMSE and NDCG@20.
 
     Each training is saved at once: Ctrl-C loses only the running one, and the same command resumes.
@@ -65,16 +70,17 @@ def bench(
     from verfedgnn_research.bench import HEADER, bench_page, bench_rows, measure_all
     from verfedgnn_research.experiments.result_tables import write_text
 
-    use_threads(threads)
+    out, output = request.out, request.output
+    use_threads(request.threads)
     if out.suffix != ".json":
         raise ConfigError(f"the records are a JSON file, such as {out.with_suffix('.json')}, not {out}")
     check_writable(out.parent)
-    names = data or ["synthetic"]
-    settings = parse_settings(set_ or [])
-    chosen = preset or "best"
+    names = request.data or ["synthetic"]
+    settings = parse_settings(request.set_ or [])
+    chosen = request.preset or "best"
     configs = [
-        build_config(preset=chosen, model=parse_gnn(model), overrides={**settings, "seed": seed})
-        for seed in range(seeds)
+        build_config(preset=chosen, model=parse_gnn(request.model), overrides={**settings, "seed": seed})
+        for seed in range(request.seeds)
     ]
     with (
         RoundProgress(hidden=output.quiet) as progress,
@@ -85,14 +91,17 @@ def bench(
             return lambda event: progress.round(replace(event, label=f"{name}, seed {seed}: {event.label}"))
 
         records = measure_all(
-            names, configs, out, parties=parties, device=device, watch=watch, stop=halt.asked
+            names,
+            configs,
+            out,
+            parties=request.parties,
+            device=request.device,
+            watch=watch,
+            stop=halt.asked,
         )
-    words = ["verfedgnn", "bench", *names, "--preset", chosen, "--seeds", str(seeds)]
-    words += [*([] if model is None else ["--model", model])]
-    words += [*([] if parties is None else ["--parties", str(parties)])]
-    words += [word for setting in set_ or [] for word in ("--set", setting)]
+    words = replace(request, preset=chosen).to_words(without=("data", "out", "device", "threads", "output"))
     page = out.with_suffix(".md")
-    write_text(page, bench_page(records, shlex.join(words)))
+    write_text(page, bench_page(records, command_text([words[0], *names, *words[1:]])))
     table = Table(*HEADER, title=f"Trainings with preset {chosen} (test part)", title_justify="left")
     for row in bench_rows(records):
         table.add_row(*row)

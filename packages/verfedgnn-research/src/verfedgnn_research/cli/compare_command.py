@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from rich.table import Table
 
-from verfedgnn.cli.next_step import show_next, training_words
+from verfedgnn.cli.next_step import Request, command_text, fresh_path, show_next
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import By, Data, Device, Jobs, Parties, Settings, among
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.train_command import parse_gnn
+from verfedgnn.cli.train_command import TrainRequest, parse_gnn
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.plugins import GNNS
 from verfedgnn_research.cli.progress_bars import CellProgress
@@ -25,35 +24,41 @@ if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
 
 
-def compare(
-    *,
-    data: Data = None,
+@dataclass(frozen=True, kw_only=True)
+class CompareRequest(Request):
+    """What `verfedgnn compare` was asked for."""
+
+    command: ClassVar[str] = "compare"
+    data: Data = None
     methods: Annotated[
         str,
         typer.Option(
             help=f"Methods, separated by commas: {', '.join(METHODS)}, those of plug-ins, or all.",
             autocompletion=among(("all", *METHODS)),
         ),
-    ] = "all",
+    ] = "all"
     models: Annotated[
         str,
         typer.Option(
             help="GNNs, separated by commas: gcn, gat, ggnn or those of plug-ins.",
             autocompletion=among(GNNS),
         ),
-    ] = "gcn",
-    seeds: Annotated[int, typer.Option(help="Number of seeds, from 0 on.", min=1)] = 5,
-    parties: Parties = None,
-    by: By = None,
-    reading: ReadOptions,
-    set_: Settings = None,
+    ] = "gcn"
+    reading: ReadOptions
+    seeds: Annotated[int, typer.Option(help="Number of seeds, from 0 on.", min=1)] = 5
+    parties: Parties = None
+    by: By = None
+    set_: Settings = None
     out: Annotated[
-        Path, typer.Option(help="Folder for the tables and the records of finished trainings.")
-    ] = Path("comparison"),
-    jobs: Jobs = 0,
-    device: Device = "cpu",
-    output: Output = STANDARD,
-) -> None:
+        Path,
+        typer.Option(help="Folder for the tables and the records of finished trainings.", metavar="FOLDER"),
+    ] = Path("comparison")
+    jobs: Jobs = 0
+    device: Device = "cpu"
+    output: Output = STANDARD
+
+
+def compare(request: CompareRequest) -> None:
     """Train methods on the same data and compare their accuracy, cost and protection.
 
     Finished trainings are saved in the folder: Ctrl-C loses only the running ones, and the same command
@@ -61,7 +66,6 @@ def compare(
     """
     from verfedgnn.config import parse_settings
     from verfedgnn.core.files import check_writable
-    from verfedgnn.plugins import list_files
     from verfedgnn.reports.phrases import format_size
     from verfedgnn_research.baselines import in_all, method
     from verfedgnn_research.experiments.comparison import (
@@ -75,38 +79,30 @@ def compare(
     from verfedgnn_research.experiments.result_tables import declarations, in_order, write_text
     from verfedgnn_research.experiments.training_queue import run_cells
 
-    names = in_all(methods)
-    given = data or ["synthetic"]
-    gnns = [str(parse_gnn(name.strip())) for name in models.split(",")]
-    settings = parse_settings(set_ or [])
+    output, out = request.output, request.out
+    names = in_all(request.methods)
+    given = request.data or ["synthetic"]
+    gnns = [str(parse_gnn(name.strip())) for name in request.models.split(",")]
+    settings = parse_settings(request.set_ or [])
     _refuse_defining(settings)
     check_writable(out)
-    cells = comparison_cells(given, names, gnns, seeds, parties, settings, reading, by)
+    cells = comparison_cells(
+        given, names, gnns, request.seeds, request.parties, settings, request.reading, request.by
+    )
     with (
         CellProgress(hidden=output.quiet) as progress,
         Halt(quiet=output.quiet, after="the rounds under way") as halt,
     ):
-        records = run_cells(cells, out, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
-    words = [word for file in list_files() for word in ("--plugin", os.path.relpath(file))]
-    words += [
-        "compare",
-        *(w for d in given for w in ("--data", d)),
-        "--methods",
-        ",".join(names),
-        "--models",
-        ",".join(gnns),
-    ]
-    words += [
-        *reading.to_arguments(),
-        "--seeds",
-        str(seeds),
-        *([] if parties is None else ["--parties", str(parties)]),
-        *([] if by is None else ["--by", by]),
-    ]
-    words += [word for setting in set_ or [] for word in ("--set", setting)]
+        records = run_cells(
+            cells, out, jobs=request.jobs, device=request.device, watch=progress.report, stop=halt.asked
+        )
     page = out / "comparison.md"
     file = out / "comparison.csv"
-    write_text(page, comparison_page(records, shlex.join(["verfedgnn", *words])))
+    shown = replace(request, data=given, methods=",".join(names), models=",".join(gnns))
+    write_text(
+        page,
+        comparison_page(records, command_text(shown.to_words(without=("out", "jobs", "device", "output")))),
+    )
     write_text(file, comparison_csv(records))
     table = Table("method", "model", "RMSE", "NDCG@20", "a party and round", "seconds", title_justify="left")
     table.title = f"Comparison on {', '.join(given)} (test part)"
@@ -139,8 +135,16 @@ def compare(
         *sources,
         f"written: {page}, {file}",
     )
-    words = training_words(given, reading, out="runs/first", parties=parties, by=by, preset="best", set_=set_)
-    show_next(output, diagnose_comparison(records), words)
+    again = TrainRequest(
+        data=given,
+        reading=request.reading,
+        preset="best",
+        parties=request.parties,
+        by=request.by,
+        set_=request.set_,
+        out=fresh_path("runs/first"),
+    )
+    show_next(output, diagnose_comparison(records), again.to_words())
 
 
 def _refuse_defining(settings: Mapping[str, str]) -> None:

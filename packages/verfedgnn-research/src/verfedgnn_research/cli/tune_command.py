@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from verfedgnn.cli.next_step import show_next, training_words
+from verfedgnn.cli.next_step import fresh_path, show_next
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import (
     RUN,
@@ -24,7 +24,7 @@ from verfedgnn.cli.shared_options import (
     use_threads,
 )
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.train_command import parse_gnn
+from verfedgnn.cli.train_command import TrainRequest, parse_gnn
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.reports.round_progress import RoundProgress
 
@@ -120,9 +120,17 @@ def tune(
         write_bytes(picture, _draw_study(tuned.history).encode())
     found = {"preset": out, "study": database, "trials": len(tuned.history), "valid_error": tuned.error}
     output.result(found, tuned.provenance, f"written: {out}, {picture}; the study is {database}")
-    users = None if chosen.users == "any" else chosen.users
-    words = training_words(data, reading, out="runs/tuned", parties=parties, by=by, users=users, preset=out)
-    show_next(output, [_describe(tuned)], words)
+    users = None if chosen.users == "any" else str(chosen.users)
+    again = TrainRequest(
+        data=data or ["synthetic"],
+        reading=reading,
+        preset=str(out),
+        parties=parties,
+        by=by,
+        users=users,
+        out=fresh_path("runs/tuned"),
+    )
+    show_next(output, [_describe(tuned)], again.to_words())
 
 
 def _draw_study(errors: Sequence[float | None]) -> str:
