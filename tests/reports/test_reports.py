@@ -305,7 +305,7 @@ def test_the_charts_of_a_report_need_no_matplotlib(lifted: vf.Run, monkeypatch: 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     pictures = {picture.name: picture.svg for picture in run_document(lifted, "x").pictures}
     kinds = [f"lift-{what}-{whose}" for what in ("lists", "stars") for whose in ("new", "known")]
-    curves = {"curve", "curve-traffic", "curve-lists", "curve-lists-traffic"}
+    curves = {"curve", "curve-lists"}
     assert {"bytes", "overlap", *curves} < set(pictures) <= {"bytes", "overlap", *curves, *kinds}
     assert {"lift-lists-known", "lift-stars-known"} < set(pictures)
     for svg in pictures.values():

@@ -103,6 +103,12 @@ class Visit:
             if each["impact"] in ("serious", "critical")
         ]
 
+    def wait_for(self, user: str | None = None) -> str:
+        """Wait for the recommendations for a user, by default the one who was just chosen, and return the id."""
+        user = user or str(self.page.locator("#user").input_value())
+        expect(self.page.locator("#best-title")).to_have_text(f"Recommendations for user {user}")
+        return user
+
     def tab_to(self, id: str) -> None:
         """Press Tab until the element has the focus."""
         for _ in range(40):
@@ -123,7 +129,7 @@ def test_by_keyboard_only(run: vf.Run, chromium: Any, address: str) -> None:
         page.keyboard.press("ArrowDown")
         chosen = page.locator("#users li[aria-selected=true] span").inner_text()
         page.keyboard.press("Enter")
-        page.wait_for_selector("#best li")
+        visit.wait_for(chosen)
         assert page.locator("#users").is_hidden()
         wanted = [item.title or item.item for item in run.recommend(chosen, 10, party=party)]
         assert visit.texts("#best .title") == wanted
@@ -145,12 +151,24 @@ def test_by_keyboard_only(run: vf.Run, chromium: Any, address: str) -> None:
         assert all(url.startswith(address) for url in visit.asked)
 
 
+def test_the_page_opens_on_a_typical_customer(run: vf.Run, chromium: Any, address: str) -> None:
+    with Visit(chromium, address) as visit:
+        page = visit.page
+        for party in ("", run.parties[1].name):
+            page.select_option("#party", party)
+            typical = page.locator("#examples button", has_text="a typical user").get_attribute("data-user")
+            expect(page.locator("#best-title")).to_have_text(f"Recommendations for user {typical}")
+            assert "user=" not in page.url, "nobody chose the customer"
+        page.wait_for_selector("#changes li, #changed-note")
+        assert not visit.troubles
+
+
 def test_on_a_phone_nothing_is_cut_off(chromium: Any, address: str) -> None:
     with Visit(chromium, address, width=360) as visit:
         page = visit.page
         page.wait_for_selector("#examples button")
         page.locator("#examples button").nth(1).click()
-        page.wait_for_selector("#best li")
+        visit.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         assert not visit.troubles
 
@@ -160,8 +178,8 @@ def test_every_organisation_and_unknown_users(run: vf.Run, chromium: Any, addres
         page = visit.page
         page.wait_for_selector("#examples button")
         page.locator("#examples button").first.click()
+        user = visit.wait_for()
         expect(page.locator("#liked-note")).to_contain_text("all organisations")
-        user = page.locator("#user").input_value()
         wanted = run.recommend(user, 10)
         assert visit.texts("#best .title") == [item.title or item.item for item in wanted]
         assert not re.search(r"\d %", " ".join(visit.texts("#best"))), "a score is no likelihood"
@@ -178,7 +196,7 @@ def test_an_unknown_user_is_served_as_someone_new(run: vf.Run, chromium: Any, ad
         page = visit.page
         page.wait_for_selector("#examples button")
         page.locator("#examples button").first.click()
-        page.wait_for_selector("#best li")
+        visit.wait_for()
         page.fill("#user", "no such user")
         page.keyboard.press("Enter")
         expect(page.locator("#unknown")).to_contain_text(
@@ -243,18 +261,21 @@ def test_the_verdict_is_first_and_fits_one_screen(run: vf.Run, chromium: Any, si
         serving(make_app(Catalogue(replace(run, metrics=metrics), "trial"))) as address,
         Visit(chromium, address, width) as visit,
     ):
-        visit.page.wait_for_selector("#points li")
+        visit.page.wait_for_selector("#best li")
         for chosen in ("", name):
             visit.page.select_option("#party", chosen)
             lift = narrow_lift(metrics["lift"], chosen) if chosen else metrics["lift"]
             expect(visit.page.locator("#verdict")).to_have_class(f"open banner {TONES[party_word(lift)]}")
             assert visit.texts("#headline") == [headline(lift)]
-            assert visit.texts("#points li") == [point.replace("`", "") for point in list_points(lift)]
             assert visit.page.locator("#deciding").is_hidden()
+            assert visit.page.locator("#points").is_hidden()
             assert visit.page.locator("#about").is_hidden()
             box = visit.page.locator("#verdict").bounding_box()
-            assert box["y"] + box["height"] <= height
+            assert box["y"] + box["height"] <= height / 2
             assert box["y"] < visit.page.locator("#pick").bounding_box()["y"]
+            visit.page.click("#more summary")
+            assert visit.texts("#points li") == [point.replace("`", "") for point in list_points(lift)]
+            visit.page.click("#more summary")
         visit.page.click("#more summary")
         assert [text.split(":")[0] for text in visit.texts("#about li")] == ["Cost", "Others learn", "Served"]
         assert f"worse than the most popular items (NDCG@20: {name} " in visit.texts("#warning")[0]
@@ -336,7 +357,7 @@ def test_everything_chosen_is_in_the_address(run: vf.Run, chromium: Any, address
         assert page.url == f"{address}/#party={second}"
         page.fill("#user", user)
         page.keyboard.press("Enter")
-        page.wait_for_selector("#best li")
+        visit.wait_for(user)
         page.locator("label[for=model-alone]").click()
         page.wait_for_selector("#best.alone")
         assert page.url == f"{address}/#user={user}&party={second}&model=alone"
@@ -346,7 +367,7 @@ def test_everything_chosen_is_in_the_address(run: vf.Run, chromium: Any, address
         page.go_back()
         page.wait_for_selector("#best.federated li")
         page.go_back()
-        expect(page.locator("#for-user")).to_be_hidden()
+        expect(page.locator("#liked-title")).not_to_have_text(f"Liked by user {user}")
         assert (page.locator("#party").input_value(), page.locator("#user").input_value()) == (second, "")
         page.go_back()
         expect(page.locator("#party")).to_have_value("")
@@ -459,7 +480,7 @@ def test_without_models_alone_the_switch_says_why(run: vf.Run, chromium: Any) ->
         page = visit.page
         page.wait_for_selector("#examples button")
         page.locator("#examples button").first.click()
-        page.wait_for_selector("#best li")
+        visit.wait_for()
         assert page.locator("#model-alone").is_disabled()
         assert "--set gate=true" in page.locator("#no-alone").inner_text()
         assert page.locator("#changed").is_hidden()
@@ -475,6 +496,6 @@ def test_ids_that_look_like_markup_are_text(run: vf.Run, chromium: Any) -> None:
     with serving(make_app(catalogue)) as address, Visit(chromium, f"{address}/#party={first.name}") as visit:
         visit.page.wait_for_selector("#examples button")
         visit.page.locator("#examples button").first.click()
-        visit.page.wait_for_selector("#best li")
+        visit.wait_for()
         assert visit.texts("#best .title")[0] == "<img src=x onerror=alert(1)>"
         assert not visit.troubles

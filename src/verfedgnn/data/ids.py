@@ -50,15 +50,16 @@ def as_text(values: Any, what: str) -> Column:
         if types.is_floating(kind):
             array = pc.cast(array, pa.float64())
             return pc.cast(pc.cast(pc.if_else(pc.is_nan(array), None, array), pa.int64()), TEXT)
-        numbers = types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
         # Some writers of Parquet store text as binary.
-        if (
-            numbers
-            or is_text(kind)
-            or types.is_binary(kind)
-            or types.is_timestamp(kind)
-            or types.is_date(kind)
-        ):
+        castable = (
+            types.is_integer,
+            types.is_boolean,
+            types.is_null,
+            types.is_binary,
+            types.is_temporal,
+            is_text,
+        )
+        if any(test(kind) for test in castable):
             return pc.cast(array, TEXT)
     except pa.ArrowInvalid as error:
         if not types.is_floating(kind):
@@ -223,9 +224,3 @@ def find_positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:
     """Return the position of each id in `among`, or -1 if it is absent."""
     positions = pc.index_in(pa.array(ids, TEXT), value_set=pa.array(among, TEXT))
     return pc.fill_null(positions, -1).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
-
-
-def look_up(ids: StrArray, keys: Column, values: Column) -> StrArray:
-    """Return the value of each id in a table of keys and values, or "" if it is absent."""
-    positions = pc.index_in(pa.array(ids, TEXT), value_set=pc.cast(keys, TEXT))
-    return to_numpy(pc.take(values, positions), LONGEST_TITLE)

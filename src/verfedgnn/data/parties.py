@@ -21,6 +21,8 @@ from verfedgnn.data.table_sources import table_stem, tables_by_party
 FEWEST_RATINGS = 20
 """Ratings that a value of a column needs in order to become a party."""
 _NO_PARTIES = "there are no parties: give at least one file or table"
+OTHER = "other"
+"""Name of the party of all values that have too few ratings for one each."""
 LONGEST_NAME = 100
 """Characters of a party's name, which travels in messages and becomes a file name."""
 
@@ -47,9 +49,9 @@ def split_items(
     party, with or without ratings there.
     The items that a party receives are its declared catalogue.
     """
+    note: tuple[str, ...] = ()
     if by is not None:
-        groups, notes = _group_items(ratings, by, parties)
-        ratings = ratings.with_notes(*notes)
+        groups, note = _group_items(ratings, by, parties)
     else:
         parties = min(10, ratings.n_items) if parties is None else parties
         if not 1 <= parties <= ratings.n_items:
@@ -60,9 +62,12 @@ def split_items(
         width = len(str(parties - 1))
         parts = enumerate(np.array_split(order, parties))
         groups = {f"party-{k:0{width}}": np.sort(part) for k, part in parts}
+    tables = {name: ratings.select_items(index) for name, index in groups.items()}
     return [
-        PartyData(name, replace(ratings.select_items(index), name=name, catalogue=len(index)))
-        for name, index in groups.items()
+        PartyData(
+            name, replace(table, name=name, catalogue=table.n_items).with_notes(*note * (name == OTHER))
+        )
+        for name, table in tables.items()
     ]
 
 
@@ -87,9 +92,9 @@ def _group_items(
     groups = {str(name): np.flatnonzero(code == k) for k, name in enumerate(names) if k not in merged}
     if not merged:
         return groups, ()
-    groups["other"] = np.flatnonzero(np.isin(code, sorted(merged)))
+    groups[OTHER] = np.flatnonzero(np.isin(code, sorted(merged)))
     why = "too few ratings for a party each, " if parties is None else ""
-    return groups, (f"{', '.join(str(names[k]) for k in sorted(merged))}: {why}put together as 'other'",)
+    return groups, (f"{', '.join(str(names[k]) for k in sorted(merged))}: {why}put together",)
 
 
 def parties_from_tables(tables: Sequence[Ratings], users: UserRule = "any") -> list[PartyData]:

@@ -1,7 +1,6 @@
 """Readers of publishers' layouts: MovieLens in its three forms, BookCrossing, and Yelp's open data set."""
 
 import html
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data.column_names import normalise_name
-from verfedgnn.data.ids import CODED_TEXT, TEXT, look_up
+from verfedgnn.data.ids import CODED_TEXT, LONGEST_TITLE, TEXT, to_numpy
 from verfedgnn.data.rating_checks import rate_rows
 from verfedgnn.data.ratings import Ratings, format_count
 from verfedgnn.data.table_sources import Rows, Table, open_table, read_rows, text_source
@@ -51,9 +50,8 @@ def read_movielens_dat(path: Path, items: Path | None, **options: Any) -> Rating
     """Read MovieLens-1M or -10M: ratings.dat with '::' between fields, and movies.dat for titles and genres."""
     # The delimiter ':' splits '::' into two, so every other column is empty.
     columns = ("user", "a", "item", "b", "rating", "c", "time")
-    ratings = _read_stars(
-        _headless(TextTable(path, delimiter=":", columns=columns, quoted=False)), "ml-1m", options
-    )
+    text = TextTable(path, delimiter=":", columns=columns, quoted=False)
+    ratings = _read_stars(_headless(text), "ml-1m", options)
     if items is None:
         return ratings
     with reading(items), open_stream(items) as stream:
@@ -106,8 +104,12 @@ def _described_films(ratings: Ratings, ids: Any, titles: Any, genres: Any) -> Ra
 
 def _described(ratings: Ratings, ids: Any, titles: Any, **columns: Any) -> Ratings:
     """Return ratings with titles and further columns of items, given by item id."""
-    by_item = {key: look_up(ratings.item_ids, ids, values) for key, values in columns.items()}
-    return replace(ratings, titles=look_up(ratings.item_ids, ids, titles), columns=by_item)
+    positions = pc.index_in(pa.array(ratings.item_ids, TEXT), value_set=pc.cast(ids, TEXT))
+    found = {
+        key: to_numpy(pc.take(values, positions), LONGEST_TITLE)
+        for key, values in {"title": titles, **columns}.items()
+    }
+    return replace(ratings, titles=found.pop("title"), columns=found)
 
 
 def read_bookcrossing(
@@ -125,15 +127,10 @@ def read_bookcrossing(
     rows = np.flatnonzero(parse_numbers(table["rating"]).values != 0)
     implicit = table.num_rows - len(rows)
     notes = (f"{format_count(implicit, 'implicit row')} (rating 0) left out",) if implicit else ()
-    own = {
-        "scale": (1, 10),
-        "name": "book-crossing",
-        "notes": notes,
-        "where": lambda row: text.at(int(rows[row])),
-    }
-    ratings = rate_rows(_columns(table.take(pa.array(rows))), **{**own, **options})
+    own = {"name": "book-crossing", "notes": notes, "where": lambda row: text.at(int(rows[row]))}
+    ratings = rate_rows(_columns(table.take(pa.array(rows))), scale=(1, 10), **{**own, **options})
     if subset is not None:
-        ratings = select_densest(ratings, *subset)
+        ratings = _select_densest(ratings, *subset)
     if books is None:
         return ratings
     # Common copies have a few broken lines, and titles are optional.
@@ -143,8 +140,7 @@ def read_bookcrossing(
     return _described(ratings, wanted["ISBN"], titles)
 
 
-def select_densest(ratings: Ratings, users: int, items: int) -> Ratings:
-    """Keep the `users` users with the most ratings, then the `items` items with the most ratings by those users."""
+def _select_densest(ratings: Ratings, users: int, items: int) -> Ratings:
     kept = ratings.select_users(_most(ratings.user, ratings.n_users, users))
     kept = kept.select_items(_most(kept.item, kept.n_items, items))
     active = np.bincount(kept.user, minlength=kept.n_users) > 0
@@ -203,13 +199,13 @@ _LAYOUTS = (
 )
 
 
-# Names that other tables have, too: whether a file is such a table.
-_OWN_TABLES: dict[str, Callable[[Path], bool]] = {
-    "ratings.dat": lambda file: b"::" not in read_first_bytes(file).split(b"\n", 1)[0],
-    "ratings.csv": lambda file: (
-        not {"userid", "movieid", "rating"} <= set(map(normalise_name, TextTable(file).header_names()))
-    ),
-}
+def _is_plain(file: Path) -> bool:
+    """Return whether a file with the name of a publisher's is another table."""
+    if file.name.startswith("ratings.dat"):
+        return b"::" not in read_first_bytes(file).split(b"\n", 1)[0]
+    if file.name.startswith("ratings.csv"):
+        return not {"userid", "movieid", "rating"} <= set(map(normalise_name, TextTable(file).header_names()))
+    return False
 
 
 def find_layout(path: Path) -> tuple[Path, Path | None, Any] | None:
@@ -218,7 +214,7 @@ def find_layout(path: Path) -> tuple[Path, Path | None, Any] | None:
     for main, companion, read in _LAYOUTS:
         candidates = [folder / main, folder / f"{main}.gz"]
         files = [path] if path in candidates else [f for f in candidates if path.is_dir() and f.exists()]
-        if files and not (main in _OWN_TABLES and _OWN_TABLES[main](files[0])):
+        if files and not _is_plain(files[0]):
             beside = (folder / companion, folder / f"{companion}.gz")
             return files[0], next((file for file in beside if file.exists()), None), read
     return None

@@ -136,7 +136,8 @@ class TextTable:
         if _UTF8.search(message):
             return self._wrong_encoding()
         row = re.search(r"Row #(\d+)", message)
-        place = f"line {self.line(int(row[1]) - 1)} of {self.path}" if row else str(self.path)
+        record = int(row[1]) - 1 if row else 0
+        place = f"line {self.lines([record])[record]} of {self.path}" if row else str(self.path)
         fields = re.search(r"Expected (\d+) columns, got (\d+)", message)
         if fields:
             return DataError(
@@ -175,10 +176,6 @@ class TextTable:
                     found[number] = line
         return found
 
-    def line(self, record: int) -> int:
-        """Return the line in which a record ends."""
-        return self.lines([record])[record]
-
     def records(self, lines: Iterable[str]) -> Any:
         """Return a csv reader for this format, which parses headers and finds lines."""
         return csv.reader(
@@ -191,7 +188,8 @@ class TextTable:
 
     def at(self, row: int) -> str:
         """Describe the place of a row, counted from 0, for messages."""
-        return f"line {self.line(row + (not self.columns))} of {self.path.name}"
+        (line,) = self.lines([row + (not self.columns)]).values()
+        return f"line {line} of {self.path.name}"
 
     def header_names(self) -> list[str]:
         """Return the column names in the first line."""

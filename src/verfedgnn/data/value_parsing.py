@@ -23,16 +23,11 @@ _COMMA = r"^[-+]?[0-9]*,[0-9]+$"
 _POINT = r"^[-+]?([0-9]+\.[0-9]*|\.[0-9]+)$"
 _THOUSANDS = r"^[-+]?[1-9][0-9]{0,2},[0-9]{3}$"
 CORRECT = "correct or remove them"
-
 EARLIEST = 631_152_000
 """Start of 1990 in seconds since 1970. Earlier times probably have another unit."""
-_DAY = 86_400
 LATEST_SECONDS = 10**11
 """Times whose median is larger are milliseconds: as seconds this is the year 5138."""
 NO_TIME = np.iinfo(np.int64).min
-_NUMBER = pa.float64()
-_MOST = 9e18
-"""Largest absolute value of a time in seconds or milliseconds."""
 _KINDS = (
     pa.int64(),
     pa.float64(),
@@ -56,9 +51,7 @@ class ParsedNumbers:
     unlike: Mask
     """Mask of the values that are present but not numbers."""
     remedy: str = CORRECT
-    """What to do about the values that are not numbers."""
     notes: tuple[str, ...] = ()
-    """Sentences about how the column was read."""
 
 
 def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> ParsedNumbers:
@@ -72,13 +65,13 @@ def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Par
     notes: tuple[str, ...] = ()
     if is_text(words.type):
         words = _without_nothing(words)
-        numbers = _cast(words)
+        numbers = _cast(words, pa.float64())
         if numbers is None:
             words, remedy, notes = _pointed(words, scale)
-            numbers = _cast(words)
-        if numbers is None:
-            each = [_cast(words[row : row + 1]) for row in range(len(words))]
-            numbers = pa.concat_arrays([pa.nulls(1, pa.float64()) if part is None else part for part in each])
+            single = (_cast(words[row : row + 1], pa.float64()) for row in range(len(words)))
+            numbers = pa.concat_arrays(
+                [pa.nulls(1, pa.float64()) if part is None else part for part in single]
+            )
     else:
         numbers = pa.array(_stored(words))
     # The appended entry is for nulls, whose code is -1.
@@ -127,19 +120,16 @@ def _pointed(words: pa.Array, scale: tuple[float, float] | None) -> tuple[pa.Arr
         return words, "some ratings have a decimal comma and others a point; use one of them throughout", ()
     thousands = pc.sum(pc.match_substring_regex(words, _THOUSANDS)).as_py()
     if thousands == count and (scale is None or max(map(abs, scale)) >= 1000):
-        return (
-            words,
-            (
-                "a comma before three digits may be a decimal comma or a thousands separator; replace or remove it, or give the"
-                f" scale if ratings are below 1,000 ({option('scale', (1, 5))})"
-            ),
-            (),
+        remedy = (
+            "a comma before three digits may be a decimal comma or a thousands separator; replace or remove it, or give the"
+            f" scale if ratings are below 1,000 ({option('scale', (1, 5))})"
         )
+        return words, remedy, ()
     pointed = pc.if_else(commas, pc.replace_substring(words, ",", "."), words)
     return pointed, CORRECT, ("ratings were read with a decimal comma",)
 
 
-def _cast(words: Column, kind: pa.DataType = _NUMBER) -> Column | None:
+def _cast(words: Column, kind: pa.DataType) -> Column | None:
     """Cast text to numbers or times; return None if a value is none."""
     try:
         return pc.cast(words, kind)
@@ -149,7 +139,7 @@ def _cast(words: Column, kind: pa.DataType = _NUMBER) -> Column | None:
 
 def latest_plausible_time() -> int:
     """Return the latest plausible time of a rating: one day from now, because time zones differ."""
-    return int(clock.time()) + _DAY
+    return int(clock.time()) + 86_400
 
 
 def parse_times(
@@ -193,7 +183,7 @@ def _as_seconds(column: Column) -> Column | None:
         # A finer unit would overflow for distant years.
         return pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64())
     if pa.types.is_floating(kind):
-        there = pc.less(pc.abs(column), _MOST)
+        there = pc.less(pc.abs(column), 9e18)
         return pc.cast(pc.if_else(there, column, pa.scalar(None, kind)), pa.int64(), safe=False)
     if pa.types.is_integer(kind) or pa.types.is_null(kind):
         return pc.cast(column, pa.int64(), safe=False)
@@ -260,13 +250,12 @@ def _why_unreadable(column: pa.ChunkedArray) -> str:
     if len(unsure) and not any(_cast_times(dates) is None for dates in both):
         example = quote_value(unsure[0].as_py())
         return f"the day or the month may come first in times such as {example}: left out, write them as 2025-12-31 18:05"
-    row = max(_alike(dates, kind) for dates in both for kind in _KINDS)
+    counts = range(1, len(given) + 1)
+    row = max(
+        bisect_left(counts, True, key=lambda count: _cast(dates[:count], kind) is None)
+        for dates in both
+        for kind in _KINDS
+    )
     if not row:
         return neither
     return f"the time {quote_value(given[row].as_py())} cannot be read like those before it: all times are left out"
-
-
-def _alike(given: pa.ChunkedArray, kind: pa.DataType) -> int:
-    """Return how many values from the start can be cast to `kind`."""
-    counts = range(1, len(given) + 1)
-    return bisect_left(counts, True, key=lambda count: _cast(given[:count], kind) is None)

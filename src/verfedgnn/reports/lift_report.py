@@ -50,7 +50,7 @@ _AXES = {"hitrate@20": "more of 100 customers find something they like", "rmse":
 
 
 def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
-    """Add the headline in words and colour, a line for each party, and what follows; or say that there is no verdict."""
+    """Add the headline, its picture, a line for each party, and what follows; or say that there is no verdict."""
     if lift is None:
         judge = worded("Train with preset `best`.", "Train with `Config.preset('best')`.")
         document.add(
@@ -61,21 +61,19 @@ def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
     ordered = [[row[0], *row[2:], row[1]] for row in rows]
     document.add(
         Banner(TONES[verdict.party_word(lift)], verdict.headline(lift), ""),
+        _draw(*verdict.judged_tables(lift)[0]),
         Table([header[0], *header[2:], header[1]], ordered, "The verdict of each party", TONES),
-        Paragraph(" ".join(notes)),
+        *map(Paragraph, notes),
         Points(verdict.list_points(lift)),
     )
 
 
 def add_lift(document: Document, lift: Mapping[str, Any]) -> None:
-    """Add a chart of the gains in lists, and folded all tables and the other charts."""
-    charts = [_draw(customers, table) for customers, table in verdict.judged_tables(lift)]
-    document.add(charts[0])
-    fold = Fold("All figures of the verdict, with intervals")
-    for (customers, table), chart in zip(verdict.judged_tables(lift), charts, strict=True):
+    """Add, folded, all tables and the charts that do not stand beside the headline."""
+    fold = Fold("All figures of the verdict, with intervals", [Paragraph(f"{WORDS_NOTE} {_WAYS_NOTE}")])
+    for place, (customers, table) in enumerate(verdict.judged_tables(lift)):
         name = f"{_NAMES[table['metric']].capitalize()} of {customers}"
-        if chart is not charts[0]:
-            fold.add(chart)
+        fold.add(_draw(customers, table) if place else None)
         fold.add(Table(*_rows(table), name, TONES))
         groups = [(row["name"], group) for row in table["parties"] for group in row["by_own_ratings"]]
         if groups:
@@ -90,7 +88,7 @@ def add_lift(document: Document, lift: Mapping[str, Any]) -> None:
             ),
             Table(verdict.PARTNERS_HEADER, partners, "Gain without each partner"),
         )
-    document.add(fold, Paragraph(f"{WORDS_NOTE} {_WAYS_NOTE}"))
+    document.add(fold)
 
 
 def lift_html(lift: Mapping[str, Any]) -> str:

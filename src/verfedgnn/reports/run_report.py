@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -32,7 +32,6 @@ from verfedgnn.reports.phrases import (
     format_size,
     warn_of_lists,
 )
-from verfedgnn.reports.privacy_card import add_guarantees
 from verfedgnn.reports.svg_charts import POINT_COLOUR, Bars, draw_bars, draw_lines
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.run import Run
@@ -60,9 +59,7 @@ def run_document(run: Run, name: str) -> Document:
     folds = [
         Fold.of("Accuracy on the test part", *_accuracy(metrics)),
         Fold.of("Customers that the parties share", *_overlap(run)),
-        Fold(
-            "What each party mixes", [Paragraph(GATE_NOTE), Table(GATE_HEADER, mixtures)] if mixtures else []
-        ),
+        Fold("What each party mixes", [Paragraph(GATE_NOTE), Table(GATE_HEADER, mixtures)] * bool(mixtures)),
         Fold.of("Training and traffic", *training_curves(judged), *_traffic(run)),
         _protection(run),
         Fold.of(
@@ -85,7 +82,7 @@ def run_html(run: Run) -> str:
     document = Document("Run")
     document.add(Paragraph(describe_data(run.judged)))
     add_verdict(document, run.metrics.get("lift"))
-    document.add(accuracy_table(run.metrics), *training_curves(run.judged)[: 1 if run.lists is None else 2])
+    document.add(accuracy_table(run.metrics), *training_curves(run.judged))
     return document.fragment()
 
 
@@ -103,22 +100,20 @@ def describe_data(run: Run) -> str:
 def accuracy_table(metrics: Mapping[str, Any]) -> Table:
     """Return the test metrics of each party, of all parties together, of the parties' own means, and of popular items."""
     names = list(metrics["test"])
+    compared = {"**all**": metrics["test"], "own means": metrics["means"]}
+    if metrics["means"]["rmse"] is None:
+        del compared["own means"]
+    compared["the most popular items"] = metrics["popularity"]
     rows = [
-        [
-            party["name"],
-            f"{party['items']:,}",
-            f"{party['ratings']:,}",
-            *(format_metric(party["test"][name]) for name in names),
-        ]
+        [party["name"], f"{party['items']:,}", f"{party['ratings']:,}", *_figures(party["test"], names)]
         for party in metrics["parties"]
     ]
-    rows.append(["**all**", "", "", *(format_metric(metrics["test"][name]) for name in names)])
-    means = metrics["means"]
-    if means["rmse"] is not None:
-        rows.append(["own means", "", "", *(format_metric(means.get(name)) for name in names)])
-    popular = metrics["popularity"]
-    rows.append(["the most popular items", "", "", *(format_metric(popular.get(name)) for name in names)])
+    rows += [[name, "", "", *_figures(found, names)] for name, found in compared.items()]
     return Table(["party", "items", "ratings", *names], rows, "Accuracy on the test part")
+
+
+def _figures(found: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    return [format_metric(found.get(name)) for name in names]
 
 
 def _accuracy(metrics: Mapping[str, Any]) -> list[Block | None]:
@@ -134,33 +129,21 @@ def _accuracy(metrics: Mapping[str, Any]) -> list[Block | None]:
 
 
 def training_curves(run: Run) -> list[Picture | None]:
-    """Return charts of the validation metric by round, for ratings and for lists, then by traffic."""
-    parts = [_draw_curves(run, "curve")]
-    if run.lists is not None:
-        parts.append(_draw_curves(run.lists, "curve-lists"))
-    return [chart for kind in zip(*(part for part in parts if part), strict=True) for chart in kind]
+    """Return charts of the validation metric by round, for ratings and for lists."""
+    return [_draw_curve(run, "curve"), None if run.lists is None else _draw_curve(run.lists, "curve-lists")]
 
 
-def _draw_curves(run: Run, file: str) -> list[Picture | None]:
-    """Return the charts of one training, by round and by traffic."""
+def _draw_curve(run: Run, file: str) -> Picture | None:
     name = next((key for entry in run.history[:1] for key in entry if key.startswith("valid_")), None)
     if name is None:
-        return []
+        return None
     metric = name.removeprefix("valid_").upper()
-    values = [entry[name] for entry in run.history]
-
-    def draw(file: str, by: str, label: str, places: list[float], marks: dict[str, float]) -> Picture | None:
-        title = f"{metric} on the validation part by {by}"
-        curves, colours = {metric: (places, values)}, {metric: POINT_COLOUR}
-        svg = draw_lines(title, curves, label, f"validation {metric}", colours, marks=marks)
-        return picture(file, title, svg)
-
+    rounds, values = ([entry[key] for entry in run.history] for key in ("round", name))
     kept = run.metrics["best_round"]
-    rounds, megabytes = zip(*((entry["round"], entry["bytes"] / 1e6) for entry in run.history), strict=True)
-    return [
-        draw(file, "round", "round", list(rounds), {f"round {kept:,} is kept": kept}),
-        draw(f"{file}-traffic", "traffic", "total traffic in MB", list(megabytes), {}),
-    ]
+    title = f"{metric} on the validation part by round"
+    label, marks = f"validation {metric}", {f"round {kept:,} is kept": kept}
+    svg = draw_lines(title, {metric: (rounds, values)}, "round", label, {metric: POINT_COLOUR}, marks=marks)
+    return picture(file, title, svg)
 
 
 def _overlap(run: Run) -> list[Block | None]:
@@ -203,6 +186,49 @@ def _protection(run: Run) -> Fold:
         title = "Privacy guarantees of the training on all ratings"
         add_guarantees(fold, metrics["final"]["privacy"], title)
     return fold
+
+
+def add_guarantees(document: Fold, privacy: Mapping[str, Any], title: str = "Privacy guarantees") -> None:
+    """Add the guarantees, their assumptions, and the privacy events from which they are computed."""
+    rows = []
+    for name in ("gradients", "neighbourhoods", "validation"):
+        part = privacy[name]
+        times, neighbours = f"{part.get('releases', 0):,}", part.get("neighbouring", "–")
+        rows.append([name, part["mechanism"], times, part["guarantee"], neighbours])
+    persons = privacy.get("persons")
+    if persons:
+        together = "everything together"
+        rows.append([together, "composed", "–", persons["guarantee"], persons["neighbouring"]])
+    document.add(
+        Heading(title),
+        Table(["release", "mechanism", "times", "guarantee", "neighbouring inputs"], rows, title),
+        Points(
+            [
+                f"Masks: {privacy['masking']}.",
+                f"Randomness: {privacy['randomness']}.",
+                "All guarantees assume that the participants follow the protocol and that each party adds the noise it promised.",
+            ]
+        ),
+    )
+    if privacy.get("sent"):
+        fields = [list(row.values()) for row in privacy["sent"]]
+        document.add(
+            Paragraph("Every field of a message that leaves a party, and how it is protected."),
+            Table(["message", "field", "mechanism"], fields, f"{title}: fields sent"),
+        )
+    if privacy.get("events"):
+        events = [_describe_event(**event) for event in privacy["events"]]
+        document.add(
+            Paragraph(
+                "The releases as events for a privacy accountant (`dp-accounting`). Composed, they give the figures above."
+            ),
+            Table(["release", "times", "event", "parameters"], events, f"{title}: events"),
+        )
+
+
+def _describe_event(what: str, count: int, event: str | None, **parameters: float) -> list[str]:
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in parameters.items())
+    return [what, f"{count:,}", event or "none: not differential privacy", shown]
 
 
 def _add_drift(document: Document, before: Mapping[str, Any]) -> None:

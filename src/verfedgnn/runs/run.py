@@ -245,14 +245,14 @@ class Run:
             if not one:
                 raise RunError("ratings belong to one user; call recommend once for each newcomer")
             who = None if user is None else id_text(user, "user")
-            return self._answers().recommend_after(who, ratings, chosen, k)
+            return self._answers().recommend(who, ratings, chosen, k)
         if user is None or isinstance(user, Mapping):
             raise RunError(
                 "whom to recommend to? Pass the id of a user, or ratings={item: stars} of a newcomer"
             )
         ids = np.array([id_text(each, "user") or "" for each in ([user] if one else user)], str)
-        rows = self._user_rows(ids, "for a newcomer, pass ratings={item: stars}")
-        lists = [self._answers().recommend(row, chosen, k) for row in rows.tolist()]
+        self._user_rows(ids, "for a newcomer, pass ratings={item: stars}")
+        lists = [self._answers().recommend(each, {}, chosen, k) for each in ids.tolist()]
         return lists[0] if one else lists
 
     def similar(self, item: Any, k: int = 10, party: str | None = None) -> list[Recommendation]:

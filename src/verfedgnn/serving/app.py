@@ -29,15 +29,7 @@ from verfedgnn.serving import schema
 from verfedgnn.serving.catalogue import WITHOUT_ALONE, Catalogue
 from verfedgnn.serving.fold_in import UserRatings, group_ratings
 from verfedgnn.serving.ranker import ItemRanker, RankedItems, RankingQuery, rank_together
-from verfedgnn.serving.request_guard import (
-    PAGE_FILES,
-    Access,
-    AccessLog,
-    ApiKey,
-    RequestGuard,
-    ServerMetrics,
-    grant,
-)
+from verfedgnn.serving.request_guard import PAGE_FILES, AccessLog, ApiKey, RequestGuard, ServerMetrics
 from verfedgnn.serving.run_answers import describe_run
 from verfedgnn.serving.schema import MAX_ITEMS, HttpProblem, NewcomerRating
 from verfedgnn.serving.split_test import ALONE, ModelName
@@ -88,15 +80,13 @@ class View:
             raise HttpProblem(400, "several parties have an item with this id", remedy)
         return found[0]
 
-    def read_filters(self, given: Mapping[str, str], known: Sequence[str] = ()) -> dict[str, str]:
-        """Return the parameters that filter by item column: those not in `known`, checked against the columns."""
-        filters = {name: value for name, value in given.items() if name not in known}
+    def check_filters(self, filters: Mapping[str, str], known: Sequence[str] = ()) -> None:
+        """Raise `HttpProblem` unless there are item columns of these names; `known` are parameters beside them."""
         existing = {name for p in self.allowed for name in self.catalogue.parties[p].table.columns}
         if not existing.issuperset(filters):
             parameters = f"parameters: {', '.join(known)}; " if known else ""
             remedy = f"{parameters}columns: {', '.join(sorted(existing)) or 'none'}"
             raise HttpProblem(400, "there is no such parameter or item column", remedy)
-        return filters
 
     def read_newcomer(self, ratings: Sequence[NewcomerRating]) -> list[UserRatings]:
         """Return a newcomer's ratings by party, after checking items and scales."""
@@ -189,21 +179,25 @@ def _respond(value: Any) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
-async def _reject_unknown_parameters(request: Request) -> None:
-    """Raise `HttpProblem` for a parameter that the endpoint would ignore."""
-    known = {field.alias for field in request.scope["route"].dependant.query_params}
-    filtered = (request.method, request.url.path) in FILTERED
-    if not filtered and not known.issuperset(request.query_params):
-        names = ", ".join(sorted(known)) or "none"
-        raise HttpProblem(400, "there is no such parameter", f"parameters: {names}")
-
-
 async def _view(request: Request) -> View:
     """Return what the request may see, as the request guard found it."""
-    return View(request.app.state.catalogue, request.scope["access"].parties)
+    return View(request.app.state.catalogue, request.scope["parties"])
+
+
+async def _read_filters(request: Request) -> dict[str, str]:
+    """Return the parameters that filter by item column; raise `HttpProblem` for one that the endpoint would ignore."""
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    filters = {name: value for name, value in request.query_params.items() if name not in known}
+    if (request.method, request.url.path) in FILTERED:
+        (await _view(request)).check_filters(filters, known)
+    elif filters:
+        names = ", ".join(sorted(known)) or "none"
+        raise HttpProblem(400, "there is no such parameter", f"parameters: {names}")
+    return filters
 
 
 Seen = Annotated[View, Depends(_view)]
+Filters = Annotated[dict[str, str], Depends(_read_filters)]
 
 
 def make_app(
@@ -221,7 +215,7 @@ def make_app(
     """
     metrics = metrics or ServerMetrics()
     app = FastAPI(
-        dependencies=[Depends(_reject_unknown_parameters)],
+        dependencies=[Depends(_read_filters)],
         title="verfedgnn",
         version=installed_version(),
         description="Recommendations from a run. If the server has an API key, send it as `Authorization: Bearer KEY`.",
@@ -231,8 +225,8 @@ def make_app(
     )
     app.state.catalogue = catalogue
     names = [party.name for party in catalogue.parties]
-    granted = {key.digest: grant(key, names) for key in keys}
-    everybody = Access(None, tuple(range(len(names))))
+    granted = {key.digest: (key, key.find_parties(names)) for key in keys}
+    everybody = tuple(range(len(names)))
     app.add_middleware(RequestGuard, granted=granted, everybody=everybody, metrics=metrics, log=log)
     _add_error_handlers(app)
     _add_recommendations(app, catalogue)
@@ -272,7 +266,7 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue) -> None:
 
     @app.get("/v1/recommendations", response_model=schema.RecommendationsResponse)
     async def recommend_items_to_a_user(
-        request: Request,
+        filters: Filters,
         view: Seen,
         user: UserId,
         k: Count = 10,
@@ -283,7 +277,6 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue) -> None:
         """Return the best items the user has not rated. Every item column is a filter: `&category=book`."""
         found = view.find_user(user, model)
         parties = view.find_parties(party)
-        filters = view.read_filters(request.query_params, ("user", "k", "party", "model", "why"))
         return await answer(found, parties, k, filters, why, parties)
 
     @app.post("/v1/recommendations", response_model=schema.RecommendationsResponse)
@@ -293,14 +286,14 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue) -> None:
         Nothing is stored.
         """
         parties = view.find_parties(newcomer.party)
-        filters = view.read_filters(newcomer.where)
+        view.check_filters(newcomer.where)
         given = await run_in_threadpool(view.read_newcomer, newcomer.ratings)
         found = find_user(view.catalogue, newcomer.user, given)
-        return await answer(found, parties, newcomer.k, filters, newcomer.why, view.allowed)
+        return await answer(found, parties, newcomer.k, newcomer.where, newcomer.why, view.allowed)
 
     @app.get("/v1/similar", response_model=schema.SimilarResponse)
     async def find_similar_items(
-        request: Request,
+        filters: Filters,
         view: Seen,
         item: ItemId,
         party: PartyName = None,
@@ -313,7 +306,6 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue) -> None:
         """
         place = view.find_item(item, party)
         parties = view.find_parties(among)
-        filters = view.read_filters(request.query_params, ("item", "party", "k", "among"))
         found = await run_in_threadpool(find_similar, view.catalogue, *place, parties, k, filters)
         return _respond({"similar": found})
 

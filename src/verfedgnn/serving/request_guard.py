@@ -101,27 +101,14 @@ class ApiKey:
         """The rate limit, which goes on when a run is loaded again."""
         return None if self.per_second is None else TokenBucket(self.per_second, self.burst)
 
-
-@dataclass(frozen=True)
-class Access:
-    """What one request may do."""
-
-    key: ApiKey | None
-    """Its key; None without keys, when every request from this machine has all rights."""
-    parties: tuple[int, ...]
-    """Numbers of the served parties that it may see."""
-
-
-def grant(key: ApiKey, served: Sequence[str]) -> Access:
-    """Return the access of a key's holder to the served parties."""
-    unknown = sorted(set(key.parties or ()) - set(served))
-    if unknown:
-        raise ConfigError(
-            f"key '{key.name}' names party '{unknown[0]}', which is not served; use: {', '.join(served)}"
-        )
-    return Access(
-        key, tuple(p for p, name in enumerate(served) if key.parties is None or name in key.parties)
-    )
+    def find_parties(self, served: Sequence[str]) -> tuple[int, ...]:
+        """Return the numbers of the served parties that its holder may see."""
+        unknown = sorted(set(self.parties or ()) - set(served))
+        if unknown:
+            raise ConfigError(
+                f"key '{self.name}' names party '{unknown[0]}', which is not served; use: {', '.join(served)}"
+            )
+        return tuple(p for p, name in enumerate(served) if self.parties is None or name in self.parties)
 
 
 def digest_key(key: str | bytes) -> bytes:
@@ -133,14 +120,16 @@ def read_keys(file: Path | None) -> tuple[ApiKey, ...]:
     """Return the keys in a TOML file, the one in any other file or in the environment, or none."""
     if file is None:
         text = os.environ.get(KEY_VARIABLE)
-        return () if text is None else (_single_key(text, KEY_VARIABLE),)
+        return () if text is None else (ApiKey("key", _check_key(text.strip(), KEY_VARIABLE)),)
     try:
         text = read_private(file).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"the key file {file} cannot be read ({error}); pass a text file that contains the key"
         ) from None
-    return _several_keys(text, file) if file.suffix == ".toml" else (_single_key(text, str(file)),)
+    if file.suffix != ".toml":
+        return (ApiKey("key", _check_key(text.strip(), str(file))),)
+    return _several_keys(text, file)
 
 
 class _KeyTable(BaseModel):
@@ -155,20 +144,19 @@ class _KeyTable(BaseModel):
 _KEY_FILE = TypeAdapter(dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,63}$")], _KeyTable])
 
 
-def _single_key(text: str, where: str) -> ApiKey:
-    return ApiKey("key", digest_key(_check_key(text.strip(), where)))
-
-
 def _several_keys(text: str, file: Path) -> tuple[ApiKey, ...]:
     try:
         tables = _KEY_FILE.validate_python(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the key file {file} is not valid TOML: {error}") from None
     except ValidationError as error:
-        raise ConfigError(f"the key file {file}: {_describe(error.errors()[0])}") from None
+        first = error.errors()[0]  # its message quotes no key
+        where = ".".join(str(part) for part in first["loc"] if part != "[key]")
+        reason = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+        raise ConfigError(f"the key file {file}: {where}: {reason}") from None
     keys = []
     for name, table in tables.items():
-        digest = digest_key(_check_key(table.key, f"{file}, table {name},"))
+        digest = _check_key(table.key, f"{file}, table {name},")
         burst = table.burst or max(1.0, table.per_second or 1.0)
         keys.append(ApiKey(name, digest, table.rights, table.parties, table.per_second, burst))
     if not keys:
@@ -178,18 +166,13 @@ def _several_keys(text: str, file: Path) -> tuple[ApiKey, ...]:
     return tuple(keys)
 
 
-def _describe(error: Any) -> str:
-    """Describe a mistake in the file without quoting a key."""
-    where = ".".join(str(part) for part in error["loc"] if part != "[key]")
-    return f"{where}: {error['msg'][:1].lower()}{error['msg'][1:]}"
-
-
-def _check_key(key: str, where: str) -> str:
+def _check_key(key: str, where: str) -> bytes:
+    """Return the digest of a key; raise `ConfigError` for one that is too short."""
     if len(key) < SHORTEST_KEY or not key.isascii() or any(c.isspace() for c in key):
         raise ConfigError(
             f"the key in {where} must have {SHORTEST_KEY} or more ASCII characters and no spaces; create one with: {_CREATE}"
         )
-    return key
+    return digest_key(key)
 
 
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
@@ -266,15 +249,15 @@ class AccessLog:
 class RequestGuard:
     """ASGI middleware that admits requests with a valid API key or, without keys, requests from this machine.
 
-    An admitted request carries its `Access` in the scope. `granted` holds those of the keys by their SHA-256,
-    and `everybody` is the access of all requests if there are no keys.
+    The scope of an admitted request has the numbers of the `parties` that it may see, and the name of its `key`.
+    `granted` holds keys and their parties by the SHA-256 of the key, `everybody` the parties if there are no keys.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        granted: Mapping[bytes, Access],
-        everybody: Access,
+        granted: Mapping[bytes, tuple[ApiKey, tuple[int, ...]]],
+        everybody: tuple[int, ...],
         metrics: ServerMetrics,
         log: AccessLog | None,
     ) -> None:
@@ -318,13 +301,11 @@ class RequestGuard:
             seconds = time.perf_counter() - begin
             self._metrics.count_request(route, status, seconds)
             if self._log is not None:
-                access: Access | None = scope.get("access")
-                name = None if access is None or access.key is None else access.key.name
-                line = {"key": name, "method": scope["method"], "route": route, "status": status}
+                line = {"key": scope.get("key"), "method": scope["method"], "route": route, "status": status}
                 self._log.append({**line, "ms": round(1000 * seconds, 2)})
 
     def _admit(self, scope: Scope) -> None:
-        """Find the access of a request and store it in the scope; raise `HttpProblem` if it has none."""
+        """Store in the scope what a request may see; raise `HttpProblem` for one that is not admitted."""
         headers = dict(scope["headers"])
         if not self._granted:
             if not is_loopback(parse_host_header(headers.get(b"host", b"").decode("latin-1"))):
@@ -334,10 +315,9 @@ class RequestGuard:
                     "a server without an API key accepts requests to localhost only",
                     "use http://127.0.0.1, or start the server with a key",
                 )
-            scope["access"] = self._everybody
+            scope["parties"] = self._everybody
         elif scope["path"] not in OPEN_PATHS:
-            authorization = headers.get(b"authorization", b"")
-            scope["access"] = self._check_key(authorization, (scope["method"], scope["path"]))
+            scope["parties"] = self._check_key(scope, headers.get(b"authorization", b""))
         if scope["method"] not in ("GET", "HEAD") and _comes_from_another_site(headers):
             raise HttpProblem(
                 403, "a web page of another site sent this request", "send it from the server's own page"
@@ -346,23 +326,26 @@ class RequestGuard:
         if length.isdigit() and int(length) > LARGEST_BODY:
             raise HttpProblem(413, BODY_TOO_LARGE, "send fewer ratings at a time")
 
-    def _check_key(self, authorization: bytes, endpoint: tuple[str, str]) -> Access:
-        scheme, _, key = authorization.partition(b" ")
-        access = self._granted.get(digest_key(key)) if scheme == b"Bearer" else None
-        if access is None or access.key is None:
+    def _check_key(self, scope: Scope, authorization: bytes) -> tuple[int, ...]:
+        """Return the parties that a request may see by its key, whose name is stored in the scope."""
+        scheme, _, secret = authorization.partition(b" ")
+        known = self._granted.get(digest_key(secret)) if scheme == b"Bearer" else None
+        if known is None:
             remedy = "send the header 'Authorization: Bearer KEY'"
             raise HttpProblem(401, "the API key is missing or wrong", remedy, {"www-authenticate": "Bearer"})
-        right = RIGHTS.get(endpoint)
-        if right is not None and right not in access.key.rights:
+        key, parties = known
+        scope["key"] = key.name
+        right = RIGHTS.get((scope["method"], scope["path"]))
+        if right is not None and right not in key.rights:
             raise HttpProblem(
                 403, f"this API key lacks the right '{right}'", "ask the operator of the server for it"
             )
-        wait = 0.0 if access.key.bucket is None else access.key.bucket.take()
+        wait = 0.0 if key.bucket is None else key.bucket.take()
         if wait:
             seconds = math.ceil(wait)
             remedy, headers = f"try again in {seconds} s", {"retry-after": str(seconds)}
             raise HttpProblem(429, "too many requests with this API key", remedy, headers)
-        return access
+        return parties
 
 
 def _comes_from_another_site(headers: Mapping[bytes, bytes]) -> bool:

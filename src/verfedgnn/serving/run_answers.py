@@ -26,15 +26,13 @@ from verfedgnn.runs.run_folder import check_outside
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.fold_in import UserRatings, group_ratings
 from verfedgnn.serving.split_test import ALONE
-from verfedgnn.serving.user_lists import ServedUser, UserProfile, find_similar, find_user, make_lists
+from verfedgnn.serving.user_lists import UserProfile, find_similar, find_user, make_lists
 
 NEW_HERE = "new here, known elsewhere"
 MOST_VALUES = 60
 """Maximum number of values of an item column that the page offers as a filter."""
-GROUP_USERS = 4096
-"""Users per row group of a table."""
-BATCH_USERS = 64
-"""Users scored at a time."""
+GROUP_USERS = 1024
+"""Users whose lists are computed together and become a row group of a table."""
 SCHEMA = pa.schema(
     [
         ("user", pa.string()),
@@ -70,19 +68,12 @@ class RunAnswers:
         document = run_document(self.run, name)
         return document.write_page(path) if path.suffix == ".html" else document.write(path, "report")[0]
 
-    def recommend(self, row: int, parties: Sequence[int], k: int) -> Recommendations:
-        """Return the k best items of these parties for a user of the run."""
-        return self._recommend(ServedUser(row), parties, k)
-
-    def recommend_after(
+    def recommend(
         self, user: str | None, ratings: Mapping[Any, Any], parties: Sequence[int], k: int
     ) -> Recommendations:
-        """Return the k best items for a newcomer with these ratings, or for a user of the run who has rated more since."""
-        newer = self._read_ratings(ratings)
-        return self._recommend(find_user(self.catalogue, user, newer), parties, k)
-
-    def _recommend(self, user: ServedUser, parties: Sequence[int], k: int) -> Recommendations:
-        profile = UserProfile(self.catalogue, user, parties)
+        """Return the k best items for a user of the run, who may have rated more since, or for a newcomer with these ratings."""
+        served = find_user(self.catalogue, user, self._read_ratings(ratings))
+        profile = UserProfile(self.catalogue, served, parties)
         (best,) = make_lists([profile], k)
         found = [
             Recommendation(item.item, item.title, item.party, item.score, item.rating)
@@ -163,14 +154,13 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
     try:
         with replacing(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
             for start in range(0, len(known), GROUP_USERS):
-                listed: list[dict[str, Any]] = []
-                for first in range(start, min(start + GROUP_USERS, len(known)), BATCH_USERS):
-                    users = known[first : min(first + BATCH_USERS, start + GROUP_USERS)]
-                    profiles = [UserProfile(catalogue, find_user(catalogue, user), parties) for user in users]
-                    for user, profile, best in zip(users, profiles, make_lists(profiles, k), strict=True):
-                        mine = {"user": user, "bucket": profile.user.bucket}
-                        for place, item in enumerate(profile.describe(best), 1):
-                            listed.append(vars(item) | mine | {"place": place})
+                users = known[start : start + GROUP_USERS]
+                profiles = [UserProfile(catalogue, find_user(catalogue, user), parties) for user in users]
+                listed = [
+                    vars(item) | {"user": user, "bucket": profile.user.bucket, "place": place}
+                    for user, profile, best in zip(users, profiles, make_lists(profiles, k), strict=True)
+                    for place, item in enumerate(profile.describe(best), 1)
+                ]
                 rows += len(listed)
                 writer.write_table(pa.Table.from_pylist(listed, schema), row_group_size=max(1, len(listed)))
     except OSError as error:
@@ -192,8 +182,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
         party = catalogue.parties[number]
         row = figures.get(party.name, {})
         columns = {
-            name: [str(value) for value in np.unique(values) if value]
-            for name, values in party.table.columns.items()
+            name: np.unique(values[values != ""]).tolist() for name, values in party.table.columns.items()
         }
         parties.append(
             {
@@ -248,21 +237,19 @@ def _choose_examples(
     catalogue: Catalogue, here: Sequence[int], allowed: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Choose users with few, with a typical number of, and with many ratings at these parties, and the one with the most ratings only elsewhere."""
-    tables = [party.ratings for party in catalogue.run.parties]
-    known = [catalogue.chosen[p] for p in allowed]
-    if len(allowed) == len(catalogue.parties):
-        # the page names all users of the run, also those of parties it does not serve
-        known = list(range(len(tables)))
-    shown = [catalogue.chosen[p] for p in here]
-    counts, elsewhere = (
-        sum(
-            (np.bincount(tables[p].user, minlength=tables[p].n_users) for p in chosen),
-            np.zeros(tables[0].n_users, np.int64),
-        )
-        for chosen in (shown, set(known) - set(shown))
+    rated = np.stack(
+        [np.bincount(p.ratings.user, minlength=p.ratings.n_users) for p in catalogue.run.parties]
     )
+    shown = [catalogue.chosen[p] for p in here]
+    # the page names all users of the run, also those of parties it does not serve
+    known = (
+        range(len(rated))
+        if len(allowed) == len(catalogue.parties)
+        else [catalogue.chosen[p] for p in allowed]
+    )
+    counts, elsewhere = (rated[chosen].sum(0) for chosen in (shown, sorted(set(known) - set(shown))))
     order = np.argsort(counts, kind="stable")
-    order = order[counts[order] >= min(5, int(counts.max()))]
+    order = order[counts[order] >= min(5, counts.max())]
     places = {"few ratings": 0.1, "a typical user": 0.5, "many ratings": 0.95}
     chosen = {name: int(order[int(place * (len(order) - 1))]) for name, place in places.items()}
     only_elsewhere = np.where(counts == 0, elsewhere, 0)

@@ -117,6 +117,7 @@ class LiveRun:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _follow(self) -> None:
+        """Look for changes for ever."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             await self._look(self._folder)

@@ -26,6 +26,7 @@ async function start() {
 }
 
 const examplesOf = (name) => (partyOf(name) ?? state.run).examples;
+const typicalOf = (name) => examplesOf(name).find((example) => example.label === "a typical user")?.user ?? null;
 const filterOf = () => (state.where ? Object.fromEntries([JSON.parse(state.where)]) : {});
 const partyOf = (name) => state.run.parties.find((party) => party.name === name) ?? null;
 
@@ -49,6 +50,7 @@ function drawParty() {
 function chooseParty(name) {
   state.party = name;
   state.where = "";
+  if (state.opened) state.user = typicalOf(name);
   drawParty();
   remember();
   showChosen();
@@ -58,6 +60,7 @@ function chooseUser(user) {
   closeNewcomer();
   state.user = user;
   state.unknown = null;
+  state.opened = false;
   $("user").value = user;
   userSearch.close();
   remember();
@@ -77,6 +80,7 @@ function showChosen() {
 function leaveUser() {
   state.asked++;
   state.user = null;
+  state.opened = false;
   state.lists = {};
   $("for-user").hidden = true;
   say("");
@@ -85,7 +89,7 @@ function leaveUser() {
 // The part of the address after # says what is chosen, so that links and the back button work. Browsers do not send it to the server.
 function addressOf() {
   const { party, model, where } = state;
-  const chosen = { user: state.user ?? state.unknown, party: party || null, model: model === "alone" ? model : null, where: where || null, new: $("newcomer").hidden ? null : writeGiven() };
+  const chosen = { user: state.opened ? null : (state.user ?? state.unknown), party: party || null, model: model === "alone" ? model : null, where: where || null, new: $("newcomer").hidden ? null : writeGiven() };
   return `#${new URLSearchParams(Object.entries(chosen).filter(([, value]) => value !== null))}`;
 }
 
@@ -113,7 +117,10 @@ async function follow() {
     if (user !== null) state.similar = (await ask("v1/history", { user, k: 1 })).similar ?? [];
     openNewcomer();
     await readGiven(link.get("new"));
-  } else state.user = user || null;
+  } else {
+    state.opened = !user;
+    state.user = user || typicalOf(state.party);
+  }
   showChosen();
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 from verfedgnn.core.installed import installed_version
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
 from verfedgnn.reports.document import Banner, Document, Heading, Paragraph, Points, Table, Tone, picture
-from verfedgnn.reports.privacy_card import add_guarantees
+from verfedgnn.reports.run_report import add_guarantees
 from verfedgnn.reports.svg_charts import BAD_COLOUR, UNCLEAR_COLOUR, Bars, draw_bars
 from verfedgnn_research.attacks.audit import THIS, Audit
 from verfedgnn_research.attacks.overlap_attack import FEWEST, ROUNDS, USERS
