@@ -310,7 +310,7 @@ class Coordinator:
             raise ConfigError(problem)
         self.typical = sum(typical_rating(hello.scale) for hello in hellos) / len(hellos)
         self.ratings = sum(hello.ratings for hello in hellos)
-        self.replica = Replica.initial(
+        self.replica = Replica(
             self.config, self.model, self.items, self.ratings, self.typical, self.device, self.start
         )
         self.rounds = self.replica.rounds
