@@ -492,7 +492,7 @@ class Coordinator:
                 torch.from_numpy(total).to(self.device),
                 ratings=replica.ratings,
                 items=sum(replica.items),
-            )
+            ).astype(replica.protection.sum_type)
         replica.apply(torch.from_numpy(total).to(self.device), parties, self.round)
         self.updates.append(Update(self.round, parties, total))
 
