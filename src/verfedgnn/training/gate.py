@@ -76,7 +76,7 @@ def make_run(
     choices = [[Choices() for _ in prepared] for _ in judged]
     try:
         run = _serve(prepared, config, judged, choices, watch, stop)
-        if config.trains_final and (final or config.model.form != "solved"):
+        if config.trains_final and (final or not config.model.solved):
             whole = [party.with_everything(config) for party in prepared]
             repeated = [[choice.repeat() for choice in made] for made in choices]
             at_home = [replace(result, rounds=0, seconds=0.0, ledger=Ledger()) for result in judged]

@@ -176,7 +176,7 @@ def _train_and_judge(
     """
     judged = _train(prepared, config, folder, [None, None], watch, stop, party)
     final: list[Trained] = []
-    if config.trains_final and config.model.form == "solved":
+    if config.trains_final and config.model.solved:
         whole = [data.with_everything(config) for data in prepared]
         inside = None if folder is None else folder / FINAL
         starts = [result.public for result in judged]
