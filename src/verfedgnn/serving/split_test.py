@@ -107,8 +107,8 @@ def compare(clicked: Mapping[ModelName, int], counts: Mapping[ModelName, int]) -
     wide = {name: (clicked[name] + 1) / (counts[name] + 2) for name in BUCKETS}
     centre = wide[FEDERATED] - wide[ALONE]
     half = NORMAL_95 * math.sqrt(sum(wide[name] * (1 - wide[name]) / (counts[name] + 1) for name in BUCKETS))
-    shares = (clicked[name] / counts[name] for name in BUCKETS)
-    return SplitResult(*(100 * share for share in (*shares, centre - half, centre + half)), counts)
+    federated, alone = (100 * clicked[name] / counts[name] for name in BUCKETS)
+    return SplitResult(federated, alone, 100 * (centre - half), 100 * (centre + half), counts)
 
 
 def confirm(file: Path) -> SplitResult:
