@@ -71,7 +71,9 @@ def test_names_are_taken_once() -> None:
 
 
 def test_a_registered_method_is_compared_by_name() -> None:
-    with pytest.raises(vf.ConfigError, match=r"no method 'item-ridge'; choose from: popularity, .*private; .*--plugin"):
+    with pytest.raises(
+        vf.ConfigError, match=r"no method 'item-ridge'; choose from: popularity, .*private; .*--plugin"
+    ):
         method("item-ridge")
     vf.register(my_baseline.Ease)
     assert in_all("mf,item-ridge") == ["mf", "item-ridge"]

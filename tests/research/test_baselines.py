@@ -14,7 +14,6 @@ from verfedgnn.core.graph import build_graph
 from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import TRAIN, VALID, PartyData
-from verfedgnn.evaluation.verdict import judged_tables
 from verfedgnn.gnn.neighbourhood_generator import NeighbourhoodGenerator
 from verfedgnn.protocol.messages import RoundReply
 from verfedgnn.runs.metrics_file import evaluate
@@ -100,9 +99,11 @@ def test_the_pipeline_alone_is_what_a_party_serves_without_the_federation(
     config = vf.Config.preset("best", **{"split.kind": "rating", "final": False, "training.epochs": 2})
     run = train(small_parties, config)
     trained = METHODS["pipeline-alone"].train(small_parties, config, Where(CPU))
-    alone = evaluate(prepare(small_parties, config, CPU), trained.models)["test"]["rmse"]
-    rmse = [table["overall"] for _, table in judged_tables(run.metrics["lift"]) if table["metric"] == "rmse"]
-    assert rmse[-1]["alone"] == pytest.approx(alone, abs=1e-6)
+    assert run.alone is not None
+    assert run.lists is not None
+    for fitted, own in ((trained.models, run.alone), (trained.lists, run.lists.alone)):
+        for model, kept in zip(fitted or [], own or [], strict=True):
+            assert torch.equal(model.score(torch.arange(9)), kept.score(torch.arange(9)))
 
 
 # -- central methods -------------------------------------------------------------------------------------------------------
