@@ -167,7 +167,7 @@ def read_split(run: Path, percent: int | None, key: Path | None) -> SplitTest | 
 
 def find_run(given: Path) -> Path:
     """Return the given run folder; of a folder of runs, the newest finished one."""
-    from verfedgnn.runs.run_list import list_runs
+    from verfedgnn.runs.run_folder import list_runs
 
     if (given / "config.toml").is_file() or not given.is_dir():
         return given

@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.data import Ratings
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.upkeep.item_prior import climb, measure_variance
+from verfedgnn.upkeep.new_items import climb, measure_variance
 
 Matrix = NDArray[np.float32]
 Vector = NDArray[np.float64]

@@ -25,9 +25,8 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import read_history, write_history
-from verfedgnn.training.finished import resume_hint
 from verfedgnn.training.local_runtime import local_federation
-from verfedgnn.training.progress import Progress, Stop, Watcher, never
+from verfedgnn.training.progress import Progress, Stop, Watcher, never, resume_hint
 
 CHECKPOINT_SECONDS = 60.0
 """Time between two checkpoints. A training that is stopped or done writes one, too."""
@@ -102,8 +101,9 @@ class TrainingLoop:
 
     def _progress(self, round: int, error: float | None) -> Progress:
         judged = self.config.judged
+        name = "lists" if self.config.ranks else "federation"
         return Progress(
-            label=training_label(self.config),
+            label=f"{name}, all ratings" if self.config.split.kind == "all" else name,
             round=round,
             rounds=self.coordinator.rounds,
             valid=None if error is None else judged(error),
@@ -181,12 +181,6 @@ class TrainingLoop:
 
     def _files(self) -> list[str]:
         return safe_names([p.party for p in self.prepared])
-
-
-def training_label(config: Config) -> str:
-    """Return the name of a training in progress reports."""
-    name = "lists" if config.ranks else "federation"
-    return f"{name}, all ratings" if config.split.kind == "all" else name
 
 
 def device_of(prepared: Sequence[Prepared]) -> torch.device:
