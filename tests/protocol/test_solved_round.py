@@ -213,7 +213,7 @@ def test_a_stopped_training_resumes_to_the_same_bits(
         ({"gradients.mechanism": "ternary"}, "belong together"),
         ({"batch": 100}, "every rating and every party"),
         ({"participation": 0.5}, "every rating and every party"),
-        ({"exchange.mode": "projected"}, "no neighbourhoods to exchange"),
+        ({"exchange": 5}, "no neighbourhoods to exchange"),
         ({"dim": 5}, "at least 6"),
         ({"biases": False}, "no raters"),
     ],

@@ -199,9 +199,10 @@ class Party:
         if self.config.gradients.protects_ratings:
             key = noise_key(self.setup, NoiseStream.ITEM_ROWS, start, list(gradients.values()))
             gradients = rating_dp.add_item_noise(gradients, self.config, key)
-        l2 = 2 * self.config.training.l2 / sum(self.replica.items)  # the regulariser of items (eq. 5)
-        items = gradients["items"] + l2 * private.parameters["items"]
-        private.step(gradients | {"items": items}, self.config)
+        if not self.config.model.biases:  # with biases, the loss has it
+            l2 = 2 * self.config.training.l2 / sum(self.replica.items)
+            gradients = gradients | {"items": gradients["items"] + l2 * private.parameters["items"]}
+        private.step(gradients, self.config)
         return values | {GRADIENT: self.protect_gradient(home.public_gradient, start)}
 
     def protect_gradient(self, gradient: Tensor, start: RoundStart) -> NDArray[Any]:

@@ -25,7 +25,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.config.model_forms import SolvedModel
 from verfedgnn.core.graph import Graph
 from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.gnn.factor_model import (
@@ -110,7 +109,7 @@ def solve_at_home(
     views = model.views(parameters)
     first = is_first(model, parameters)
     totals = own_totals(model, graph, targets)
-    if isinstance(layout.config, SolvedModel) and layout.config.means_only:
+    if layout.config.form == "means":
         sums = {name: torch.zeros(shape).to(totals) for name, shape in layout.sum_shapes.items()}
         nothing = totals.new_zeros((graph.users, 1)), totals.new_zeros((graph.items, 1))
         return SolvedStep(totals, sums, *nothing, dict(private))
