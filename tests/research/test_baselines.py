@@ -162,7 +162,6 @@ def test_factors_along_edges_are_factors_by_pairs(small_parties: list[vf.PartyDa
         "model.form": "factors",
         "model.biases": biases,
         "exchange": "off",
-        "optimizer": "sgd",
         "lr": 1e-3,
     }
     runs = [

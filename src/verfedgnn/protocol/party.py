@@ -239,9 +239,10 @@ class Party:
         if self.config.gradients.protects_ratings:
             key = noise_key(self.setup, NoiseStream.ITEM_ROWS, start, list(gradients.values()))
             gradients = add_item_noise(gradients, self.config, key)
-        l2 = 2 * self.config.training.l2 / sum(self.replica.items)
-        items = gradients["items"] + l2 * private.parameters["items"]
-        private.step(gradients | {"items": items}, self.config)
+        if not self.config.model.biases:  # with biases, the loss has it
+            l2 = 2 * self.config.training.l2 / sum(self.replica.items)
+            gradients = gradients | {"items": gradients["items"] + l2 * private.parameters["items"]}
+        private.step(gradients, self.config)
 
     def _protect(self, start: RoundStart, computed: Computed) -> NDArray[Any]:
         """Return what leaves the party in place of the gradient, before masks."""

@@ -28,6 +28,9 @@ from verfedgnn.runs.run import read_history, write_history
 from verfedgnn.training.local_runtime import local_federation
 from verfedgnn.training.progress import Progress, Stop, Watcher, never, resume_hint
 
+CHECKPOINT_SECONDS = 60.0
+"""Time between two checkpoints. A training that is stopped or done writes one, too."""
+
 
 class TrainingLoop:
     """One training in progress. With a `folder`, it writes checkpoints from which it can be resumed."""
@@ -48,6 +51,8 @@ class TrainingLoop:
         self.runtime = local_federation(inputs, config, device_of(prepared), party=party, start=start)
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
+        self.saved = time.monotonic()
+        """Time of the last checkpoint."""
         self.releases = {
             name: Counter({"gradients": 0, "neighbourhoods": 0}) for name in self.coordinator.names
         }
@@ -82,9 +87,8 @@ class TrainingLoop:
                 watch(self._progress(closed.round, error))
             done = coordinator.done
             stopping = not done and stop()
-            if self.folder is not None and (
-                stopping or done or closed.round % self.config.training.checkpoint_every == 0
-            ):
+            due = time.monotonic() - self.saved >= CHECKPOINT_SECONDS
+            if self.folder is not None and (stopping or done or due):
                 self.write_checkpoint()
             if stopping:
                 raise Interrupted(
@@ -152,6 +156,7 @@ class TrainingLoop:
             "releases": {name: dict(counts) for name, counts in self.releases.items()},
         }
         self._checkpoints.write(self.coordinator.round, join_states(states), values)
+        self.saved = time.monotonic()
 
     def _restore(self, folder: Path) -> None:
         """Begin in a folder, or restore the last checkpoint that it holds."""
