@@ -26,6 +26,7 @@ from verfedgnn.cli.main import app, main
 from verfedgnn.cli.package_commands import GROUP, PACKAGES
 from verfedgnn.cli.shared_options import PRESETS
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ("--data", "small.csv", "--parties", "3", "--threads", "1")
 

@@ -24,6 +24,7 @@ from verfedgnn.protocol.messages import (
     encode,
 )
 from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.training import own_models
 
 Fault = Callable[[bytes], bytes | None]
 HASTY = Timeouts(reply=30, hello=0.3, idle=30, finish=0.1)
@@ -51,14 +52,14 @@ def trial(folder: Path, parties: list[vf.PartyData], config: vf.Config | None = 
 def local(parties: list[vf.PartyData], config: vf.Config | None = None) -> vf.Run:
     """Return the run of the local runtime; equal trainings are run once."""
     chosen = config or settings()
-    key = (id(parties), chosen.digest())
+    key = (id(parties), chosen.digest(), own_models.ROUNDS)
     if key not in LOCAL_RUNS:
         LOCAL_RUNS[key] = vf.train(parties, chosen)
     return LOCAL_RUNS[key]
 
 
-LOCAL_RUNS: dict[tuple[int, str], vf.Run] = {}
-"""Runs of the local runtime, by the session's parties and the settings."""
+LOCAL_RUNS: dict[tuple[int, str, int], vf.Run] = {}
+"""Runs of the local runtime, by the session's parties, the settings and the rounds of the models that a party has alone."""
 
 
 def assert_same(federated: Trial, run: vf.Run) -> None:

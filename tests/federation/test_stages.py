@@ -26,7 +26,16 @@ from verfedgnn.evaluation.verdict import narrow_lift
 from verfedgnn.federation.agreement import Absence, describe_two_parties, list_stages, summarise_agreement
 from verfedgnn.federation.status import exposition, page
 from verfedgnn.federation.stores import PartyStore
-from verfedgnn.protocol.messages import Finished, Hello, RoundReply, RoundStart, Waiting, decode, encode
+from verfedgnn.protocol.messages import (
+    Finished,
+    Hello,
+    RoundReply,
+    RoundStart,
+    Waiting,
+    decode,
+    encode,
+    kind_of,
+)
 
 SMALL: dict[str, Any] = {
     "epochs": 4,
@@ -39,7 +48,7 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def short_final_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_final_trainings(monkeypatch: pytest.MonkeyPatch, short_own_models: None) -> None:
     monkeypatch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "raters": 3, "lists": 2})
 
 
@@ -90,6 +99,12 @@ def in_training(config: vf.Config, kind: type, number: int, then: Callable[[], N
         return data
 
     return fault
+
+
+def greets(federated: Trial, wanted: str) -> set[str]:
+    """Return who has sent a Hello to the training with this configuration."""
+    hellos = ((name, decode(data)) for name, _, data in federated.hub.seen if kind_of(data) is Hello)
+    return {name for name, hello in hellos if isinstance(hello, Hello) and hello.config == wanted}
 
 
 def test_ratings_and_lists_equal_the_local_runtime(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
@@ -191,13 +206,7 @@ def test_a_party_ahead_of_the_others_waits(tmp_path: Path, small_parties: list[v
     federated.start(late)
     federated.join()
     assert_both_same(federated, local(small_parties, config))
-    wanted = config.for_lists().digest()
-    greeted = [
-        peer
-        for peer, to, data in federated.hub.seen
-        if to == SERVER and isinstance(message := decode(data), Hello) and message.config == wanted
-    ]
-    assert set(greeted) == set(federated.parties)
+    assert greets(federated, config.for_lists().digest()) == set(federated.parties)
     assert not federated.services[SERVER].offences
 
 
@@ -276,11 +285,7 @@ def test_nobody_is_asked_to_align_again_in_the_second_training(
     done: list[bool] = []
 
     def realign(data: bytes) -> bytes:
-        message = decode(data)
-        asked = any(
-            isinstance(m := decode(d), Hello) and m.config == wanted for _, _, d in federated.hub.seen
-        )
-        if isinstance(message, Waiting) and asked and not done:
+        if kind_of(data) is Waiting and not done and greets(federated, wanted):
             done.append(True)
             return encode(Waiting(missing=["somebody"], align=True))
         return data
@@ -398,12 +403,8 @@ def test_the_coordinator_killed_in_the_trainings_on_all_ratings(
 
     def fault(data: bytes) -> bytes:
         nonlocal sent
-        greeted = any(
-            to == SERVER and isinstance(message := decode(d), Hello) and message.config == wanted
-            for _, to, d in federated.hub.seen
-        )
-        sent += greeted
-        if greeted and sent in (start, start + 12):
+        sent += sent > 0 or bool(greets(federated, wanted))
+        if sent in (start, start + 12):
             killed.append(sent)
             raise Killed
         return data
