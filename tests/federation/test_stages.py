@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_absence import wait_until
 from test_aligned_training import on_one_machine, spelled
 from test_federation import Fault, assert_same, assert_same_model, local, trial
 
 import verfedgnn as vf
 from helpers import same
-from hub import SERVER, Killed, Trial, agree
+from hub import SERVER, Killed, Trial, agree, wait_until
 from verfedgnn.data import TRAIN
 from verfedgnn.data.splits import draw_withheld
 from verfedgnn.evaluation.verdict import narrow_lift
@@ -292,9 +290,7 @@ def test_nobody_is_asked_to_align_again_in_the_second_training(
 
     for name in (SERVER, *federated.parties):
         federated.start(name, realign if name == SERVER else None)
-    deadline = time.monotonic() + 180
-    while not federated.errors and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: bool(federated.errors))
     federated.stopping = True
     federated.join()
     (error,) = next(iter(federated.errors.values()))
