@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from verfedgnn.cli import night_command
 from verfedgnn.cli.main import app
-from verfedgnn.cli.night_command import read_nights
 from verfedgnn.core.errors import RunError
+from verfedgnn.runs.nights import HISTORY, Night, read_nights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -152,7 +152,7 @@ def test_two_nights_do_not_overlap(nights: Nights) -> None:
 def test_what_night_sets_itself_is_refused(tmp_path: Path, words: list[str]) -> None:
     done = CliRunner().invoke(app, ["night", str(tmp_path), "--", *words])
     assert done.exit_code
-    assert not (tmp_path / night_command.HISTORY).exists()
+    assert not (tmp_path / HISTORY).exists()
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_a_history_of_somebody_else_removes_nothing_outside(nights: Nights, fiel
     mine = nights.folder.parent / "mine"
     mine.mkdir()
     nights.folder.mkdir()
-    line = asdict(night_command.Night("mon", "kept", "", "2026-11-16T01:00:00+00:00", 1.0, ""))
+    line = asdict(Night("mon", "kept", "", "2026-11-16T01:00:00+00:00", 1.0, ""))
     line[field] = str(mine) if value == "MINE" else value
-    (nights.folder / night_command.HISTORY).write_text(f"{json.dumps(line)}\n")
+    (nights.folder / HISTORY).write_text(f"{json.dumps(line)}\n")
     assert nights.night("tue", "--keep", "1")[0] == 1
     assert mine.is_dir()
     shown = CliRunner().invoke(app, ["nights", str(nights.folder), "--textfile", str(mine / "night.prom")])
@@ -192,7 +192,7 @@ def test_a_served_run_that_is_gone_is_no_first_night(nights: Nights) -> None:
 
 def test_a_history_that_is_a_link_is_not_followed(nights: Nights) -> None:
     nights.folder.mkdir()
-    (nights.folder / night_command.HISTORY).symlink_to(nights.folder.parent / "mine")
+    (nights.folder / HISTORY).symlink_to(nights.folder.parent / "mine")
     assert nights.night("mon")[0] == 1
     assert not (nights.folder.parent / "mine").exists()
 

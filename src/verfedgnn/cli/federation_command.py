@@ -176,6 +176,36 @@ def approve(
 
 
 @app.command()
+def accept(
+    folder: Annotated[Path, typer.Argument(help="Your folder, with federation.toml and key.pem.")],
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Skip the prompt; the fingerprint has been compared.")
+    ] = False,
+    output: Output = STANDARD,
+) -> None:
+    """Accept a changed agreement, at a party: fetch it from the running coordinator, show what it changes, and store it."""
+    from verfedgnn.federation import roster
+    from verfedgnn.federation.agreement import FILE, compare_agreements, summarise_agreement
+    from verfedgnn.federation.certificates import short_fingerprint
+
+    identity = roster.load_party(folder)
+    data, offered = roster.fetch_agreement(identity)
+    changes = compare_agreements(identity.agreement, offered)
+    fingerprint = short_fingerprint(offered.digest())
+    if changes and not yes:
+        typer.echo("\n".join([*changes, f"fingerprint of the agreement: {fingerprint}"]), err=True)
+        _confirm("Did the other organisations read out the same fingerprint by phone?")
+    roster.accept_agreement(identity, folder / FILE, data, offered)
+    about = summarise_agreement(offered) | {"changes": changes}
+    output.result(about, *(changes or ["the coordinator offers the agreement that you have"]))
+    sentence = (
+        "The next training runs under it, once all have accepted and the coordinator was started again."
+    )
+    party = ["party", "--federation", str(folder), "--ratings", "FILE", "--out", "NEW_RUN"]
+    show_next(output, [sentence] if changes else [], party)
+
+
+@app.command()
 def show(
     path: Annotated[
         Path, typer.Argument(help="federation.toml, or the folder that holds it.", metavar="FILE_OR_FOLDER")

@@ -23,11 +23,13 @@ from verfedgnn.federation.agreement import (
     Member,
     build_agreement,
     load_agreement,
+    read_agreement,
     save_agreement,
     write_text,
 )
 from verfedgnn.federation.certificates import COORDINATOR, CertificateError
 from verfedgnn.federation.event_log import log_warning
+from verfedgnn.federation.transport import AGREEMENT, ask_coordinator
 
 # -- changes of the roster, at the coordinator -------------------------------------------------------------------------------
 
@@ -248,6 +250,25 @@ def load_coordinator(folder: Path) -> MemberIdentity:
     return identity
 
 
+def fetch_agreement(identity: MemberIdentity) -> tuple[bytes, Agreement]:
+    """Return the federation.toml that the coordinator offers a party, as bytes and read.
+
+    Raise `ConfigError` unless it is of the same federation and holds the party's key.
+    """
+    data = ask_coordinator(identity, AGREEMENT)
+    offered = read_agreement(data, f"the coordinator's {FILE}")
+    if (offered.name, offered.authority) != (identity.agreement.name, identity.agreement.authority):
+        raise ConfigError("the coordinator offers the agreement of another federation; ask its operator")
+    check_ready(MemberIdentity(offered, identity.key_file).agreement)
+    return data, offered
+
+
+def accept_agreement(identity: MemberIdentity, file: Path, data: bytes, offered: Agreement) -> None:
+    """Replace a party's federation.toml by the offered one, and tell the coordinator."""
+    write_text(file, data.decode())
+    ask_coordinator(identity, AGREEMENT, offered.digest())
+
+
 def check_ready(agreement: Agreement) -> None:
     """Raise `ConfigError` unless the roster has two parties or more, and these can train under the agreement."""
     if len(agreement.parties) < 2:
@@ -292,26 +313,32 @@ def _statement(agreement: str, purpose: str, name: str, key: str) -> bytes:
     return "\n".join(("verfedgnn 1", purpose, agreement, name, key)).encode()
 
 
-class RevocationWatch:
-    """The coordinator's federation.toml, read again whenever it was replaced while a training runs."""
+class AgreementWatch:
+    """The coordinator's federation.toml, read again whenever it was replaced while a training runs: what it offers to members."""
 
     def __init__(self, identity: MemberIdentity) -> None:
         self.parties = identity.agreement.parties
+        self.offered = identity.agreement.digest()
+        """SHA-256 of the agreement in the file."""
         self._file = identity.key_file.parent / FILE
         self._seen = self._version()
 
-    def find(self) -> list[str]:
+    def find_revoked(self) -> list[str]:
         """Return parties of the running agreement whose keys a new file no longer has; [] if the file is the same."""
         version = self._version()
         if version in (None, self._seen):
             return []
         self._seen = version
         try:
-            present = load_agreement(self._file, dates=False).parties
+            present = load_agreement(self._file, dates=False)
         except ConfigError as error:
             log_warning("federation.toml was replaced and cannot be read", reason=str(error))
             return []
-        keys = {party.parsed.key_fingerprint for party in present}
+        self.offered = present.digest()
+        log_warning(
+            "federation.toml was replaced: members can accept it; restart this coordinator once all have"
+        )
+        keys = {party.parsed.key_fingerprint for party in present.parties}
         return [party.name for party in self.parties if party.parsed.key_fingerprint not in keys]
 
     def _version(self) -> tuple[int, int] | None:

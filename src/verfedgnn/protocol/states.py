@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.protocol.messages import (
+    About,
     Aligned,
     AlignHello,
     AlignStart,
@@ -179,7 +180,7 @@ class CoordinatorAction(Enum):
     CANCEL = "cancel the training before it starts"
 
 
-_ALWAYS = (Hello, Refused, Sealed, Pseudonyms, Aligned)
+_ALWAYS = (About, Hello, Refused, Sealed, Pseudonyms, Aligned)
 """Messages that every state takes and that change no state."""
 _OF_ROUNDS = (RoundReply, MaskShares, ListSignature, Unmask)
 """Messages of the parties during rounds. A late one changes nothing, but brings a slow party back."""
