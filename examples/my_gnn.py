@@ -6,6 +6,7 @@ verfedgnn --plugin examples/my_gnn.py compare --methods verfedgnn --models gcn,s
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 import verfedgnn as vf
@@ -15,7 +16,7 @@ from verfedgnn.gnn.operator import Neighbourhood, Operator, Others, inverse
 
 @vf.register
 class Sage(Operator):
-    """e' = act(A e + B mean of the neighbours) for users and items, with K layers."""
+    """e' = sigmoid(A e + B mean of the neighbours) for users and items, with K layers."""
 
     name = "sage"
 
@@ -37,4 +38,4 @@ class Sage(Operator):
         b = weights["near"][k].T
         near = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse)
         fans = graph.sum_users(users) / graph.item_degree
-        return near, self.activation(users @ a + near.total @ b), self.activation(items @ a + fans @ b)
+        return near, torch.sigmoid(users @ a + near.total @ b), torch.sigmoid(items @ a + fans @ b)

@@ -150,7 +150,7 @@ def test_report_composes() -> None:
     )
     assert noisy["gradients"]["composed"] == {"epsilon": 4.0, "delta": 0.0}
     bare = privacy_report(
-        Config.preset("paper", ratio=0, unprotected="projection"),
+        Config.preset("paper", exchange=0, unprotected="projection"),
         releases=4,
         exchanges=4,
         users=9,
@@ -204,10 +204,7 @@ def test_participation_scale_without_oneself() -> None:
 
 
 @pytest.mark.parametrize("shape", [(70_000, 7), (3,), (2, 20, 20)])
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_a_step_in_pieces_is_a_step(
-    shape: tuple[int, ...], optimizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_in_pieces_is_a_step(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit: replicas on machines of any size must agree."""
     start = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     found = []
@@ -215,7 +212,7 @@ def test_a_step_in_pieces_is_a_step(
         monkeypatch.setattr("verfedgnn.protocol.replica.PIECE", piece)
         parameters, sums, gradient = (value.clone() for value in start)
         sums.square_()
-        step(parameters, sums, gradient, optimizer, 0.1)
+        step(parameters, sums, gradient, 0.1)
         found.append(torch.stack([parameters, sums]))
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[2])

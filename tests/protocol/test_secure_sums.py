@@ -39,7 +39,7 @@ from verfedgnn.protocol.messages import (
 )
 from verfedgnn.protocol.party_state import Policy
 
-CONFIG = vf.Config.preset("paper", masking=True, mode="off")
+CONFIG = vf.Config.preset("paper", masking=True, exchange="off")
 CONTEXT = b"what all parties received"
 SIZE = 12
 
@@ -338,7 +338,7 @@ def test_a_noised_sum_includes_all_whose_noise_it_counts_on(identities: list[Mem
     parties=st.integers(3, 6),
     missing=st.integers(0, 2),
     faults=st.sampled_from([0.03, 0.1, 0.2]),
-    mode=st.sampled_from(["off", "projected"]),
+    exchange=st.sampled_from(["off", 5]),
 )
 def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
     tmp_path_factory: pytest.TempPathFactory,
@@ -346,7 +346,7 @@ def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
     parties: int,
     missing: int,
     faults: float,
-    mode: str,
+    exchange: str | int,
 ) -> None:
     """Kills, delays and restarts at random: every applied sum is exact, and no round has two lists."""
     logging.disable(logging.CRITICAL)
@@ -358,7 +358,7 @@ def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
             rounds=4,
             seed=seed,
             faults=faults,
-            mode=mode,
+            exchange=exchange,
         )
         simulation.run(20_000)
         simulation.check()

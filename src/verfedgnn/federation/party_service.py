@@ -51,7 +51,7 @@ from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run import Run, read_history, write_history
 from verfedgnn.runs.run_before import find_before, read_before, recorded_before, suspect_files, write_before
 from verfedgnn.runs.run_folder import FORGOTTEN
-from verfedgnn.training.finished import make_run
+from verfedgnn.training.gate import make_run
 from verfedgnn.training.own_models import liked
 
 MaskMessage = msg.ShareRequest | msg.RoundShares | msg.Survivors

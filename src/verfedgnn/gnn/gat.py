@@ -65,8 +65,8 @@ class GAT(Operator):
         from_users = graph.sum_users(torch.cat([users, torch.ones_like(users[:, :1])], -1), to_item)
         item_share = 1 / (1 + from_users[:, -1:])
 
-        next_users = self.activation((neighbourhood.scale * users + neighbourhood.total) @ w)
-        next_items = self.activation((item_share * (items + from_users[:, :-1])) @ w)
+        next_users = torch.sigmoid((neighbourhood.scale * users + neighbourhood.total) @ w)
+        next_items = torch.sigmoid((item_share * (items + from_users[:, :-1])) @ w)
         return neighbourhood, next_users, next_items
 
 

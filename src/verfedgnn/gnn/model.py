@@ -26,6 +26,10 @@ OPERATORS: dict[str, type[Operator]] = {cls.name: cls for cls in (GCN, GAT, GGNN
 """Built-in operators by GNN."""
 
 
+INITIAL_STD = 0.1
+"""Standard deviation of the initial embeddings."""
+
+
 @dataclass(frozen=True)
 class Propagation:
     """Result of one forward pass."""
@@ -56,9 +60,7 @@ def make_operator(config: PropagationModel) -> Operator:
     """Return the operator of the configured GNN, built in or of a plug-in."""
     found = OPERATORS.get(config.gnn) or plugins.load_gnn(config.gnn)
     assert issubclass(found, Operator), "the registry takes nothing else"
-    return found(
-        dim=config.dim, layers=config.layers, activation=config.activation, estimators=config.estimators
-    )
+    return found(dim=config.dim, layers=config.layers, estimators=config.estimators)
 
 
 class Model:
@@ -67,7 +69,7 @@ class Model:
     def __init__(self, config: ModelConfig, users: int) -> None:
         self.config = config
         self.users = users
-        self.solved = SolvedLayout(users, config) if config.form == "solved" else None
+        self.solved = SolvedLayout(users, config) if config.solved else None
         """Layout of the public parameters of a model that is solved; None for one that is trained by gradients."""
         self._operator: Operator | None = None
         self.generator: NeighbourhoodGenerator | None = None
@@ -143,10 +145,10 @@ class Model:
     def initial_embeddings(self, rng: np.random.Generator, rows: int, typical: float) -> Tensor:
         """Draw user or item embeddings. Factors without biases start where they predict the typical rating."""
         config = self.config
-        assert config.form != "solved", "the layout of a solved model draws its users"
+        assert not config.solved, "the layout of a solved model draws its users"
         plain = config.form == "factors" and not config.biases
         mean = math.sqrt(typical / config.dim) if plain else 0.0
-        values = torch.from_numpy(rng.normal(mean, config.init_std, (rows, config.dim)).astype(np.float32))
+        values = torch.from_numpy(rng.normal(mean, INITIAL_STD, (rows, config.dim)).astype(np.float32))
         return values if config.bound is None else clip_rows(values, config.bound)
 
     def propagate(

@@ -25,13 +25,6 @@ from torch import Tensor
 from verfedgnn.core.graph import Graph
 from verfedgnn.plugins import GnnPlugin
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "identity": lambda x: x,
-}
-
 
 @dataclass(frozen=True)
 class Neighbourhood:
@@ -55,13 +48,10 @@ class Operator(GnnPlugin, ABC):
     name: ClassVar[str]
     """Name of the GNN in a configuration."""
 
-    def __init__(
-        self, *, dim: int, layers: int, activation: str = "sigmoid", estimators: bool = True
-    ) -> None:
+    def __init__(self, *, dim: int, layers: int, estimators: bool = True) -> None:
         self.dim = dim
         self.layers = layers
         self.estimators = estimators
-        self.activation = ACTIVATIONS[activation]
 
     @property
     def columns(self) -> int:

@@ -97,9 +97,9 @@ def data_loss(out: Propagation, batch: Batch, graph: Graph, training: TrainingCo
 
 
 def penalty(leaves: Mapping[str, Tensor], batch: Batch, training: TrainingConfig) -> Tensor:
-    """Return the regularisers per row of private parameters."""
+    """Return the regulariser of private parameters per row, which a model with biases has."""
     total = leaves["users"].new_zeros(())
-    for name, weight in {"items": training.l2_row, "item_bias": training.l2_item_bias}.items():
-        if weight and name in leaves:
+    if "item_bias" in leaves:
+        for name, weight in {"items": training.l2, "item_bias": training.l2_bias}.items():
             total = total + weight * (batch.share * leaves[name].square()).sum()
     return total

@@ -239,9 +239,10 @@ class Party:
         if self.config.gradients.protects_ratings:
             key = noise_key(self.setup, NoiseStream.ITEM_ROWS, start, list(gradients.values()))
             gradients = add_item_noise(gradients, self.config, key)
-        l2 = 2 * self.config.training.l2 / sum(self.replica.items)
-        items = gradients["items"] + l2 * private.parameters["items"]
-        private.step(gradients | {"items": items}, self.config)
+        if not self.config.model.biases:  # with biases, the loss has it
+            l2 = 2 * self.config.training.l2 / sum(self.replica.items)
+            gradients = gradients | {"items": gradients["items"] + l2 * private.parameters["items"]}
+        private.step(gradients, self.config)
 
     def _protect(self, start: RoundStart, computed: Computed) -> NDArray[Any]:
         """Return what leaves the party in place of the gradient, before masks."""
@@ -249,8 +250,14 @@ class Party:
             return self.protect_gradient(computed.gradient, start)
         protection = self.replica.protection
         key = noise_key(self.setup, NoiseStream.GRADIENT, start, [computed.solved.gradient])
-        stream = protection.rounding(key)
-        return encode_release(self.model, self.replica.parameters, computed.solved, stream, protection.noise)
+        return encode_release(
+            self.model,
+            self.replica.parameters,
+            computed.solved,
+            protection.rounding(key),
+            largest=protection.largest,
+            noise=protection.noise,
+        )
 
     def protect_gradient(self, gradient: Tensor, start: RoundStart) -> NDArray[Any]:
         """Return a public gradient as it leaves the party, before masks."""

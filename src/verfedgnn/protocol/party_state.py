@@ -253,7 +253,7 @@ class PrivateParameters:
         bound = config.model.bound
         for name, gradient in gradients.items():
             values = self.parameters[name]
-            step(values, self.accumulators[name], gradient, config.training.optimizer, config.training.lr)
+            step(values, self.accumulators[name], gradient, config.training.lr)
             if bound is not None and name == "items":
                 values.copy_(clip_rows(values, bound))
 

@@ -194,9 +194,10 @@ class Replica:
             return
         training = self.config.training
         factor = self.protection.worth(participation_scale(self.items, parties))
+        biased = self.model.config.biases
         regularisers = {
-            "users": 2 * (training.l2 / self.model.users + training.l2_row / self.rounds_per_epoch),
-            "user_bias": 2 * training.l2_user_bias / self.rounds_per_epoch,
+            "users": 2 * training.l2 / (self.rounds_per_epoch if biased else self.model.users),
+            "user_bias": 2 * training.l2_bias / self.rounds_per_epoch,
         }
         now, sums = self.model.views(self.parameters), self.model.views(self.accumulator)
         for name, change in self.model.views(total).items():
@@ -204,7 +205,7 @@ class Replica:
                 gradient = summed.to(torch.float32) * factor
                 if name in regularisers:
                     gradient += regularisers[name] * values
-                step(values, accumulated, gradient, training.optimizer, training.lr)
+                step(values, accumulated, gradient, training.lr)
         if self.model.config.bound is not None:
             now["users"].copy_(clip_rows(now["users"], self.model.config.bound))
 
@@ -237,14 +238,11 @@ PIECE_ON_GPU = 1 << 24
 """Values stepped at a time on a GPU, so that intermediate results stay small."""
 
 
-def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, optimizer: str, lr: float) -> None:
-    """Step in place. Adagrad: G += g^2, x -= lr g / (sqrt(G) + eps). SGD: x -= lr g."""
+def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, lr: float) -> None:
+    """Take a step of Adagrad in place: G += g^2, x -= lr g / (sqrt(G) + eps)."""
     for x, total, g in pieces(parameters, accumulator, gradient):
-        if optimizer == "sgd":
-            x -= lr * g
-        else:
-            total += g * g
-            x -= (lr * g) / (total.sqrt() + EPS)
+        total += g * g
+        x -= (lr * g) / (total.sqrt() + EPS)
 
 
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -369,7 +367,7 @@ def reply_problem(reply: RoundReply, start: RoundStart, replica: Replica, *, act
         return f"it replies to round {reply.round}, but round {start.round} is open"
     config, protection = replica.config, replica.protection
     gradient, shared = reply.gradient, reply.neighbourhoods
-    if (gradient is not None) != active or (shared is not None) != (active and config.exchange.sends):
+    if (gradient is not None) != active or (shared is not None) != (active and config.exchange != "off"):
         return "its reply does not hold what was asked for"
     if gradient is not None:
         if gradient.shape != (replica.model.size,) or gradient.dtype != protection.sent_type:

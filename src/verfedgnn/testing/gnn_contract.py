@@ -26,14 +26,12 @@ USERS = 14
 ITEMS = 9
 OPEN = {
     "unprotected": ["degrees", "projection"],
-    "optimizer": "sgd",
     "lr": 1e-4,
-    "exchange.ratio": 0,
+    "exchange": 0,
     "estimators": False,
     "mechanism": "none",
     "gradients.clip": None,
     "batch": 0,
-    "init_std": 0.3,
     "epochs": 9,
     "evaluate_every": 1,
 }

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 METHODS = (
+    "popularity",
     "bias",
+    "itemknn",
+    "itemknn-alone",
+    "ease",
+    "ease-alone",
+    "ials",
+    "ials-alone",
+    "pipeline",
+    "pipeline-alone",
     "mf",
     "biased-mf",
     "central",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PRIVATE = "preset private"
 VARIANT_OPTIONS = {
     "masks": ("--set", "masking=true"),
-    "no exchange": ("--set", "masking=true", "--set", "exchange.mode=off"),
+    "no exchange": ("--set", "masking=true", "--set", "exchange=off"),
     "noise": ("--set", "gradients.noise=0.25"),
     "one model": ("--set", "model.raters=0"),
     PRIVATE: ("--preset", "private"),
@@ -80,7 +80,8 @@ def audit(
             clock.finish(number)
     page, text = audit_document(work).write(run / "audit", "audit")
     reached = strongest(work.found[THIS])
-    headline, _ = summarise_findings(work.found[THIS])
+    headline, learnt = summarise_findings(work.found[THIS])
+    work.conclude(headline, learnt)
     style = "bold red" if any(each.learnt for each in reached) else "bold green"
     header = ["attacker", "tries to learn", "strongest attack", "guess", "more than a guess"]
     lines = Table(*header, title_justify="left", caption_justify="left")
