@@ -213,6 +213,8 @@ def test_the_history_is_shown_and_measured(nights: Nights, tmp_path: Path) -> No
     file = tmp_path / "night.prom"
     shown = CliRunner().invoke(app, ["nights", str(nights.folder), "--textfile", str(file)])
     assert "no space left" in shown.output
+    listed = json.loads(CliRunner().invoke(app, ["nights", str(nights.folder), "--json"]).stdout)
+    assert [each["bytes"] > 0 for each in listed] == [True, False, False], "the size on disk"
     lines = file.read_text().splitlines()
     assert 'verfedgnn_night_result{result="failed"} 1' in lines
     assert "verfedgnn_nights_without_promotion 2" in lines
@@ -284,9 +286,6 @@ def test_the_examples_start_the_command(nights: Nights) -> None:
     unit = (EXAMPLES / "nightly" / "verfedgnn-nightly.service").read_text()
     lines = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("ExecStart=")]
     lines.append((EXAMPLES / "nightly" / "crontab").read_text().splitlines()[-1].split("&& ")[1])
-    job: Any = yaml.safe_load((EXAMPLES / "nightly" / "cronjob.yaml").read_text())
-    container = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]
-    lines.append(shlex.join(["verfedgnn", *container["args"]]))
     for line in lines:
         program, *words = shlex.split(line)
         assert program.endswith("verfedgnn")

@@ -210,14 +210,24 @@ def show(
     path: Annotated[
         Path, typer.Argument(help="federation.toml, or the folder that holds it.", metavar="FILE_OR_FOLDER")
     ],
+    assessment: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write one page for a security or data-protection officer, in Markdown.", metavar="FILE"
+        ),
+    ] = None,
     output: Output = STANDARD,
 ) -> None:
     """Show the agreement and the members of a federation."""
     from verfedgnn.federation import COORDINATOR_KEY
-    from verfedgnn.federation.agreement import load_agreement, summarise_agreement
+    from verfedgnn.federation.agreement import load_agreement, summarise_agreement, write_text
     from verfedgnn.federation.certificates import format_day, short_fingerprint
 
     agreement = load_agreement(path, dates=False)
+    if assessment is not None:
+        from verfedgnn.federation.assessment import assess
+
+        write_text(assessment, assess(agreement))
     about = summarise_agreement(agreement)
     settings = (
         f"{key} = {'unset' if value is None else json.dumps(value)}"

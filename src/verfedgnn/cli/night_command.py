@@ -97,12 +97,23 @@ def nights(
     if not folder.is_dir():
         raise RunError(f"{folder} is no folder; name the one in which `verfedgnn night` keeps its runs")
     history = read_nights(folder)
-    table = Table("night", "result", "took", "reason", box=None)
-    for each in history:
-        table.add_row(each.night, each.result, f"{each.seconds:.0f} s", escape(each.reason))
+    table = Table("night", "result", "took", "MB", "reason", box=None)
+    sizes = [
+        sum(file.stat().st_size for file in (folder / each.night).rglob("*") if file.is_file())
+        for each in history
+    ]
+    for each, size in zip(history, sizes, strict=True):
+        table.add_row(
+            each.night,
+            each.result,
+            f"{each.seconds:.0f} s",
+            f"{size / 1e6:.1f}" if size else "–",
+            escape(each.reason),
+        )
     if textfile is not None:
         _write_metrics(textfile, history)
-    output.result([asdict(each) for each in history], table if history else f"no nights in {folder}")
+    about = [asdict(each) | {"bytes": size} for each, size in zip(history, sizes, strict=True)]
+    output.result(about, table if history else f"no nights in {folder}")
 
 
 def _run_night(
