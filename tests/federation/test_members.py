@@ -21,10 +21,11 @@ from hub import SERVER, Hub, Killed, Wire, agree
 from verfedgnn.cli.main import app
 from verfedgnn.evaluation.verdict import summarise_verdict
 from verfedgnn.federation import PARTY_KEY, coordinator_link, coordinator_service
-from verfedgnn.federation.agreement import FILE, compare_agreements, load_agreement, save_agreement
+from verfedgnn.federation.agreement import FILE, MARK, compare_agreements, load_agreement, save_agreement
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.party_service import read_verdict
+from verfedgnn.federation.roster import load_party
 from verfedgnn.federation.status import StatusPublisher, make_members_tables, make_tables, page
 from verfedgnn.federation.transcript import read_lines
 from verfedgnn.protocol.messages import About, MembersPage, RoundReply, RoundStart, decode, encode
@@ -193,6 +194,11 @@ def test_a_changed_agreement_is_offered_and_accepted_with_one_command(
     assert accept("--yes").output.startswith("the coordinator offers the agreement that you have")
     with closing(net.join("film")):
         assert accept("--yes").exit_code == 0, "also while the party is running"
+    # A run that was begun under the agreement before is resumed under that.
+    (film / "run").mkdir()
+    (film / "run" / MARK).write_text(f"{before.digest()}\nrows\n")
+    assert load_party(film, run=film / "run").agreement == before
+    assert load_party(film, run=film / "run-2").agreement == after
     (tmp_path / "other").mkdir()
     others = agree(tmp_path / "other", ["film", "book"], settings())[1]
     save_agreement(tmp_path / FILE, others["film"].agreement.with_values(name=before.name))

@@ -143,14 +143,16 @@ def party(
     from verfedgnn.privacy.id_matching import workers
 
     output = _prepare_service(log, log_level, threads, output)
-    identity = load_party(federation, key)
+    folder = federation if federation.is_dir() else federation.parent
+    run_folder = out or (key.parent if key else folder) / "run"
+    identity = load_party(federation, key, run_folder)
     config = identity.agreement.config
     if check:
         source = None if ratings is None else partial(read_own_ratings, ratings, reading, config)
-        _check_party(identity, out or identity.key_file.parent / "run", source, output)
+        _check_party(identity, run_folder, source, output)
         return
     verdict = read_verdict(after or Path(), config, identity.name) if share_verdict else {}
-    store = PartyStore(out or identity.key_file.parent / "run", identity)
+    store = PartyStore(run_folder, identity)
     if align_only and store.has_training:
         raise ConfigError(f"{store.folder} holds a training; choose another --out to align users again")
     if store.is_trained:
@@ -251,8 +253,8 @@ def coordinator(
     from verfedgnn.federation.roster import load_coordinator
 
     output = _prepare_service(log, log_level, threads, output)
-    identity = load_coordinator(folder)
     run = out or folder / "run"
+    identity = load_coordinator(folder, run)
     address = _parse_address(listen, "--listen") or ("0.0.0.0", identity.agreement.endpoint[1])
     with _service(identity, run, address, status) as at:
         service = CoordinatorService(identity, at.transport, at.publisher, device=device)

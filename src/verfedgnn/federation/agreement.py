@@ -30,6 +30,10 @@ from verfedgnn.federation.certificates import COORDINATOR, Certificate, check_na
 from verfedgnn.runs.run_folder import FINAL, LISTS
 
 FILE = "federation.toml"
+BEFORE = ".before"
+"""Suffix of the file with the agreement before the present one."""
+MARK = "federation.txt"
+"""File in a run folder that names its agreement and, at a party, its alignment."""
 
 Alignment = Literal["keyed", "ecdh", "none"]
 Name = Annotated[str, AfterValidator(check_name)]
@@ -261,10 +265,28 @@ def read_agreement(data: bytes, place: str, *, dates: bool = True) -> Agreement:
 
 
 def save_agreement(path: Path, agreement: Agreement) -> None:
-    """Write the agreement; an interruption leaves the previous file intact."""
+    """Write the agreement; an interruption leaves the previous file intact. That is kept beside it, for runs begun under it."""
     tree = agreement.model_dump(mode="json")
     tree["config"] = tomllib.loads(agreement.config.to_toml())  # writes null, which TOML lacks, as "unset"
-    write_text(path, _HEADER + tomli_w.dumps(tree, multiline_strings=True))
+    replace_agreement(path, _HEADER + tomli_w.dumps(tree, multiline_strings=True))
+
+
+def replace_agreement(path: Path, text: str) -> None:
+    """Write a federation.toml, and keep the one before it."""
+    if path.is_file() and path.read_text("utf-8") != text:
+        write_text(path.with_suffix(BEFORE), path.read_text("utf-8"))
+    write_text(path, text)
+
+
+def find_agreement(path: Path, run: Path | None) -> Agreement:
+    """Return the agreement in a file or its folder, or the one before it if the folder `run` was begun under that."""
+    file = path / FILE if path.is_dir() else path
+    agreement, before = load_agreement(file), file.with_suffix(BEFORE)
+    if run is not None and before.is_file() and (run / MARK).is_file():
+        begun = (run / MARK).read_text("utf-8").split()[0]
+        if begun != agreement.digest() and (earlier := load_agreement(before)).digest() == begun:
+            return earlier
+    return agreement
 
 
 def write_text(path: Path, text: str) -> None:

@@ -22,8 +22,10 @@ from verfedgnn.federation.agreement import (
     Agreement,
     Member,
     build_agreement,
+    find_agreement,
     load_agreement,
     read_agreement,
+    replace_agreement,
     save_agreement,
     write_text,
 )
@@ -224,10 +226,10 @@ class MemberIdentity:
             raise ProtocolError(f"the coordinator presents a key as {member.name}'s, {unsigned}")
 
 
-def load_party(federation: Path, key_file: Path | None = None) -> MemberIdentity:
-    """Return the party whose key is `key_file`, by default the key beside the federation file."""
+def load_party(federation: Path, key_file: Path | None = None, run: Path | None = None) -> MemberIdentity:
+    """Return the party whose key is `key_file`, by default the key beside the federation file, under the agreement of `run`."""
     folder = federation if federation.is_dir() else federation.parent
-    identity = MemberIdentity(load_agreement(federation), key_file or folder / PARTY_KEY)
+    identity = MemberIdentity(find_agreement(federation, run), key_file or folder / PARTY_KEY)
     if identity.is_coordinator:
         remedy = "create a party's key with `verfedgnn federation join-request`"
         raise ConfigError(f"this is the coordinator's key; {remedy}")
@@ -235,9 +237,9 @@ def load_party(federation: Path, key_file: Path | None = None) -> MemberIdentity
     return identity
 
 
-def load_coordinator(folder: Path) -> MemberIdentity:
-    """Return the coordinator whose agreement and key are in `folder`."""
-    agreement = load_agreement(folder / FILE)
+def load_coordinator(folder: Path, run: Path | None = None) -> MemberIdentity:
+    """Return the coordinator whose agreement and key are in `folder`, under the agreement of `run`."""
+    agreement = find_agreement(folder / FILE, run)
     key_file = folder / COORDINATOR_KEY
     if not key_file.is_file():
         remedy = "pass the folder that `verfedgnn federation init` created"
@@ -265,7 +267,7 @@ def fetch_agreement(identity: MemberIdentity) -> tuple[bytes, Agreement]:
 
 def accept_agreement(identity: MemberIdentity, file: Path, data: bytes, offered: Agreement) -> None:
     """Replace a party's federation.toml by the offered one, and tell the coordinator."""
-    write_text(file, data.decode())
+    replace_agreement(file, data.decode())
     ask_coordinator(identity, AGREEMENT, offered.digest())
 
 
@@ -321,7 +323,7 @@ class AgreementWatch:
         self.offered = identity.agreement.digest()
         """SHA-256 of the agreement in the file."""
         self._file = identity.key_file.parent / FILE
-        self._seen = self._version()
+        self._seen: tuple[int, int] | None = None
 
     def find_revoked(self) -> list[str]:
         """Return parties of the running agreement whose keys a new file no longer has; [] if the file is the same."""
@@ -333,6 +335,8 @@ class AgreementWatch:
             present = load_agreement(self._file, dates=False)
         except ConfigError as error:
             log_warning("federation.toml was replaced and cannot be read", reason=str(error))
+            return []
+        if present.digest() == self.offered:
             return []
         self.offered = present.digest()
         log_warning(
