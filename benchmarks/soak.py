@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -60,6 +61,7 @@ class Reader(threading.Thread):
         self.over = False
 
     def run(self) -> None:
+        """Ask until told to stop."""
         while not self.over:
             try:
                 with urllib.request.urlopen(self.url, timeout=30) as answer:
@@ -98,7 +100,6 @@ class Federation:
         for name in FIRST:
             self.mail(name)
         self.kills: Counter[str] = Counter()
-        self.restarts = 0
         self.commands: Counter[str] = Counter()
         """Documented commands that mended something."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -168,7 +169,6 @@ class Federation:
         kills: int,
         late: str | None = None,
         full: Path | None = None,
-        changed: bool = False,
     ) -> float:
         """Run a night to its end at all members; return its seconds."""
         began = time.monotonic()
@@ -177,7 +177,6 @@ class Federation:
                 self.start(name, night)
         due = time.monotonic() + 15 if late is not None else None
         victims = [self.draw.choice(("server", *self.members)) for _ in range(kills)]
-        offered = False
         while any(process.poll() is None for process in self.processes.values()) or due is not None:
             about = self.status(night)
             if due is not None and time.monotonic() > due:
@@ -185,21 +184,12 @@ class Federation:
                 assert about["waits_for"] == [late], about
                 self.start(str(late), night)
                 due = None
-            if changed and not offered and about.get("state") == "training":
-                offered = True
-                self.join()
-            if (
-                victims
-                and about.get("state") == "training"
-                and about["round"] > 2
-                and (offered or not changed)
-            ):
+            if victims and about.get("state") == "training" and about["round"] > 2:
                 victim = victims.pop()
                 if self.processes[victim].poll() is None:
                     self.kill(victim)
                     time.sleep(0.5)
                     self.start(victim, night)
-                    self.restarts += 1
             for name, process in self.processes.items():
                 if process.poll() == 1 and full is not None:  # the disk is full
                     log = (self.folder / f"{name}.log").read_text()
@@ -219,41 +209,41 @@ class Federation:
         return time.monotonic() - began
 
     def join(self) -> None:
-        """Let an organisation join while a night runs: the coordinator offers the change, and the parties accept it."""
+        """Let an organisation join between two nights."""
         self.admit(JOINS)
+        self.offer()
         self.mail(JOINS)
-        for name in self.members:
-            command("federation", "accept", self.folder / name, "--yes")
+        self.members.append(JOINS)
         self.commands["join: approve, accept"] += 1
 
     def leave(self) -> None:
-        """Remove a party between two nights; the coordinator offers the change when it runs again, and is waited for."""
+        """Let an organisation leave between two nights."""
         command("federation", "approve", self.folder / "hub", "--remove", LEAVES)
         self.members.remove(LEAVES)
+        self.offer()
+        self.commands["leave: approve --remove, accept"] += 1
+
+    def offer(self) -> None:
+        """Start the coordinator, which offers the changed agreement, and let the parties accept it."""
+        words = [
+            "coordinator",
+            self.folder / "hub",
+            "--out",
+            self.folder / "hub" / "offer",
+            "--listen",
+            f"127.0.0.1:{self.port}",
+        ]
         with (self.folder / "server.log").open("ab") as log:
-            words = [
-                "coordinator",
-                self.folder / "hub",
-                "--out",
-                self.folder / "hub" / "offer",
-                "--listen",
-                f"127.0.0.1:{self.port}",
-            ]
             offering = subprocess.Popen([*COMMAND, *map(str, words)], stdout=log, stderr=log)
-            try:
-                for name in self.members:
-                    for _ in range(60):
-                        done = subprocess.run(
-                            [*COMMAND, "federation", "accept", str(self.folder / name), "--yes"],
-                            capture_output=True,
-                        )
-                        if done.returncode == 0:
-                            break
-                        time.sleep(0.5)
-                    assert done.returncode == 0, done.stderr
-            finally:
-                offering.terminate()
-                offering.wait()
+        try:
+            while socket.socket().connect_ex(("127.0.0.1", self.port)):
+                time.sleep(0.2)
+            for name in self.members:
+                command("federation", "accept", self.folder / name, "--yes")
+        finally:
+            offering.kill()
+            offering.wait()
+            shutil.rmtree(self.folder / "hub" / "offer")
 
     def public(self, name: str, night: str) -> str:
         """Return the hash of a party's public parameters."""
@@ -327,6 +317,8 @@ def play(federation: Federation, nights: int, disk: Path | None) -> dict[str, An
     try:
         for number in range(nights):
             night = f"night-{number:02}"
+            if number in (5, 8):
+                (federation.join if number == 5 else federation.leave)()
             federation.write(number, nights, bad="film" if number == 6 else None)
             full = None
             if number == 3 and disk is not None:
@@ -334,16 +326,10 @@ def play(federation: Federation, nights: int, disk: Path | None) -> dict[str, An
                 with contextlib.suppress(OSError), full.open("wb") as file:
                     while True:
                         file.write(bytes(1 << 16))
-            if number == 8:
-                federation.leave()
-                federation.write(number, nights)
-                federation.commands["leave: approve --remove, accept"] += 1
             kills = 0 if number in (0, 2, 3) else federation.draw.choice((1, 1, 2))
             late = "book" if number == 2 else None
-            took = federation.run(night, kills=kills, late=late, full=full, changed=number == 5)
+            took = federation.run(night, kills=kills, late=late, full=full)
             seconds.append(round(took, 1))
-            if number == 5:
-                federation.members.append(JOINS)
             expected.append("kept" if number == 6 else "promoted")
             if number == 0:
                 port = free_port()

@@ -67,14 +67,16 @@ def test_members_see_versions_nights_and_shared_verdicts_and_nothing_else(
     assert "/srv" not in str(seen)
     assert vf.__version__ not in shown
     assert f"{SERVER} {vf.__version__}" in page(make_tables(seen))
-    # The verdict is in the transcripts of the party and the coordinator, and the page in the others'.
-    kinds = {
-        name: [entry.kind for _, entry in read_lines(tmp_path / f"run-{name}" / "transcript.jsonl") if entry]
-        for name in (SERVER, sharing, other)
-    }
-    assert "About" in kinds[sharing]
-    assert "About" in kinds[SERVER]
-    assert "MembersPage" in kinds[other]
+    for name in (sharing, other):
+        entries = [entry for _, entry in read_lines(tmp_path / f"run-{name}" / "transcript.jsonl") if entry]
+        stated = [
+            entry.common[f"verdict {sharing}"]
+            for entry in entries
+            if entry.common and f"verdict {sharing}" in entry.common
+        ]
+        assert stated[0] == {"the verdict that it shares": "yes +3.0 of 100 2026-11-13"}, (
+            "all transcripts have it"
+        )
 
 
 def test_where_ratings_are_protected_no_verdict_is_shared(

@@ -272,6 +272,13 @@ def common_statements(message: msg.Message, model: Model | None) -> Statements:
                 "the parameters of the result": message.digest,
             }
             return {"result": result}
+        case msg.MembersPage():
+            told = {
+                name: f"{about.word} {about.gain} {about.run}"
+                for name, about in message.members.items()
+                if about.word
+            }
+            return {f"verdict {name}": {"the verdict that it shares": text} for name, text in told.items()}
     return {}
 
 
