@@ -28,8 +28,8 @@ from verfedgnn.training import own_models
 Fault = Callable[[bytes], bytes | None]
 HASTY = Timeouts(reply=30, hello=0.3, idle=30, finish=0.1)
 """Timeouts of federations in which one party never fetches the result."""
-PATIENT = Timeouts(reply=30, hello=0.3, idle=30, finish=600)
-"""The same, where the test sets the clock forward."""
+PATIENT = Timeouts(reply=30, hello=0.3, idle=30, finish=600, absent=600)
+"""The same, for tests that set the clock forward."""
 
 
 def settings(**values: Any) -> vf.Config:

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 from test_aligned_training import on_one_machine, spelled
-from test_federation import Fault, assert_same, assert_same_model, local, trial
+from test_federation import PATIENT, Fault, assert_same, assert_same_model, local, trial
 
 import verfedgnn as vf
 from helpers import same
-from hub import SERVER, Killed, Trial, agree, wait_until
+from hub import SERVER, Clock, Killed, Trial, agree, wait_until
 from verfedgnn.data import TRAIN
 from verfedgnn.data.splits import draw_withheld
 from verfedgnn.evaluation.verdict import narrow_lift
-from verfedgnn.federation.agreement import Absence, describe_two_parties, list_stages, summarise_agreement
-from verfedgnn.federation.status import exposition, page
+from verfedgnn.federation.agreement import describe_two_parties, list_stages, summarise_agreement
+from verfedgnn.federation.status import exposition, make_tables, page
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.protocol.messages import (
     Finished,
@@ -327,8 +327,8 @@ def test_status_page_metrics_and_tables_name_the_stage(
     assert seen == {"ratings", "lists"}
     status = federated.services[SERVER].publisher.status
     assert (status["stage"], status["state"]) == ("lists", "finished")
-    assert re.search(r"training of +lists", page(status))
-    assert b'stage="lists"' in exposition(status)[1]
+    assert re.search(r"training of +lists", page(make_tables(status)))
+    assert 'stage="lists"' in exposition(status)
     assert all(party["up"] and party["down"] for party in status["parties"].values())
 
 
@@ -454,11 +454,11 @@ def test_the_users_whom_a_party_withholds_follow_from_its_key(
 
 
 def test_a_party_stays_away_from_a_training_on_all_ratings(
-    tmp_path: Path, small_parties: list[vf.PartyData]
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
 ) -> None:
     """It has no validated model before its last round, so the judged models are served; no later training begins."""
     config = best(final=True)
-    federated = trial(tmp_path, small_parties, config, absent=Absence(deadline=2))
+    federated = trial(tmp_path, small_parties, config, timeouts=PATIENT)
 
     def die() -> None:
         raise Killed
@@ -468,6 +468,8 @@ def test_a_party_stays_away_from_a_training_on_all_ratings(
     fault = in_training(config.for_final(), RoundReply, 2, die)
     federated.start("party-1", fault, restart=False).join(180)
     stage = federated.services[SERVER].stages[2]
+    wait_until(lambda: stage.lacks_since is not None)
+    clock.ahead += PATIENT.absent + 1
     wait_until(lambda: stage.record.ended is not None)
     federated.start("party-1")
     federated.join()
