@@ -95,8 +95,7 @@ def shells(tmp_path: Path, warm: None) -> Iterator[Shells]:
     shells = Shells(tmp_path)
     yield shells
     for process in shells.running:
-        process.kill()
-        process.wait()
+        shells.kill(process)
 
 
 @pytest.fixture
