@@ -3,7 +3,7 @@
 A source is usable exactly when `read_ratings` with the same options reads it. Everything else is a warning.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option, worded
-from verfedgnn.data.column_names import RATING_ROLES
 from verfedgnn.data.ids import TEXT
-from verfedgnn.data.publishers import find_layout
-from verfedgnn.data.rating_checks import SHOWN, DataProblem, check_rows, used_ids
-from verfedgnn.data.rating_reader import default_duplicates, is_synthetic, list_tables, locate, read_ratings
-from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
-from verfedgnn.data.table_sources import Table, open_table, read_rows
+from verfedgnn.data.rating_checks import SHOWN, DataProblem, RowReport
+from verfedgnn.data.rating_reader import read_ratings
+from verfedgnn.data.ratings import Mask, count_rows, format_count
+from verfedgnn.data.text_files import TextTable
 from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time
 
 FEW = 5
@@ -124,19 +122,9 @@ class UserOverlap:
 def check_source(name: str, source: Any, **options: Any) -> CheckedSource:
     """Check one source with the options of `read_ratings`: a path or a name, or a table in memory."""
     shown = str(source) if isinstance(source, str | Path) else "in memory"
+    report, catalogue = RowReport(), options.pop("catalogue", None)
     try:
-        try:
-            plain = _find_plain(source, options)
-            if plain is not None:
-                shown = str(plain) if isinstance(plain, str | Path) else shown
-                opening: dict[str, Any] = {
-                    key: options.get(key) for key in ("columns", "encoding", "delimiter")
-                }
-                return _check_table(name, shown, open_table(plain, name, **opening), options)
-        except MissingColumns as error:
-            if not error.only_ratings:
-                raise
-        ratings = read_ratings(source, name=name, **options)
+        ratings = read_ratings(source, name=name, report=report, **options)
     except DataError as error:
         nobody = pa.array([], TEXT)
         problem = DataProblem("unreadable", str(error), "", 1, fatal=True)
@@ -144,83 +132,36 @@ def check_source(name: str, source: Any, **options: Any) -> CheckedSource:
         return CheckedSource(name, shown, "row", (problem,), (), None, nobody, nobody, columns=flags)
     columns = (ratings.user, ratings.item, ratings.rating, ratings.time)
     users, items = pa.array(ratings.user_ids, TEXT), pa.array(ratings.item_ids, TEXT)
-    return _describe(CheckedSource(name, shown, "row", (), ratings.notes, None, users, items), columns)
-
-
-def _find_plain(source: Any, options: Mapping[str, Any]) -> Any:
-    """Return the table to check row by row, or None for ratings, synthetic data, events and publishers' layouts."""
-    if options.get("events") is not None or isinstance(source, Ratings):
-        return None
-    if not isinstance(source, str | Path):
-        return source
-    path = None if is_synthetic(source) else locate(source)
-    if path is None or (not options.get("columns") and find_layout(path) is not None):
-        return None
-    files = list_tables(path) if path.is_dir() else [path]
-    return files[0] if len(files) == 1 else None
-
-
-def _check_table(name: str, source: str, table: Table, options: Mapping[str, Any]) -> CheckedSource:
-    """Check rows one by one."""
-    # Columns of items need no check.
-    roles = {role: column for role, column in table.names.items() if role in (*RATING_ROLES, "time")}
-    broken: list[int] = []
-    problems: list[DataProblem] = []
-    rows = read_rows(replace(table, names=roles), broken)
-    if table.text is not None and broken:
-        where = table.text.lines(broken[:SHOWN])
-        remedy = (
-            f"correct them, or name the delimiter with {option('delimiter')} (now {table.text.delimiter!r})"
+    counts = np.bincount(ratings.user, minlength=len(users))
+    problems = [*report.problems, *_find_warnings(columns, report.rows)]
+    unit = "row"
+    if report.table is not None:
+        unit, text = report.table.unit, report.table.text
+        shown = shown if text is None else str(text.path)
+        number = report.table.number_rows(
+            sorted({row for problem in problems for row in problem.places}), report.broken
         )
-        said = f"{format_count(len(broken), 'line')} {'has' if len(broken) == 1 else 'have'} too few or too many fields"
-        places = tuple(where[record] for record in broken[:SHOWN])
-        problems.append(DataProblem("broken", said, remedy, len(broken), places, fatal=True))
-    checked = check_rows(
-        rows,
-        name=name,
-        scale=options.get("scale"),
-        duplicates=options.get("duplicates") or default_duplicates(source),
-        missing=options.get("missing") or "error",
-    )
-    good = np.flatnonzero(~checked.bad)
-    user, users = used_ids(checked.user[good], checked.users)
-    item, items = used_ids(checked.item[good], checked.items)
-    columns = (user, item, checked.rating[good], None if checked.time is None else checked.time[good])
-    notes = (*table.notes, *checked.notes)
-    found = CheckedSource(name, source, table.unit, tuple(checked.problems), notes, None, users, items)
-    found = _describe(found, columns, good)
-    wanted = {row for problem in found.problems for row in problem.places}
-    number = _number_rows(table, broken, sorted(wanted))
-    for problem in found.problems:
-        problems.append(replace(problem, places=tuple(number[row] for row in problem.places)))
-    catalogue = options.get("catalogue")
+        problems = [
+            replace(problem, places=tuple(map(number.__getitem__, problem.places))) for problem in problems
+        ]
+        if text is not None and report.broken:
+            problems.insert(0, _describe_broken(text, report.broken))
     if catalogue is not None and len(items) > catalogue:
         said = f"{len(items):,} items have ratings, more than the declared catalogue of {catalogue:,}"
         problems.append(
             DataProblem("catalogue", said, f"declare a larger {option('catalogue')}", 1, fatal=True)
         )
-    return replace(found, problems=tuple(problems))
+    shape = describe_ratings(columns)
+    return CheckedSource(name, shown, unit, tuple(problems), ratings.notes, shape, users, items, counts)
 
 
-def _number_rows(table: Table, broken: list[int], rows: list[int]) -> dict[int, int]:
-    """Return the line or the number of some rows, for messages; `broken` records of a text file are no rows."""
-    if table.text is None:
-        return {row: row + (table.unit == "row") for row in rows}
-    gaps = np.array(broken, np.int64)
-    records = np.array(rows, np.int64) + (not table.text.columns)
-    # Removing the j broken records before broken record j shifts it by j; compare the shifted positions.
-    records += np.searchsorted(gaps - np.arange(len(gaps)), records, "right")
-    lines = table.text.lines(records.tolist())
-    return {row: lines[record] for row, record in zip(rows, records.tolist(), strict=True)}
-
-
-def _describe(
-    found: CheckedSource, columns: Columns, row_of: NDArray[np.int64] | None = None
-) -> CheckedSource:
-    """Return a source with the distribution of its ratings and warnings about them; `row_of` are the rows of the ratings."""
-    problems = (*found.problems, *_find_warnings(columns, row_of))
-    counts = np.bincount(columns[0], minlength=len(found.users))
-    return replace(found, problems=problems, shape=describe_ratings(columns), counts=counts)
+def _describe_broken(text: TextTable, broken: Sequence[int]) -> DataProblem:
+    where = text.lines(broken[:SHOWN])
+    remedy = f"correct them, or name the delimiter with {option('delimiter')} (now {text.delimiter!r})"
+    said = f"{format_count(len(broken), 'line')} {'has' if len(broken) == 1 else 'have'} too few or too many fields"
+    return DataProblem(
+        "broken", said, remedy, len(broken), tuple(where[record] for record in broken[:SHOWN]), fatal=True
+    )
 
 
 def describe_ratings(columns: Columns) -> Distribution | None:

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from verfedgnn.data.ids import (
     to_numpy,
 )
 from verfedgnn.data.ratings import Mask, Ratings, count_rows
+from verfedgnn.data.table_sources import Table
 from verfedgnn.data.value_parsing import CORRECT, as_number_column, parse_numbers, parse_times, quote_value
 
 SHOWN = 5
@@ -69,6 +70,30 @@ class CheckedRows:
     problems: list[DataProblem]
     notes: tuple[str, ...]
     """Sentences about how the columns were read."""
+
+
+@dataclass
+class RowReport:
+    """Collects the problems of a table's rows, of which otherwise the first is an error; only rows without a problem are read."""
+
+    problems: list[DataProblem] = field(default_factory=list)
+    """Problems with their rows, counted from 0."""
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Row of each rating."""
+    table: Table | None = None
+    broken: list[int] = field(default_factory=list)
+    """Records of a text file that are no rows."""
+
+    def take(self, checked: CheckedRows) -> NDArray[np.int64]:
+        """Take the problems of rows, and return the rows without one."""
+        self.problems += checked.problems
+        self.rows = np.flatnonzero(~checked.bad)
+        return self.rows
+
+    def within(self, used: NDArray[np.int64], first: NDArray[np.int64]) -> None:
+        """Turn rows among those that are `used` into rows of the table; only the `first` rows have a rating."""
+        self.rows = used[self.rows[first]]
+        self.problems = [replace(p, places=tuple(used[list(p.places)].tolist())) for p in self.problems]
 
 
 _LACKS = {"rating": "have a rating that is missing or NaN", "event": "have no kind of event"}
@@ -231,6 +256,7 @@ def accept_rows(
     notes: tuple[str, ...] = (),
     where: Callable[[int], str] | None = None,
     what: str = "rating",
+    report: RowReport | None = None,
 ) -> tuple[Ratings, Mask]:
     """Return rows as `Ratings`, and a mask of those that repeat an earlier pair; raise `DataError` for a fatal problem.
 
@@ -243,16 +269,21 @@ def accept_rows(
         notes: Sentences about how the columns were read.
         where: Function that describes the place of a row in errors.
         what: As in `check_rows`.
+        report: Takes the problems instead of an error.
     """
     at = where or (lambda row: f"row {row} of {name} (counted from 0)")
     checked = check_rows(rows, name=name, scale=scale, duplicates=duplicates, missing=missing, what=what)
-    _refuse(checked, rows["rating"], name, at)
-    kept: Any = np.flatnonzero(~checked.gone) if checked.gone.any() else slice(None)
+    kept: Any = slice(None)
+    if report is not None:
+        kept = report.take(checked)
+    else:
+        _refuse(checked, rows["rating"], name, at)
+        kept = np.flatnonzero(~checked.gone) if checked.gone.any() else kept
     values = checked.rating[kept]
-    low, high = scale if scale is not None else (float(values.min()), float(values.max()))
+    low, high = scale or ((float(values.min()), float(values.max())) if len(values) else (0.0, 0.0))
     user_code, user_ids = sort_numbered(*used_ids(checked.user[kept], checked.users))
     item_code, item_ids = sort_numbered(*used_ids(checked.item[kept], checked.items))
-    left_out = int(checked.gone.sum())
+    left_out = 0 if report is not None else int(checked.gone.sum())
     lack = [f"{count_rows(left_out, f'have no user, item or {what}')}: left out"] if left_out else []
     about = {
         role: first_per_item(column, role, item_code, len(item_ids), kept)
