@@ -54,7 +54,7 @@ class DataProblem:
 
 @dataclass(frozen=True, eq=False)
 class CheckedRows:
-    """The rows of a table with users and items as codes, and their problems. Places of problems are rows counted from 0."""
+    """The rows of a table with users and items as codes of distinct ids in no particular order, and their problems."""
 
     user: NDArray[np.int32]
     item: NDArray[np.int32]
@@ -62,14 +62,12 @@ class CheckedRows:
     time: NDArray[np.int64] | None
     users: pa.Array
     items: pa.Array
-    """Distinct ids of items, like those of users in no particular order."""
     gone: Mask
     """Rows that lack something and are left out."""
     bad: Mask
     """Rows with any problem, and those that repeat an earlier pair."""
     problems: list[DataProblem]
     notes: tuple[str, ...]
-    """Sentences about how the columns were read."""
 
 
 @dataclass
@@ -112,16 +110,13 @@ def check_rows(
 
     `what` is "event" if rows are events with weights instead of ratings; some of them may lack a time.
     """
-    sizes = {role: len(column) for role, column in rows.items()}
-    if len(set(sizes.values())) > 1:
-        entries = ", ".join(f"{size:,} of {role}" for role, size in sizes.items())
+    if len(set(map(len, rows.values()))) > 1:
+        entries = ", ".join(f"{len(column):,} of {role}" for role, column in rows.items())
         raise DataError(f"{name} has columns of different lengths: {entries}; give one of each per row")
-    for option_name, given, known in (
-        ("duplicates", duplicates, "error, first, last, mean"),
-        ("missing", missing, "error, drop"),
-    ):
-        if given not in known.split(", "):
-            raise DataError(f"{option_name}={given!r} is unknown; use one of {known}")
+    if duplicates not in ("error", "first", "last", "mean"):
+        raise DataError(f"duplicates={duplicates!r} is unknown; use one of error, first, last, mean")
+    if missing not in ("error", "drop"):
+        raise DataError(f"missing={missing!r} is unknown; use one of error, drop")
     with ThreadPoolExecutor(2) as both:
         ids = both.map(number_ids, (rows["user"], rows["item"]), ("user", "item"))
     (users, user_ids), (items, item_ids) = ids
@@ -205,19 +200,10 @@ def make_ratings(
     columns: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Ratings:
-    """Check columns with one entry per rating and return them as `Ratings`.
+    """Check columns with one entry per rating, arrays or sequences of one length, and return them as `Ratings`.
 
-    `user`, `item`, `rating`, `time`, `titles` and each of `columns` are arrays or sequences of one length.
-    Titles and columns belong to items; the first entry that is not empty is used.
-
-    Args:
-        user: Ids of users.
-        item: Ids of items.
-        rating: Ratings, as numbers or text.
-        time: Times as numbers (seconds or milliseconds since 1970), dates or text.
-        titles: Titles of items.
-        columns: Further columns of items, by name.
-        **options: Those of `rate_rows`: scale, name, duplicates, missing, notes.
+    Times are numbers (seconds or milliseconds since 1970), dates or text. Titles and `columns` belong to items; the first entry
+    that is not empty is used. `options` are those of `rate_rows`: scale, name, duplicates, missing, notes.
     """
     rows = {"user": user, "item": item, "rating": as_number_column(rating), "time": time, "title": titles}
     given = {role: column for role, column in {**rows, **(columns or {})}.items() if column is not None}
@@ -225,10 +211,7 @@ def make_ratings(
 
 
 def rate_rows(rows: Mapping[str, Any], *, duplicates: str = "error", **options: Any) -> Ratings:
-    """Check rows, given by role, and return them as `Ratings` with one row for each pair of a user and an item.
-
-    `duplicates` says how repeated pairs are treated: "error", "first", "last" or "mean". `options` are those of `accept_rows`.
-    """
+    """Return rows as `Ratings`, as `accept_rows` does, with one row for each pair: the "first", the "last" or the "mean"."""
     table, repeated = accept_rows(rows, duplicates=duplicates, **options)
     if not repeated.any():
         return table
@@ -260,16 +243,8 @@ def accept_rows(
 ) -> tuple[Ratings, Mask]:
     """Return rows as `Ratings`, and a mask of those that repeat an earlier pair; raise `DataError` for a fatal problem.
 
-    Args:
-        rows: Columns by role; those that are not of ratings belong to items.
-        scale: Lowest and highest rating; by default those of the data.
-        name: Name of the table in messages.
-        duplicates: "error" to refuse repeated pairs.
-        missing: How to treat rows without a user, an item or a rating: "error" or "drop".
-        notes: Sentences about how the columns were read.
-        where: Function that describes the place of a row in errors.
-        what: As in `check_rows`.
-        report: Takes the problems instead of an error.
+    Columns that are not of ratings belong to items. `notes` say how columns were read, `where` describes the place of a row in
+    errors, and a `report` takes the problems instead. The other options are those of `check_rows`.
     """
     at = where or (lambda row: f"row {row} of {name} (counted from 0)")
     checked = check_rows(rows, name=name, scale=scale, duplicates=duplicates, missing=missing, what=what)

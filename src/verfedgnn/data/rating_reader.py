@@ -1,14 +1,12 @@
 """Reading of ratings from any source: a file, a folder, a table in memory, or a data set by name.
 
 All plain sources take one path: `open_table`, `read_rows`, then `accept_rows`, which checks the rows. Events become
-ratings on the way, by a rule that uses only the events of a pair. With n_k events of kind k and weight w_k, a user's interest in
-an item is s = sum_k w_k n_k, and its rating is
+ratings on the way. With n_k events of kind k and weight w_k, a user's interest in an item is s = sum_k w_k n_k, and its rating is
 
     r = low + (high - low) (1 - 4^(-s / 5)),    on the scale 1 to 5:  r = 5 - 4^(1 - s / 5).
 
-No event gives 1. A total weight of 5 (one purchase at 5, five views at 1) gives 4, from which items count as liked
-(`model.threshold`); each further 5 covers three quarters of the distance to 5. The rating grows with every event and every
-weight, and saturates. It depends neither on the order of rows nor on other users, so each organisation can apply the rule alone.
+No event gives 1. A total weight of 5 gives 4, from which items count as liked (`model.threshold`); each further 5 covers three
+quarters of the distance to 5. The rule uses only the events of a pair, so each organisation can apply it alone.
 """
 
 import os
@@ -73,9 +71,8 @@ def read_ratings(
 
     Args:
         source: A table (CSV, TSV, .inter, Parquet, with or without gzip), a MovieLens, BookCrossing or Yelp folder or main file, a
-            folder of tables (pooled, with the item column "file"), the name of a data set in the folder `VERFEDGNN_DATA`, or
-            "synthetic". In memory: any object that exports Arrow (`__arrow_c_stream__`: pandas, polars, DuckDB), a lazy frame of
-            polars, a frame of Spark, or a tuple (users, items, ratings).
+            folder of tables (pooled, with the item column "file"), a data set in the folder `VERFEDGNN_DATA`, or "synthetic". In
+            memory: an object that exports Arrow (pandas, polars, DuckDB), a frame of Spark, or a tuple (users, items, ratings).
         name: Name of a table in memory, for messages.
         columns: Names of the columns for user, item, rating, time, title and further item columns of a plain table.
         duplicates: How to treat repeated (user, item) pairs: "error", "first", "last" or "mean".
@@ -98,16 +95,15 @@ def read_ratings(
         if given:
             raise DataError(f"{', '.join(given)}: Ratings are read already; pass the option to read_ratings")
         return source
-    synthetic = isinstance(source, str | Path) and is_synthetic(source)
-    unknown = options.keys() - (SYNTHETIC_OPTIONS if synthetic else ())
-    if unknown and synthetic:
-        raise DataError(f"synthetic data has no option {min(unknown)}; use {', '.join(SYNTHETIC_OPTIONS)}")
-    if unknown:
+    if isinstance(source, str | Path) and is_synthetic(source):
+        if unknown := options.keys() - SYNTHETIC_OPTIONS:
+            known = ", ".join(SYNTHETIC_OPTIONS)
+            raise DataError(f"synthetic data has no option {min(unknown)}; use {known}")
+        return synthetic_ratings(seed=seed, scale=scale or (1, 5), **options).with_catalogue(catalogue)
+    if options:
         raise DataError(
             f"{', '.join(options)}: these options are for synthetic data; leave them out for {name}"
         )
-    if synthetic:
-        return synthetic_ratings(seed=seed, scale=scale or (1, 5), **options).with_catalogue(catalogue)
     if not isinstance(source, str | Path):
         if given := _given(texts):
             raise DataError(f"{', '.join(given)}: an option for files; leave it out for the table {name}")
