@@ -13,7 +13,7 @@ from helpers import federation, means_errors
 from verfedgnn.core.graph import build_graph
 from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.core.random_streams import simulated_secret
-from verfedgnn.data import PartyData
+from verfedgnn.data import TRAIN, VALID, PartyData
 from verfedgnn.plugins import load_gnn
 from verfedgnn.protocol.messages import RoundReply
 from verfedgnn.runs.metrics_file import evaluate
@@ -24,7 +24,8 @@ from verfedgnn_research.baselines import METHODS, Where, in_all, method
 from verfedgnn_research.baselines.central_gnn import cut, pooled
 from verfedgnn_research.baselines.fedpergnn import PseudoParty, like
 from verfedgnn_research.baselines.fedsage import complete
-from verfedgnn_research.baselines.pooled_parties import pool_parties
+from verfedgnn_research.baselines.pooled_parties import find_pooled_items, pool_parties
+from verfedgnn_research.baselines.simple_methods import ItemKNN, SimpleMethod
 from verfedgnn_research.baselines.solo_training import solo_config
 
 CPU = torch.device("cpu")
@@ -39,7 +40,10 @@ def configured(name: str, gnn: str = "gcn", **values: object) -> vf.Config:
     return chosen.configure(vf.Config.preset(chosen.preset, model=gnn)).with_values({**short, **values})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", METHODS)
+SIMPLE = [name for name, found in METHODS.items() if isinstance(found, SimpleMethod)]
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in SIMPLE])
 def test_declarations_are_what_the_settings_say(name: str) -> None:
     chosen = method(name)
     config = configured(name)
@@ -58,8 +62,49 @@ def test_declarations_are_what_the_settings_say(name: str) -> None:
 def test_unknown_methods_are_named() -> None:
     assert in_all("all")[: len(METHODS)] == list(METHODS)
     assert in_all("mf, fedsage,mf") == ["mf", "fedsage"]
-    with pytest.raises(vf.ConfigError, match="no method 'sage'; choose from: bias, mf"):
+    with pytest.raises(vf.ConfigError, match="no method 'sage'; choose from: popularity, bias"):
         in_all("sage")
+
+
+# -- simple methods -------------------------------------------------------------------------------------------------------
+
+
+def test_the_cosine_of_itemknn_is_solved_by_hand() -> None:
+    """Three users have items 0 and 1, one of them item 2, too: cos(0, 1) = 1, cos(0, 2) = 1/sqrt(3)."""
+    ratings = vf.data.make_ratings(
+        np.array(list("aaabbccc")), np.array(list("01201012")), np.full(8, 5.0, np.float32)
+    )
+    parts = np.array([TRAIN] * 7 + [VALID], np.int8)
+    (table,) = prepare([PartyData("one", ratings)], vf.Config.preset("best"), CPU, [parts])
+    (scores,) = [ItemKNN().fit(table, 0, Where(CPU)).lists.score(torch.tensor([1]))]  # type: ignore[union-attr]
+    expected = torch.tensor([1.0, 1.0, 2 / 3**0.5])
+    torch.testing.assert_close(scores[0], expected)
+
+
+def test_a_pooled_method_sees_what_users_have_elsewhere(small_parties: list[vf.PartyData]) -> None:
+    """Cut to a party's items, a pooled model gives the scores of the whole one."""
+    config = METHODS["ease"].configure(vf.Config.preset("best"))
+    trained = METHODS["ease"].train(small_parties, config, Where(CPU))
+    table = pool_parties(small_parties)
+    parts = [np.concatenate([split_ratings(p, config.split, config.seed) for p in small_parties])]
+    (pool,) = prepare([PartyData("pooled", table)], config, CPU, parts)
+    whole = METHODS["ease"].fit(pool, 0, Where(CPU)).lists  # type: ignore[attr-defined]
+    users = torch.arange(5)
+    for model, rows in zip(trained.lists or [], find_pooled_items(small_parties, table), strict=True):
+        assert torch.equal(model.score(users), whole.score(users)[:, torch.from_numpy(rows)])
+
+
+def test_the_pipeline_alone_is_what_a_party_serves_without_the_federation(
+    small_parties: list[vf.PartyData],
+) -> None:
+    config = vf.Config.preset("best", **{"split.kind": "rating", "final": False, "training.epochs": 2})
+    run = train(small_parties, config)
+    trained = METHODS["pipeline-alone"].train(small_parties, config, Where(CPU))
+    assert run.alone is not None
+    assert run.lists is not None
+    for fitted, own in ((trained.models, run.alone), (trained.lists, run.lists.alone)):
+        for model, kept in zip(fitted or [], own or [], strict=True):
+            assert torch.equal(model.score(torch.arange(9)), kept.score(torch.arange(9)))
 
 
 # -- central methods -------------------------------------------------------------------------------------------------------

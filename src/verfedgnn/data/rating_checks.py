@@ -29,13 +29,7 @@ from verfedgnn.data.ids import (
     to_numpy,
 )
 from verfedgnn.data.ratings import Mask, Ratings, count_rows
-from verfedgnn.data.value_parsing import (
-    CORRECT,
-    as_number_column,
-    parse_numbers,
-    parse_times,
-    quote_value,
-)
+from verfedgnn.data.value_parsing import CORRECT, as_number_column, parse_numbers, parse_times, quote_value
 
 SHOWN = 5
 """Number of places that are shown for each kind of problem."""

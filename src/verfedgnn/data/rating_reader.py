@@ -123,8 +123,10 @@ def read_ratings(
             extra["name"] = where.resolve().name
         ratings: Ratings = read_layout(main, companion, **extra)
     elif where.is_dir():
+        folder = where.resolve().name
         tables = [read_table(file, keep=keep, **plain, **texts) for file in list_tables(where)]
-        ratings = pool_tables(tables, "file", where.resolve().name)
+        single = len(tables) == 1
+        ratings = replace(tables[0], name=folder) if single else pool_tables(tables, "file", folder)
     else:
         ratings = read_table(where, keep=keep, **plain, **texts)
     return ratings.with_catalogue(catalogue)
@@ -210,11 +212,12 @@ def refuse_address(source: str) -> None:
 
 
 def list_tables(folder: Path) -> list[Path]:
-    """Return the tables of a folder, sorted by name; raise `DataError` if there are none."""
+    """Return the tables of a folder, sorted by name, or its only file; raise `DataError` if there are none."""
     with reading(folder):
         names = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    tables = [entry for entry in names if entry.name.lower().removesuffix(".gz").endswith(TABLE_SUFFIXES)]
-    files = [entry for entry in tables if entry.is_file() and not entry.name.lower().startswith("readme")]
+    entries = [entry for entry in names if entry.is_file() and not entry.name.lower().startswith("readme")]
+    tables = [entry for entry in entries if entry.name.lower().removesuffix(".gz").endswith(TABLE_SUFFIXES)]
+    files = tables or (entries if len(entries) == 1 else [])
     if not files:
         shown = ", ".join(entry.name for entry in names[:8]) or "nothing"
         raise DataError(

@@ -42,8 +42,8 @@ class PassResult:
     """h_v (M_p, D); with biases (M_p, D + 2)."""
     neighbourhoods: Tensor | None
     """Projected neighbourhoods of the party's own items (K, q, C); None without an exchange."""
-    public_gradient: Tensor | None
-    """Flat gradient of the party's loss with respect to all public parameters; None without a batch."""
+    public_gradient: Tensor
+    """Flat gradient of the party's loss with respect to all public parameters; empty without a batch."""
     private_gradients: dict[str, Tensor]
     """Gradients of the party's loss with respect to its private parameters; empty without a batch."""
 
@@ -79,7 +79,7 @@ def compute(
         users=out.users.detach(),
         items=out.items.detach(),
         neighbourhoods=exchange.send(out.neighbourhoods),
-        public_gradient=model.flat(gradients) if train else None,
+        public_gradient=model.flat(gradients) if train else torch.zeros(0),
         private_gradients={name: gradients[name] for name in private} if train else {},
     )
 
