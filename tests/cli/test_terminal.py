@@ -439,7 +439,7 @@ LIGHT = (
 
 def test_a_roster_is_kept_without_torch(tmp_path: Path) -> None:
     """Each of them starts in the time of --help and runs on a machine that could not train."""
-    later = {"federation verify", "federation accept"}  # need the transcripts of a training, and a coordinator
+    later = {"federation verify", "federation accept"}  # need transcripts, and a running coordinator
     begun = {words for words in COMMANDS if words.startswith("federation ")} - later
     assert all(any(line.startswith(words) for line in LIGHT) for words in begun), (
         "a new command is to be added to LIGHT"
