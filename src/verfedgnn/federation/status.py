@@ -64,7 +64,7 @@ _FACTS = {
     "repeats": "restarted rounds",
     "epsilon_spent": "epsilon spent",
     "versions": "versions",
-    "accepted": "accepted by",
+    "accepted": "agreement accepted by",
 }
 """Keys of the status, and how they are called where it is shown."""
 _FOR_MEMBERS = (
