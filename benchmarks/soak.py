@@ -166,7 +166,7 @@ class Federation:
         self,
         night: str,
         *,
-        kills: int,
+        kills: list[str],
         late: str | None = None,
         full: Path | None = None,
     ) -> float:
@@ -176,7 +176,7 @@ class Federation:
             if name != late:
                 self.start(name, night)
         due = time.monotonic() + 15 if late is not None else None
-        victims = [self.draw.choice(("server", *self.members)) for _ in range(kills)]
+        victims = list(kills)
         while any(process.poll() is None for process in self.processes.values()) or due is not None:
             about = self.status(night)
             if due is not None and time.monotonic() > due:
@@ -326,7 +326,9 @@ def play(federation: Federation, nights: int, disk: Path | None) -> dict[str, An
                 with contextlib.suppress(OSError), full.open("wb") as file:
                     while True:
                         file.write(bytes(1 << 16))
-            kills = 0 if number in (0, 2, 3) else federation.draw.choice((1, 1, 2))
+            count = 0 if number in (0, 2, 3) else federation.draw.choice((1, 1, 2))
+            kills = [federation.draw.choice(federation.members) for _ in range(count)]
+            kills += ["server"] if number % 3 == 1 else []
             late = "book" if number == 2 else None
             took = federation.run(night, kills=kills, late=late, full=full)
             seconds.append(round(took, 1))
