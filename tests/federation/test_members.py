@@ -111,6 +111,7 @@ def test_a_verdict_is_one_word_and_a_rounded_gain(tmp_path: Path) -> None:
     night = tmp_path / "2026-11-13"
     night.mkdir()
     assert read_verdict(night, settings(), "film") == {}, "a run that is not finished"
+    assert read_verdict(None, settings(), "film") == {}, "the first night"
     (night / "metrics.json").write_text(json.dumps({"lift": lift}))
     (tmp_path / "current").symlink_to(night)
     shared = read_verdict(tmp_path / "current", settings(), "film")
