@@ -121,15 +121,12 @@ class _Canvas:
         key = hashlib.sha256(f"{title}\n{description}".encode()).hexdigest()[:10]
         size = f'viewBox="0 0 {_WIDTH} {self.height:.0f}" width="{_WIDTH}" height="{self.height:.0f}"'
         look = 'font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
-        return "\n".join(
-            [
-                f'<svg xmlns="http://www.w3.org/2000/svg" {size} {look} role="img" aria-labelledby="t{key} d{key}">',
-                f'<title id="t{key}">{escape(title)}</title>',
-                f'<desc id="d{key}">{escape(description)}</desc>',
-                *self.shapes,
-                "</svg>",
-            ]
-        )
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {look} role="img" aria-labelledby="t{key} d{key}">'
+        named = [
+            f'<title id="t{key}">{escape(title)}</title>',
+            f'<desc id="d{key}">{escape(description)}</desc>',
+        ]
+        return "\n".join([head, *named, *self.shapes, "</svg>"])
 
 
 @dataclass(frozen=True)
@@ -155,9 +152,8 @@ class _Axis:
         rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
-        first = math.ceil(self.low / step)
-        last = math.floor(self.high / step)
-        return [round(number * step, 10) for number in range(first, last + 1)]
+        numbers = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
+        return [round(number * step, 10) for number in numbers]
 
 
 def standalone(svg: str) -> str:
@@ -265,8 +261,7 @@ def draw_lines(
     values = []
     for name, (xs, ys) in curves.items():
         texts = [f"{y:.4g} at {x:,g}" for x, y in zip(xs, ys, strict=True)]
-        # of long curves, only the ends
-        values.append(f"{name}: {', '.join(texts if len(texts) <= 8 else [texts[0], texts[-1]])}")
+        values.append(f"{name}: {', '.join(texts if len(texts) <= 8 else texts[:: len(texts) - 1])}")
     return canvas.svg(title, f"{y_label} by {x_label}. {'; '.join(values)}")
 
 
