@@ -23,7 +23,6 @@ from verfedgnn.core.option_names import option
 TEXT = pa.large_string()
 """Text whose offsets have 64 bits, since a column of ids may have more than 2 GiB."""
 CODED_TEXT = pa.dictionary(pa.int32(), pa.string())
-"""Text that is held once per distinct value, with four bytes a row."""
 StrArray = NDArray[np.str_]
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 

@@ -19,10 +19,8 @@ from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.data.table_sources import table_stem, tables_by_party
 
 FEWEST_RATINGS = 20
-"""Ratings that a value of a column needs in order to become a party."""
 _NO_PARTIES = "there are no parties: give at least one file or table"
 OTHER = "other"
-"""Name of the party of all values that have too few ratings for one each."""
 LONGEST_NAME = 100
 """Characters of a party's name, which travels in messages and becomes a file name."""
 

@@ -26,7 +26,6 @@ _GENRES = (
     "unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy Film-Noir Horror Musical Mystery "
     "Romance Sci-Fi Thriller War Western"
 )
-"""The genres of MovieLens-100K, in the order of its flags."""
 _BLOCK = 16 << 20
 
 

@@ -45,7 +45,6 @@ FETCH = {
     "yelp": "https://www.yelp.com/dataset",
     "amazon-books-movies-dense": "https://github.com/RaghavPu/wasserstein-cdr-embeddings (data/Amazon-Dense-Subset)",
 }
-"""Download pages of the data sets that are known by name."""
 
 SYNTHETIC_OPTIONS = ("users", "items", "ratings", "categories")
 

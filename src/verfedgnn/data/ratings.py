@@ -13,7 +13,6 @@ from verfedgnn.data.ids import StrArray, find_positions, sort_ids
 
 Mask = NDArray[np.bool_]
 Selection = NDArray[np.bool_] | NDArray[np.integer[Any]]
-"""A mask, or an index."""
 _BINS = 20
 """Bins of ratings whose shares a drift compares; the ratings of a common scale have one each."""
 
@@ -27,15 +26,12 @@ class Ratings:
     item: NDArray[np.int32]
     """Position in `item_ids` of each rating's item."""
     rating: NDArray[np.float32]
-    """The ratings, all finite."""
     user_ids: StrArray
     """Ids of the users: integers in numeric order, other ids in text order."""
     item_ids: StrArray
     """Ids of the items, in the same order."""
     time: NDArray[np.int64] | None = None
-    """Time of each rating in seconds since 1970."""
     titles: StrArray | None = None
-    """Title of each item, "" if unknown."""
     columns: Mapping[str, StrArray] = field(default_factory=dict)
     """Further columns of the items, for example "genre", "category" or "file"; "" if unknown."""
     scale: tuple[float, float]
@@ -45,11 +41,9 @@ class Ratings:
     catalogue: int | None = None
     """Declared number of items, with or without ratings; None if none was declared."""
     name: str
-    """Name of the table in messages."""
     notes: tuple[str, ...] = ()
     """Sentences about rows that were left out or changed while reading."""
     dropped_users: int = 0
-    """Number of users whom the alignment of parties left out."""
 
     def __len__(self) -> int:
         return len(self.rating)

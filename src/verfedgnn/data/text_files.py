@@ -71,7 +71,6 @@ class TextTable:
     path: Path
     delimiter: str = ","
     columns: tuple[str, ...] = ()
-    """Names of all columns of a file without a header."""
     quoted: bool = True
     escape: str | None = None
     encoding: str | None = None

@@ -21,9 +21,7 @@ from verfedgnn.reports.svg_charts import standalone
 
 Tone = Literal["good", "likely-good", "same", "mixed", "unclear", "likely-bad", "bad"]
 _NUMBER = re.compile(r"[*(+\-−]*\d[\d.,]*(?: (?:B|kB|MB|GB|s|%))?(?:[^a-z]|to|of)*")
-"""A cell that is a number: with a sign, a unit or an interval."""
 _EMPTY = ("", "-", "–")
-"""Cells without a number in a column of numbers."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,6 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
-    """What the table shows, for screen readers."""
     tones: Mapping[str, Tone] = field(default_factory=dict)
     """The tone of each verdict in the last column, which stays in sight on narrow screens; empty without verdicts."""
 

@@ -20,20 +20,17 @@ GOOD_COLOUR = "#2f9e62"
 BAD_COLOUR = "#cf5f3c"
 UNCLEAR_COLOUR = "#8a94a3"
 _PAYS_COLOURS = {YES: GOOD_COLOUR, LIKELY_BETTER: GOOD_COLOUR, LIKELY_WORSE: BAD_COLOUR, NO: BAD_COLOUR}
-"""Colours of verdicts; the others are grey."""
 _SURE = (YES, NO, NO_DIFFERENCE)
 """Verdicts whose dot is filled; that of the others is a ring."""
 POINT_COLOUR = "#3b82c4"
 _WIDTH = 400
 _CHARACTER = 6.3
-"""Approximate width of a character of the labels."""
 _STYLE = (
     "<style>:root{color:#1b2430;background:#fff}"
     "@media (prefers-color-scheme:dark){:root{color:#e7ecf3;background:#191f27}}</style>"
 )
 
 Curve = tuple[Sequence[float], Sequence[float]]
-"""The x and y values of a curve."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,6 @@ class Interval:
     low: float
     high: float
     pays: str
-    """The word of the verdict."""
     unit: str = "%"
 
     @property

@@ -173,7 +173,6 @@ def _check_key(key: str, where: str) -> bytes:
 
 
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
-"""Upper bounds of the histogram of response times, in seconds."""
 LARGEST_BODY = 2_000_000
 """Maximum size of a request body in bytes; 10,000 ratings take about 600,000."""
 BODY_TOO_LARGE = f"the request is larger than {LARGEST_BODY:,} bytes"
@@ -184,9 +183,7 @@ PAGE_FILES = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     **{f"/{name}": (name, "text/javascript; charset=utf-8") for name in _SCRIPTS},
 }
-"""File name and media type of the static files of the web page, by path."""
 OPEN_PATHS = ("/health", *PAGE_FILES)
-"""Paths that need no key, because they contain nothing of the run."""
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",

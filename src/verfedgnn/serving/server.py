@@ -41,9 +41,7 @@ from verfedgnn.serving.schema import HttpProblem
 from verfedgnn.serving.split_test import SplitTest
 
 POLL_SECONDS = 1.0
-"""Seconds between two looks at the link and at files that change."""
 Versions = tuple[tuple[str, int, int], ...]
-"""Names, times and sizes of files."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,7 @@ class _RunState:
 
     folder: Path
     forgotten: Versions
-    """The record of forgotten users and items."""
     changes: Versions
-    """Other files."""
     forgetting: bool
     """Whether users or items are being forgotten, or a `forget` was killed."""
 
@@ -185,7 +181,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._reading: asyncio.TimerHandle | None = None
         """When the client must have taken what was sent; None if it has."""
         self._received = 0
-        """Bytes of the present request."""
         self._answered: RequestResponseCycle | None = None
         """The request that is being answered; further ones may have arrived behind it."""
         self._in_headers = True
