@@ -223,7 +223,8 @@ def make_app(
     _add_items(app, folder)
     _add_page(app, catalogue)
 
-    @app.get("/health")
+    @app.get("/healthz")
+    @app.get("/readyz")
     async def check_that_the_server_responds() -> Response:
         return _respond({"status": "ok"})
 

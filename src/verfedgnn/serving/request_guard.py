@@ -183,7 +183,7 @@ PAGE_FILES = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     **{f"/{name}": (name, "text/javascript; charset=utf-8") for name in _SCRIPTS},
 }
-OPEN_PATHS = ("/health", *PAGE_FILES)
+OPEN_PATHS = ("/healthz", "/readyz", *PAGE_FILES)
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
