@@ -127,11 +127,11 @@ def gradients(parties: list[vf.PartyData], config: vf.Config) -> tuple[torch.Ten
     runtime = federation(parties, config)
     party = next(iter(runtime.parties.values()))
     seen: list[Any] = []
-    step = party._step_private
+    step = party.release
 
-    def record(message: Any, computed: Any) -> None:
+    def record(message: Any, computed: Any) -> Any:
         seen.append({name: value.clone() for name, value in computed.private_gradients.items()})
-        step(message, computed)
+        return step(message, computed)
 
     release = party.protect_gradient
 
@@ -139,7 +139,7 @@ def gradients(parties: list[vf.PartyData], config: vf.Config) -> tuple[torch.Ten
         seen.append(gradient.clone())
         return release(gradient, *rest)
 
-    party._step_private = record  # type: ignore[method-assign]
+    party.release = record  # type: ignore[method-assign]
     party.protect_gradient = released  # type: ignore[method-assign]
     runtime.round()
     return clip_contributions(seen[1], party.setup), seen[0]

@@ -133,7 +133,6 @@ class GNNContract:
             others=torch.stack(drawn.others),
             batch=Batch(pairs),
         )
-        assert found.public_gradient is not None
         parameters = {**drawn.public, **drawn.private}
         for name, gradient in {**model.views(found.public_gradient), **found.private_gradients}.items():
             direction = torch.from_numpy(rng.normal(size=tuple(gradient.shape)))
