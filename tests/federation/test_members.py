@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_absence import wait_until
 from test_federation import assert_same, in_round, local, settings, trial
 from test_network import Net, federation, net  # noqa: F401
 from typer.testing import CliRunner
 
 import verfedgnn as vf
-from hub import SERVER, Hub, Killed, Wire, agree
+from hub import SERVER, Hub, Killed, Wire, agree, wait_until
 from verfedgnn.cli.main import app
 from verfedgnn.evaluation.verdict import summarise_verdict
 from verfedgnn.federation import PARTY_KEY, coordinator_link, coordinator_service
