@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_federation import PATIENT, die, in_round, local, settings, trial
+from test_federation import PATIENT, Fault, die, in_round, local, settings, trial
 
 import verfedgnn as vf
 from hub import SERVER, Clock, Trial, wait_until
@@ -25,13 +25,17 @@ from verfedgnn.protocol.messages import RoundReply, Welcome, encode, kind_of
 
 
 def lose_in_round(
-    folder: Path, parties: list[vf.PartyData], number: int, config: vf.Config | None = None
+    folder: Path,
+    parties: list[vf.PartyData],
+    number: int,
+    config: vf.Config | None = None,
+    fault: Fault | None = None,
 ) -> Trial:
-    """Return a federation of which all parties are required and the first one dies for good in a round, some time ago."""
+    """Return a federation of which all parties are required and the first one has died for good; the last has the fault."""
     federated = trial(folder, parties, config or settings(), timeouts=PATIENT)
     gone, *rest = federated.parties
     for name in (SERVER, *rest):
-        federated.start(name)
+        federated.start(name, fault if name == rest[-1] else None)
     federated.start(gone, in_round(number, die), restart=False)
     wait_until(
         lambda: SERVER in federated.services and federated.services[SERVER].stage.lacks_since is not None
@@ -63,6 +67,23 @@ def test_after_the_deadline_the_others_finish_with_the_best_model(
     federated.start(gone)
     federated.join()
     assert torch.equal(federated.public(gone), expected.public)
+
+
+def test_a_reply_after_the_deadline_is_no_offence(
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
+) -> None:
+    begun: list[Trial] = []
+
+    def reply_late(reply: RoundReply) -> bytes:
+        wait_until(lambda: bool(begun) and begun[0].services[SERVER].stage.record.ended is not None)
+        return encode(reply)
+
+    federated = lose_in_round(tmp_path, small_parties, 5, fault=in_round(5, reply_late))
+    let_the_deadline_pass(clock)
+    begun.append(federated)
+    federated.end_without(small_parties[0].name, clock)
+    assert not federated.errors
+    assert not federated.services[SERVER].offences
 
 
 def test_a_revoked_party_is_locked_out_and_the_others_go_on(

@@ -28,7 +28,7 @@ from verfedgnn.training import own_models
 Fault = Callable[[bytes], bytes | None]
 HASTY = Timeouts(reply=30, hello=0.3, idle=30, finish=0.1)
 """Timeouts of federations in which one party never fetches the result."""
-PATIENT = Timeouts(reply=30, hello=0.3, idle=30, finish=600, absent=600)
+PATIENT = Timeouts(reply=3600, hello=0.3, idle=30, finish=600, absent=600)
 """The same, for tests that set the clock forward."""
 
 
@@ -420,8 +420,13 @@ def test_a_copied_run_folder_is_refused_after_the_party_went_on(
         wait_until(lambda: name in federated.errors)
         return encode(reply)
 
-    early, late = in_round(2, keep), in_round(6, die)
     gone = threading.Event()
+
+    def die_for_good(reply: RoundReply) -> bytes:
+        gone.set()  # the coordinator, too, dies, and restarts from its checkpoint
+        raise Killed
+
+    early, late = in_round(2, keep), in_round(6, die_for_good)
 
     def die_later(data: bytes) -> bytes:
         if gone.is_set() and isinstance(decode(data), RoundStart):
@@ -433,7 +438,6 @@ def test_a_copied_run_folder_is_refused_after_the_party_went_on(
     federated.start("party-1", in_round(8, wait))
     federated.start("party-2")
     federated.start(name, lambda data: late(early(data) or b""), restart=False).join()
-    gone.set()  # the coordinator restarts from its checkpoint
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "copy", folder)
     federated.start(name)

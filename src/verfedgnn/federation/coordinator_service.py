@@ -204,8 +204,8 @@ class CoordinatorService:
     def _receive(self, name: str, data: msg.Buffer) -> None:
         kind = msg.kind_of(data)
         stage = self.stages[0] if kind in _ALIGNMENT else self._joined.get(name, self.stage)
-        if kind in _OF_ROUNDS and name not in stage.greeted:
-            return  # it answers a round from before the connection was lost
+        if kind in _OF_ROUNDS and (name not in stage.greeted or stage.record.ended is not None):
+            return  # it answers a round from before the connection was lost, or before the training ended early
         if kind is not None:
             COORDINATOR_STATES.after(stage.coordinator.state, kind, name)
         # Outside of rounds, arrays are packed with at least one bit per value, which bounds their size.
