@@ -261,7 +261,7 @@ def _count_forgotten(parties: Sequence[PartyData], *runs: Path | None) -> str:
     from verfedgnn.data.ratings import format_count
     from verfedgnn.runs.forget_record import read_forgotten_users
 
-    gone = read_forgotten_users(*runs).find(parties[0].ratings.user_ids, federated=False)
+    gone = read_forgotten_users(*runs).find(parties[0].ratings.user_ids)
     return format_count(int(gone.sum()), "forgotten user") if gone.any() else ""
 
 
