@@ -27,6 +27,8 @@ from verfedgnn.training.train import _leave_out
 from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep.new_items import NewItems
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 Command = Callable[..., tuple[int, str, str]]
 USER = "u0007"
 ROW = 7
