@@ -545,7 +545,7 @@ def test_missing_columns_are_named_with_a_flag_that_works(tmp_path: Path) -> Non
     with on_command_line(), pytest.raises(MissingColumns) as caught:
         read_parties([sources[0], sources[2]])
     assert caught.value.flags == ("films:item=film", "games:rating=rating_value")
-    words = ["train", "--columns", "films:user=x", "--columns", "a:user=b", "--lift"]
+    words = ["train", "--columns", "films:user=x", "--columns", "a:user=b", "--json"]
     mended = [*words[:1], *words[3:], "--columns", "films:item=film"]
     assert add_columns(words, ["films:item=film"]) == mended
     read = check_source("films", tmp_path / "films.csv", columns={"item": "film"})

@@ -32,7 +32,7 @@ def test_default_is_deterministic_and_long_tailed():
     assert per_item[:60].sum() > 0.25 * len(ratings)
     assert set(ratings.rating.tolist()) == {1.0, 2.0, 3.0, 4.0, 5.0}
     first = ratings.item_ids.tolist().index("film-017")
-    assert ratings.titles[first] == "Film 017"
+    assert ratings.titles[first] == "Wild film 017"
     assert ratings.columns["category"][first] == "film"
 
 

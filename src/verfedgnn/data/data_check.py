@@ -467,6 +467,6 @@ def _foresee_federation(sources: Sequence[CheckedSource], overlap: UserOverlap) 
     if overlap.shared and overlap.shared < FEWEST_SHARED * users:
         warnings.append(
             f"{users - overlap.shared:,} of {users:,} users are at one party only: they take part and are served, but only shared users "
-            f"connect the parties; look at the lift by other parties ({worded('`train --lift`', '`lift()`')})"
+            f"connect the parties; look at the lift by other parties ({worded('`verfedgnn lift RUN`', '`lift()`')})"
         )
     return warnings
