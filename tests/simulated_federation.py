@@ -173,7 +173,14 @@ class Simulation:
         self.random = random.Random(seed)
         table = vf.data.synthetic_ratings(users=24, items=8 * parties, ratings=60 * parties, seed=seed)
         data = vf.split_items(table, parties=parties, seed=seed)
-        values = {"batch": 0, "epochs": rounds, "evaluate_every": 7, "dim": 3, "masking": True, "mode": "off"}
+        values = {
+            "batch": 0,
+            "epochs": rounds,
+            "evaluate_every": 7,
+            "dim": 3,
+            "masking": True,
+            "exchange": "off",
+        }
         self.config = vf.Config.preset("paper", **(values | settings))
         names = [party.name for party in data]
         self.liar = None if liar is None else names[liar]

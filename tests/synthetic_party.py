@@ -72,7 +72,7 @@ def scale_config(
         "epochs": 10**6,
         "evaluate_every": 10**6,
         "participation": participation,
-        "exchange.ratio": 0,
+        "exchange": 0,
         "unprotected": "projection",
     }
     return Config.preset("paper", model="gcn", seed=seed, dim=dim, layers=layers, **values)

@@ -328,7 +328,7 @@ BAD = {
         "use --parties from 1 to 2",
     ),
     "unknown setting": (lambda _: ["--set", "dimm=3"], "did you mean"),
-    "unprotected": (lambda _: ["--preset", "paper", "--set", "ratio=1"], "unprotected"),
+    "unprotected": (lambda _: ["--preset", "paper", "--set", "exchange=1"], "unprotected"),
     "unknown model": (lambda _: ["--model", "mlp"], "gcn, gat, ggnn"),
     "model without effect": (
         lambda _: ["--model", "gat"],

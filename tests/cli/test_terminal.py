@@ -505,7 +505,7 @@ def test_names_to_complete_are_those_there_are() -> None:
     assert tuple(EXPERIMENTS) == names.EXPERIMENTS
 
 
-MODES = ("projected", "off")
+FORMS = ("propagation", "factors", "solved", "means")
 COMPLETED = {
     "verfedgnn eval": ["evaluate"],
     "verfedgnn federation app": ["approve"],
@@ -515,9 +515,9 @@ COMPLETED = {
     "verfedgnn train --data ml": ["ml-tiny"],
     "verfedgnn compare --methods mf,cen": ["mf,central"],
     "verfedgnn train --qui": ["--quiet"],
-    "verfedgnn train --set exchange.m": [f"exchange.mode={mode}" for mode in MODES],
-    "verfedgnn train --set exchange.mode=p": ["exchange.mode=projected"],
-    "verfedgnn train --set mode=p": ["mode=projected"],
+    "verfedgnn train --set model.f": [f"model.form={form}" for form in FORMS],
+    "verfedgnn train --set model.form=p": ["model.form=propagation"],
+    "verfedgnn train --set form=p": ["form=propagation"],
     "verfedgnn compare --set training.l2_r": ["training.l2_row=0"],
     "verfedgnn train --set training.l2_": ["training.l2_row", "training.l2_user_bias"],
     "verfedgnn settings gradients.r": ["gradients.r", "gradients.rescale"],
@@ -554,8 +554,8 @@ def test_every_setting_is_explained(command: Command) -> None:
         assert f"\n{path}: " in f"\n{out}"
     table = out[out.index("In each preset") :].splitlines()
     assert table[1].split() == ["setting", "paper", "best", "means", "private"]
-    assert next(line.split() for line in table if "exchange.mode" in line) == [
-        *("exchange.mode", "projected", "off", "off", "off")
+    assert next(line.split() for line in table if "exchange" in line) == [
+        *("exchange", "5", "off", "off", "off")
     ]
     assert len(table) == len(settings()) + 2
     code, out, _ = command("settings", "--json")
@@ -567,8 +567,8 @@ def test_every_setting_is_explained(command: Command) -> None:
         assert entry["belongs_to"] or list(entry["presets"]) == sorted(
             presets(), key=lambda name: (name != "paper", name)
         )
-    assert entries["exchange.ratio"]["presets"] == {"paper": 5.0}
-    assert entries["exchange.ratio"]["belongs_to"] == "exchange.mode = projected"
+    assert entries["gradients.r"]["presets"] == {"paper": 3.0}
+    assert entries["gradients.r"]["belongs_to"] == "gradients.mechanism = ternary"
 
 
 def test_settings_by_name(command: Command) -> None:
@@ -581,9 +581,9 @@ def test_settings_by_name(command: Command) -> None:
         for line in out.splitlines()
         if line.startswith(("model.", "training.")) and ":" in line
     ] == ["model.biases", "training.l2_user_bias", "training.l2_item_bias"]
-    code, _, err = command("settings", "exchange.rattio")
+    code, _, err = command("settings", "gradients.resclae")
     assert code == 2
-    assert "did you mean exchange.ratio" in err
+    assert "did you mean gradients.rescale" in err
 
 
 def test_the_help_groups_commands_and_names_their_packages(command: Command) -> None:

@@ -11,7 +11,7 @@ import pytest
 from verfedgnn import Config, ConfigError
 from verfedgnn.config import build_config, load_config, parse_settings, presets, settings
 from verfedgnn.config.model_forms import FactorModel
-from verfedgnn.config.sections import LaplaceGradients, NoExchange, ProjectedExchange
+from verfedgnn.config.sections import LaplaceGradients, TernaryGradients
 from verfedgnn.config.variants import CHOICES
 from verfedgnn.core.option_names import on_command_line
 
@@ -20,7 +20,7 @@ def test_presets_are_complete_and_distinct() -> None:
     assert presets() == ["best", "means", "paper", "private"]
     paper = Config.preset("paper", model="gat")
     assert (paper.model.gnn, paper.model.dim, paper.model.layers) == ("gat", 6, 2)
-    assert (paper.training.lr, paper.gradients.r, paper.gradients.clip, paper.exchange.ratio) == (
+    assert (paper.training.lr, paper.gradients.r, paper.gradients.clip, paper.exchange) == (
         0.05,
         3.0,
         0.5,
@@ -74,7 +74,7 @@ def test_files_and_settings_override_in_order(tmp_path: Path) -> None:
         (["fractions=[0.5,0.1,0.1]"], "add up to 1"),
         (["lr=nan"], "finite"),
         (["lr=inf"], "finite"),
-        (["mode=off", "kind=never"], "'auto', 'date', 'random', 'rating' or 'all'"),
+        (["exchange=off", "kind=never"], "'auto', 'date', 'random', 'rating' or 'all'"),
     ],
 )
 def test_bad_settings_name_cause_and_remedy(settings: list[str], message: str) -> None:
@@ -97,24 +97,20 @@ def test_bad_files(tmp_path: Path) -> None:
 
 
 def test_a_new_variant_keeps_shared_settings_and_drops_the_others() -> None:
-    paper = Config.preset("paper", **{"exchange.ratio": 7})
-    off = paper.with_values({"mode": "off"})
-    assert off.exchange == NoExchange()
-    assert off.with_values({"exchange.mode": "projected"}).exchange == ProjectedExchange()
     laplace = Config.preset("paper", mechanism="laplace", epsilon=2)
     assert laplace.gradients == LaplaceGradients(epsilon=2.0, rescale=0.1)
-    assert Config.preset("paper", form="factors", mode="off").model == FactorModel()
+    assert Config.preset("paper", form="factors", exchange="off").model == FactorModel()
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["ratio=3"], r"exchange\.ratio belongs to exchange\.mode = projected, and here it is off"),
+        (["r=3"], r"gradients\.r belongs to gradients\.mechanism = ternary, and here it is rounded"),
         (["gradients.epsilon=1"], r"gradients\.epsilon belongs to gradients\.mechanism = laplace"),
         (["mechanism=skellam"], r"gradients\.noise_multiplier must be set for"),
         (["generator=true"], r"model\.generator belongs to model\.form = propagation"),
         (["layers=2"], r"model\.layers belongs to model\.form = propagation"),
-        (["mode=none"], r"exchange\.mode must be 'projected' or 'off'"),
+        (["exchange=none"], r"exchange must be number, at least 0 or off"),
     ],
 )
 def test_a_setting_of_another_variant_is_an_error_that_names_it(settings: list[str], message: str) -> None:
@@ -126,7 +122,7 @@ def test_a_setting_of_another_variant_is_an_error_that_names_it(settings: list[s
 @pytest.mark.parametrize(
     ("preset", "settings", "message"),
     [
-        ("best", ["mode=projected"], "model.form = solved has no neighbourhoods to exchange"),
+        ("best", ["exchange=5"], "model.form = solved has no neighbourhoods to exchange"),
         ("best", ["batch=100"], "every rating and every party in every round"),
         ("best", ["participation=0.5"], "every rating and every party in every round"),
         ("best", ["mechanism=ternary"], "belong together"),
@@ -135,7 +131,7 @@ def test_a_setting_of_another_variant_is_an_error_that_names_it(settings: list[s
         ("paper", ["lists=true"], "lists = true needs model.form = solved"),
         ("paper", ["mechanism=none", "masking=true"], "masking needs integers"),
         ("paper", ["estimators=false"], "how many items each user has"),
-        ("paper", ["generator=true", "mode=off"], "learns from exchanged neighbourhoods"),
+        ("paper", ["generator=true", "exchange=off"], "learns from exchanged neighbourhoods"),
         ("private", ["batch=100"], "every rating in every round"),
         ("private", ["bound=unset"], "bound the effect of a rating"),
     ],
@@ -149,26 +145,26 @@ def test_settings_that_do_not_fit_together_are_refused(
 
 def test_files_and_presets_switch_variants(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text('[exchange]\nmode = "off"\n[gat.exchange]\nmode = "projected"\nratio = 7\n')
-    assert build_config(preset=str(file)).exchange == NoExchange()
-    assert build_config(preset=str(file), model="gat").exchange == ProjectedExchange(ratio=7.0)
-    file.write_text('[exchange]\nmode = "off"\n')
-    assert build_config(preset="paper", file=file).exchange == NoExchange()
-    file.write_text("[exchange]\nratio = 7\n")
-    assert load_config(file).exchange == ProjectedExchange(ratio=7.0)
-    file.write_text('[exchange]\nmode = "off"\nratio = 7\n')
-    with pytest.raises(ConfigError, match=r"exchange\.ratio belongs to exchange\.mode = projected"):
+    file.write_text('[gradients]\nmechanism = "laplace"\n[gat.gradients]\nmechanism = "ternary"\nr = 7\n')
+    assert build_config(preset=str(file)).gradients == LaplaceGradients()
+    assert build_config(preset=str(file), model="gat").gradients == TernaryGradients(r=7.0)
+    file.write_text('[gradients]\nmechanism = "laplace"\n')
+    assert build_config(preset="paper", file=file).gradients == LaplaceGradients(rescale=0.1)
+    file.write_text("[gradients]\nr = 7\n")
+    assert load_config(file).gradients == TernaryGradients(r=7.0)
+    file.write_text('[gradients]\nmechanism = "laplace"\nr = 7\n')
+    with pytest.raises(ConfigError, match=r"gradients\.r belongs to gradients\.mechanism = ternary"):
         load_config(file)
 
 
-@pytest.mark.parametrize("mode", ["projected", "off"])
-def test_every_variant_has_its_own_fingerprint_and_file(tmp_path: Path, mode: str) -> None:
-    config = Config.preset("paper", mode=mode, masking=True)
-    (tmp_path / "c.toml").write_text(config.to_toml())
-    assert load_config(tmp_path / "c.toml") == config
-    assert Config.preset("paper", masking=True).fingerprint() == config.fingerprint() or mode != "projected"
-    modes = ("projected", "off")
-    assert len({Config.preset("paper", mode=other, masking=True).fingerprint() for other in modes}) == 2
+def test_every_variant_has_its_own_fingerprint_and_file(tmp_path: Path) -> None:
+    mechanisms = ("ternary", "laplace", "none")
+    configs = [Config.preset("paper", mechanism=mechanism) for mechanism in mechanisms]
+    for config in configs:
+        (tmp_path / "c.toml").write_text(config.to_toml())
+        assert load_config(tmp_path / "c.toml") == config
+    assert len({config.fingerprint() for config in configs}) == 3
+    assert Config.preset("paper").fingerprint() == configs[0].fingerprint()
 
 
 def test_settings_that_variants_share_have_one_explanation() -> None:

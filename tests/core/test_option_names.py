@@ -31,10 +31,10 @@ def test_an_option_is_named_for_its_reader(name: str, value: Any, flag: str, arg
 
 def test_a_setting_is_named_for_its_reader() -> None:
     assert setting("masking", True) == "masking=True"
-    assert setting("exchange.mode", "off") == 'mode="off"'
+    assert setting("model.form", "means") == 'form="means"'
     with on_command_line():
         assert setting("masking", True) == "--set masking=true"
-        assert setting("exchange.mode", "off") == "--set exchange.mode=off"
+        assert setting("model.form", "means") == "--set model.form=means"
 
 
 def test_a_keyword_argument_names_one_setting() -> None:
@@ -46,8 +46,7 @@ def test_a_keyword_argument_names_one_setting() -> None:
     "values",
     [
         {"gradients.clip": 0.9},
-        {"exchange.mode": "masked", "masking": False},
-        {"exchange.mode": "projected", "exchange.ratio": 1.0},
+        {"exchange": 1.0},
         {"estimators": False},
         {"gradients.mechanism": "skellam", "gradients.noise": 1.0},
         {"exchange.noise": 0.1},

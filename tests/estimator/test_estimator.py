@@ -9,7 +9,7 @@ import pytest
 
 import verfedgnn as vf
 from verfedgnn.data import synthetic_ratings
-from verfedgnn.evaluation.verdict import ORDER
+from verfedgnn.evaluation.verdict import WORDS
 from verfedgnn.reports import round_progress
 from verfedgnn.reports.round_progress import NotebookProgress, RoundProgress, watching
 from verfedgnn.training.progress import Progress
@@ -30,7 +30,7 @@ def test_lift_answers_for_ratings_lists_and_newcomers(fitted: vf.VerFedRecommend
     for half in (found, found["lists"]):
         for table in (half, half["newcomers"]):
             assert [row["name"] for row in table["parties"]] == fitted.parties_
-            assert {row["pays"] for row in table["parties"]} <= set(ORDER)
+            assert {row["pays"] for row in table["parties"]} <= set(WORDS)
     assert found.headline.endswith(".")
     assert fitted.metrics_["lift"] == found.to_dict()
     assert vf.lift(fitted.run_).to_dict() == found.to_dict()

@@ -65,7 +65,7 @@ def test_every_message_of_a_training_is_within_its_announced_size(preset: str, p
     kind = protection_of(config, parties).sent_type
     gradient = rng.integers(0, 2 ** (8 * kind.itemsize), model.size, kind, endpoint=False)
     shared = None
-    if config.exchange.sends:
+    if config.exchange != "off":
         shape = neighbourhood_shape(config, model)
         width = neighbourhood_type(config)
         shared = rng.integers(0, 2 ** (8 * width.itemsize), shape, width, endpoint=False)

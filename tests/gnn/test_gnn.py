@@ -135,7 +135,7 @@ def test_products_along_edges_are_those_of_pairs(seed: int, biases: bool) -> Non
     rng = np.random.default_rng(seed)
     user, item = np.nonzero(rng.random((6, 5)) < 0.5)
     config = Config.preset(
-        "paper", **{"exchange.mode": "off", "model.form": "factors", "biases": biases, "dim": 3}
+        "paper", **{"exchange": "off", "model.form": "factors", "biases": biases, "dim": 3}
     )
     model, graph = Model(config.model, 6), build_graph(user, item, users=6, items=5)
     public = model.initial_public(seed, 3.0)

@@ -150,7 +150,7 @@ def test_report_composes() -> None:
     )
     assert noisy["gradients"]["composed"] == {"epsilon": 4.0, "delta": 0.0}
     bare = privacy_report(
-        Config.preset("paper", ratio=0, unprotected="projection"),
+        Config.preset("paper", exchange=0, unprotected="projection"),
         releases=4,
         exchanges=4,
         users=9,

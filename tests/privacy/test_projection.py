@@ -71,8 +71,8 @@ def test_theorem_1_condition() -> None:
     assert not Projection(100, ratio=1).protected
     assert not Projection(1, ratio=5).protected, "one user: Phi is a known number"
     with pytest.raises(ConfigError, match=r"2q > N \+ 1.*unprotected=.projection"):
-        Config.preset("paper", ratio=1)
-    assert Config.preset("paper", ratio=1, unprotected=["projection"]).exchange.ratio == 1
+        Config.preset("paper", exchange=1)
+    assert Config.preset("paper", exchange=1, unprotected=["projection"]).exchange == 1
 
 
 def test_no_value_can_be_solved_for() -> None:

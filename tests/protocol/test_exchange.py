@@ -24,7 +24,7 @@ from verfedgnn.protocol.party_state import LOCAL, Policy, ReceivedNeighbourhoods
 from verfedgnn.protocol.replica import Replica
 from verfedgnn.training.local_runtime import LocalRuntime
 
-OPEN = {"exchange.ratio": 0, "unprotected": ["projection"]}
+OPEN = {"exchange": 0, "unprotected": ["projection"]}
 SIGMAS = 5
 """A statistical test fails a right implementation once in 1.7 million times."""
 
@@ -144,7 +144,7 @@ def test_rows_are_clipped_and_short_ones_left_alone(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("chosen", "words"),
-    [({}, "not differential privacy"), (OPEN, "none:"), ({"exchange.mode": "off"}, "never")],
+    [({}, "not differential privacy"), (OPEN, "none:"), ({"exchange": "off"}, "never")],
 )
 def test_every_exchange_says_what_it_protects(
     small_parties: list[vf.PartyData], chosen: dict[str, Any], words: str

@@ -28,7 +28,7 @@ def open_config(gnn: str, layers: int = 2) -> Config:
             "unprotected": ["degrees", "projection"],
             "optimizer": "sgd",  # Adagrad's first step knows only signs
             "lr": 1e-3,
-            "exchange.ratio": 0,
+            "exchange": 0,
             "layers": layers,
             "estimators": False,
             "mechanism": "none",

@@ -93,7 +93,7 @@ def test_nothing_in_a_round_has_a_row_and_a_column_per_user(gnn: str) -> None:
             "paper",
             model=gnn,
             dim=8,
-            ratio=0,
+            exchange=0,
             unprotected="projection",
             batch=0,
             epochs=100,

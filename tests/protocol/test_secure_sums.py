@@ -42,7 +42,7 @@ from verfedgnn.protocol.messages import (
 )
 from verfedgnn.protocol.party_state import Policy
 
-CONFIG = vf.Config.preset("paper", masking=True, mode="off")
+CONFIG = vf.Config.preset("paper", masking=True, exchange="off")
 CONTEXT = b"what all parties received"
 SIZE = 12
 
@@ -341,7 +341,7 @@ def test_a_noised_sum_includes_all_whose_noise_it_counts_on(identities: list[Mem
     parties=st.integers(3, 6),
     missing=st.integers(0, 2),
     faults=st.sampled_from([0.03, 0.1, 0.2]),
-    mode=st.sampled_from(["off", "projected"]),
+    exchange=st.sampled_from(["off", 5]),
 )
 def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
     tmp_path_factory: pytest.TempPathFactory,
@@ -349,7 +349,7 @@ def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
     parties: int,
     missing: int,
     faults: float,
-    mode: str,
+    exchange: str | int,
 ) -> None:
     """Kills, delays and restarts at random: every applied sum is exact, and no round has two lists."""
     logging.disable(logging.CRITICAL)
@@ -361,7 +361,7 @@ def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
             rounds=4,
             seed=seed,
             faults=faults,
-            mode=mode,
+            exchange=exchange,
         )
         simulation.run(20_000)
         simulation.check()
@@ -390,7 +390,7 @@ def test_a_liar_that_is_away_stays_a_suspect() -> None:
         members=SimpleNamespace(here=[0, 1, 3, 4, 5], quorum=3),
         active_count=6,
         names=[f"party-{index}" for index in range(6)],
-        config=vf.Config.preset("paper", mode="off"),
+        config=vf.Config.preset("paper", exchange="off"),
         open_parties={},
         round=7,
     )

@@ -14,8 +14,10 @@ import verfedgnn as vf
 from helpers import federation
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.data.synthetic import synthetic_ratings
+from verfedgnn.privacy.masking import to_residues
+from verfedgnn.privacy.protections import LARGEST_ROUNDED, protection_of
 from verfedgnn.protocol import solved_round
-from verfedgnn.protocol.solved_round import LARGEST, compute_update, encode_release, is_first
+from verfedgnn.protocol.solved_round import compute_update, encode_release, is_first
 from verfedgnn.training.local_runtime import LocalRuntime
 
 SMALL = {"dim": 6, "raters": 4, "lists": False, "gate": False, "patience": 0}
@@ -25,13 +27,27 @@ def solved(**values: object) -> vf.Config:
     return vf.Config.preset("best").with_values(SMALL | {"epochs": 12} | values)
 
 
-@given(st.lists(st.integers(-(2**31) + 2**24, 2**31 - 2**24), min_size=1, max_size=20), st.integers(1, 100))
+@given(st.lists(st.integers(-(201**4) // 2 + 1, 201**4 // 2), min_size=1, max_size=20), st.integers(1, 100))
 @settings(max_examples=50, derandomize=True, deadline=None)
 def test_limbs_add_up(values: list[int], parties: int) -> None:
     whole = torch.tensor(values)
-    limbs = solved_round._to_limbs(whole, 4, 8)
-    assert limbs.abs().max() <= 128
-    assert torch.equal(solved_round._from_limbs(limbs * parties, 8), whole * parties)
+    limbs = solved_round._to_limbs(whole, 4, solved_round.LIMB_BASE)
+    assert limbs.abs().max() <= LARGEST_ROUNDED[0]
+    assert torch.equal(solved_round._from_limbs(limbs * parties, solved_round.LIMB_BASE), whole * parties)
+
+
+def test_no_sum_of_rounded_values_overflows_and_none_takes_more_bits_than_it_needs() -> None:
+    for parties in range(1, 1000):
+        protection = protection_of(solved(), parties)
+        largest, bits = protection.largest, protection.bits
+        assert LARGEST_ROUNDED[0] <= largest <= LARGEST_ROUNDED[1]
+        assert 2 ** (bits - 2) <= parties * largest < 2 ** (bits - 1)
+        for extreme in (largest, -largest):
+            release = protection.summand(np.full(3, extreme, protection.own_type))
+            total = protection.add_up([to_residues(release, bits)] * parties)
+            assert total.tolist() == [extreme * parties] * 3
+    saved = {parties: protection_of(solved(), parties).bits for parties in (3, 5, 10)}
+    assert saved == {3: 10, 5: 10, 10: 11}
 
 
 def unprotected(**values: object) -> vf.Config:
@@ -92,7 +108,7 @@ def test_a_release_is_integers_of_eight_bits(small_parties: list[vf.PartyData]) 
         assert first == (round == 1)
         for release in releases(runtime):
             assert release.dtype == np.int16
-            assert np.abs(release).max() <= LARGEST + 1
+            assert np.abs(release).max() <= runtime.coordinator.replica.protection.largest
 
 
 def test_the_first_round_shares_exact_counts_and_means(small_parties: list[vf.PartyData]) -> None:
@@ -135,15 +151,18 @@ def test_rounded_sums_have_the_right_mean(small_parties: list[vf.PartyData]) -> 
         def uniform(self, shape: tuple[int, ...]) -> np.ndarray:
             return rng.random(shape)
 
-    draws = [encode_release(model, parameters, step, Uniform()).astype(float) for _ in range(400)]  # type: ignore[arg-type]
+    largest = party.replica.protection.largest
+    draws = [
+        encode_release(model, parameters, step, Uniform(), largest=largest).astype(float) for _ in range(400)
+    ]  # type: ignore[arg-type]
     views = model.views(parameters)
     units = model.solved.shared(views["sums"])["units"] if model.solved else torch.zeros(0)
     wanted = gradient / ((views["totals"][:, :1] + 1).sqrt() * units)
-    wanted = wanted.clamp(-LARGEST, LARGEST).numpy()
+    wanted = wanted.clamp(-largest, largest).numpy()
     found = np.mean(draws, 0)[: model.users * columns]
     width = model.shapes["users"][1]
     users = found[: model.users * width].reshape(model.users, width)
-    inside = np.abs(wanted[:, :width]) < LARGEST - 1
+    inside = np.abs(wanted[:, :width]) < largest - 1
     assert inside.mean() > 0.5
     assert np.abs(users - wanted[:, :width])[inside].max() < 5.5 * 0.5 / 20
 
@@ -194,7 +213,7 @@ def test_a_stopped_training_resumes_to_the_same_bits(
         ({"gradients.mechanism": "ternary"}, "belong together"),
         ({"batch": 100}, "every rating and every party"),
         ({"participation": 0.5}, "every rating and every party"),
-        ({"exchange.mode": "projected"}, "no neighbourhoods to exchange"),
+        ({"exchange": 5}, "no neighbourhoods to exchange"),
         ({"dim": 5}, "at least 6"),
         ({"biases": False}, "no raters"),
     ],

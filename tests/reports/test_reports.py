@@ -220,7 +220,7 @@ def test_safer_variants_are_other_configurations_that_show_less(preset: str) -> 
 
 def test_a_run_of_one_party_cannot_be_audited(tmp_path: Path) -> None:
     parties = vf.split_items(vf.data.synthetic_ratings(users=40, items=20, ratings=400, seed=2), parties=1)
-    vf.train(parties, vf.Config.preset("paper", epochs=1, mode="off"), out=tmp_path / "run")
+    vf.train(parties, vf.Config.preset("paper", epochs=1, exchange="off"), out=tmp_path / "run")
     with pytest.raises(vf.ConfigError, match="needs the parties of a whole federation"):
         audit(tmp_path / "run", 5, 5, True, False, 1, Output(quiet=True, as_json=False))
 

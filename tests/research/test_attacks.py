@@ -334,7 +334,7 @@ def test_the_mean_coefficient_is_over_edges(attacked: tuple[Planted, vf.Run]) ->
 
 
 def test_other_models_are_refused_with_a_reason(small_parties: list[vf.PartyData]) -> None:
-    run = vf.train(small_parties, config(form="factors", epochs=1, **{"exchange.mode": "off"}))
+    run = vf.train(small_parties, config(form="factors", epochs=1, **{"exchange": "off"}))
     with pytest.raises(ConfigError, match="propagation"):
         RunInternals.of(run)
 
@@ -368,7 +368,7 @@ def test_exact_sums_show_every_user_with_one_or_two_items(
         replace(party, ratings=party.ratings.take(kept)) if p == 1 else party
         for p, party in enumerate(small_parties)
     ]
-    chosen = config(gnn=gnn, **{"exchange.ratio": 0, "unprotected": ["projection"]})
+    chosen = config(gnn=gnn, **{"exchange": 0, "unprotected": ["projection"]})
     fakes = planted(sparse, chosen, share=1.0)
     run = trained(fakes, chosen)
     inside = RunInternals.of(run)

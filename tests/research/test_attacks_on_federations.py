@@ -43,7 +43,7 @@ def test_many_rounds_show_who_has_ratings_and_how_many() -> None:
     table = vf.data.synthetic_ratings(users=300, items=90, ratings=1800, seed=2)
     sparse = vf.split_items(table, parties=3, seed=2)
     alone = attack_gradients(sparse, config(batch=0), rounds=60, at=(1, 10))["rounds"]
-    masked = attack_gradients(sparse, config(batch=0, masking=True, mode="off"), rounds=60, at=(1, 10))[
+    masked = attack_gradients(sparse, config(batch=0, masking=True, exchange="off"), rounds=60, at=(1, 10))[
         "rounds"
     ]
     assert list(alone) == ["1", "10", "60"]

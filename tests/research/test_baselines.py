@@ -46,9 +46,9 @@ def test_declarations_are_what_the_settings_say(name: str) -> None:
     local = declared.storage == "local" and name != "alone"
     if local:
         assert declared.gradient_protection == (config.gradients.mechanism != "none")
-        assert declared.cross_graph == (config.exchange.mode != "off")
+        assert declared.cross_graph == (config.exchange != "off")
     else:
-        assert config.exchange.mode == "off"
+        assert config.exchange == "off"
         assert not declared.cross_graph
     if name not in ("bias", "best", "private"):
         assert declared.high_order == (config.model.form == "propagation")
@@ -116,7 +116,7 @@ def test_factors_along_edges_are_factors_by_pairs(small_parties: list[vf.PartyDa
     settings = {
         "model.form": "factors",
         "model.biases": biases,
-        "exchange.mode": "off",
+        "exchange": "off",
         "optimizer": "sgd",
         "lr": 1e-3,
     }
@@ -185,7 +185,7 @@ def test_the_generator_learns_what_the_others_have(small_parties: list[vf.PartyD
 
 def test_generated_neighbourhoods_need_an_exchange() -> None:
     with pytest.raises(vf.ConfigError, match="learns from exchanged neighbourhoods"):
-        vf.Config.preset("paper", generator=True, mode="off")
+        vf.Config.preset("paper", generator=True, exchange="off")
     with pytest.raises(vf.ConfigError, match=r"belongs to model.form = propagation"):
         vf.Config.preset("best", generator=True)
     with pytest.raises(vf.ConfigError, match="no neighbourhoods to exchange"):
@@ -244,7 +244,7 @@ def test_fedpergnn_counts_items_and_edges_not_sums(small_parties: list[vf.PartyD
     """Its ledger is that of the same training without an exchange, plus item embeddings every round and edges once."""
     config = configured("fedpergnn")
     trained = method("fedpergnn").train(small_parties, config, Where(CPU))
-    without = train(small_parties, config.with_values({"exchange.mode": "off"}), party=PseudoParty)
+    without = train(small_parties, config.with_values({"exchange": "off"}), party=PseudoParty)
     rounds = trained.rounds
     items = [p.ratings.n_items for p in small_parties]
     for party, own in zip(small_parties, items, strict=True):
@@ -277,7 +277,7 @@ def test_fedpergnn_counts_full_participation_only(small_parties: list[vf.PartyDa
 @pytest.mark.parametrize("name", ["fedsage+", "fedpergnn", "best"])
 def test_a_party_can_train_any_method_alone(name: str) -> None:
     """What lift and the gate do: the same settings, without whatever needs others."""
-    assert solo_config(configured(name, "gat" if method(name).by_gnn else "gcn"), 0.5).exchange.mode == "off"
+    assert solo_config(configured(name, "gat" if method(name).by_gnn else "gcn"), 0.5).exchange == "off"
 
 
 def test_fedpergnn_sums_of_attention_fit_the_wire(small_parties: list[vf.PartyData]) -> None:

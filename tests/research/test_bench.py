@@ -31,7 +31,7 @@ def test_a_bench_is_written_and_not_repeated(
         assert record["ratings"]["test"]["rmse"] > 0
         assert record["cpu_seconds"] > 0
     page = (tmp_path / "mine.md").read_text()
-    assert "`verfedgnn bench synthetic --preset paper --seeds 2 --parties 3 --set epochs=2`" in page
+    assert "`verfedgnn bench synthetic --preset paper --set epochs=2 --seeds 2 --parties 3`" in page
     assert "| synthetic | 0, 1 |" in page
 
     monkeypatch.setattr("verfedgnn_research.bench.train", None)

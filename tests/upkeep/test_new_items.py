@@ -182,7 +182,7 @@ def test_a_new_item_is_recommended_exported_and_not_evaluated(
     assert "new" not in {item.item for item in run.recommend(next(iter(known)), everything, party=PARTY)}
     assert run.parties[0].ratings.columns["category"][-1] == "film"
     assert float(run.predict(stranger, "new")[0]) == pytest.approx(found["new"].rating)
-    assert run.embeddings(PARTY).items["item"].to_pylist()[-1] == "new"
+    assert run.embeddings(PARTY)[PARTY].items["item"].to_pylist()[-1] == "new"
     again = vf.Run.load(folder, added=False)
     assert again.parties[0].ratings.n_items == before.parties[0].ratings.n_items
     assert again.evaluate()["parties"] == before.evaluate()["parties"]

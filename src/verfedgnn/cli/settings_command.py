@@ -21,7 +21,7 @@ def settings(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A setting, such as exchange.ratio or lr, or a part of names, such as exchange. Unset: all settings.",
+            help="A setting, such as model.dim or lr, or a part of names, such as model. Unset: all settings.",
             autocompletion=complete_setting,
         ),
     ] = None,

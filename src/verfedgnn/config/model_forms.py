@@ -26,6 +26,8 @@ class _AnyForm(Section):
     """File or package and SHA-256 of a plug-in's code. Training and `federation init` fill it in."""
     dim: int = Field(6, ge=1, le=4096)
     """D, the size of an embedding (paper: 6). 0, for form solved: by the number of ratings a user (docs/model.md)."""
+    solved: ClassVar[bool] = False
+    """Whether items are solved at home, and users take one preconditioned step a round (docs/model.md)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -96,9 +98,19 @@ class SolvedModel(_AnyForm):
     raters: int = Field(-1, ge=-1, le=4096)
     """H, the size of a second model that computes an item's vector from the ratings of its raters (docs/model.md). 0: none; -1: by
     the number of ratings a user."""
-    means_only: bool = False
-    """Share means of users and nothing else, in one round: two numbers a user."""
+    solved: ClassVar[bool] = True
     bound: ClassVar[None] = None
+
+
+class MeansModel(_AnyForm):
+    """Means of users, two numbers a user, which are shared in one round."""
+
+    form: Literal["means"] = "means"
+    """means: means of users and nothing else, two numbers a user, in one round."""
+    solved: ClassVar[bool] = True
+    biases: ClassVar[bool] = True
+    bound: ClassVar[None] = None
+    raters: ClassVar[int] = 0
 
 
 @dataclass(frozen=True)
@@ -122,5 +134,7 @@ def choose_sizes(users: int, ratings: int) -> Sizes:
     return next(sizes for most, sizes in SIZES if ratings < most * max(1, users))
 
 
-ModelConfig = Annotated[PropagationModel | FactorModel | SolvedModel, Field(discriminator="form")]
+ModelConfig = Annotated[
+    PropagationModel | FactorModel | SolvedModel | MeansModel, Field(discriminator="form")
+]
 """The graph neural network (Sec. 3.2), in one of its forms."""

@@ -22,7 +22,6 @@ def find_conflict(config: Config) -> str | None:
 def _missing_protection(config: Config) -> str | None:
     """Return the setting that leaves more unprotected than `unprotected` allows."""
     gradients = config.gradients
-    exchange = config.exchange
     allowed = config.unprotected
     if gradients.protects_ratings:
         missing = _missing_for_skellam(config)
@@ -33,14 +32,14 @@ def _missing_protection(config: Config) -> str | None:
             f"gradients.clip = {gradients.clip} lets two gradients differ by more than 1 per coordinate, which the "
             f"guarantee does not cover; use 0.5 or accept it with {setting('unprotected', 'clip')}"
         )
-    if exchange.mode == "projected" and exchange.ratio < 2 and "projection" not in allowed:
+    if config.exchange != "off" and config.exchange < 2 and "projection" not in allowed:
         return (
-            f"exchange.ratio = {exchange.ratio} means 2q > N + 1, so Theorem 1 does not hide single values; "
+            f"exchange = {config.exchange:g} means 2q > N + 1, so Theorem 1 does not hide single values; "
             f"use 2 or more, or accept it with {setting('unprotected', 'projection')}"
         )
     model = config.model
     exact = model.form == "propagation" and not model.estimators
-    if exact and exchange.sends and "degrees" not in allowed:
+    if exact and config.exchange != "off" and "degrees" not in allowed:
         return (
             "model.estimators = false exchanges how many items each user has at each party; "
             f"set it to true, or accept it with {setting('unprotected', 'degrees')}"
@@ -50,18 +49,17 @@ def _missing_protection(config: Config) -> str | None:
 
 def _mismatch(config: Config) -> str | None:
     """Return the settings of two sections that do not fit together."""
-    exchange = config.exchange
     model = config.model
     if model.form != "propagation" and model.gnn != "gcn":
         return (
             f"model.form = {model.form} has no graph neural network, so {option('model', model.gnn)} would change nothing; "
             f"leave it out or choose {option('preset', 'paper')}"
         )
-    if model.form != "propagation" and exchange.sends:
-        return f"model.form = {model.form} has no neighbourhoods to exchange; set exchange.mode = off"
-    if model.form == "propagation" and model.generator and not exchange.sends:
-        return "model.generator learns from exchanged neighbourhoods; set exchange.mode = projected"
-    if config.lists and model.form != "solved":
+    if model.form != "propagation" and config.exchange != "off":
+        return f"model.form = {model.form} has no neighbourhoods to exchange; set exchange = off"
+    if model.form == "propagation" and model.generator and config.exchange == "off":
+        return "model.generator learns from exchanged neighbourhoods; set exchange = 5"
+    if config.lists and not model.solved:
         return "lists = true needs model.form = solved; leave it out or start from " + option(
             "preset", "best"
         )
@@ -78,10 +76,10 @@ def _mismatch(config: Config) -> str | None:
 
 def _mismatch_of_solved(config: Config) -> str | None:
     """Return the settings that do not fit a model whose items are solved at home."""
-    solved = config.model.form == "solved"
+    solved = config.model.solved
     mechanism = config.gradients.mechanism
     if solved != (mechanism == "rounded") and (not solved or mechanism != "none"):
-        return "model.form = solved and gradients.mechanism = rounded belong together; set both"
+        return "model.form = solved or means and gradients.mechanism = rounded belong together; set both"
     if solved and 0 < config.model.dim < 6:
         return "model.form = solved needs vectors of at least 6 numbers, which carry the first sums, too; raise model.dim"
     if solved and (config.training.batch or config.training.participation < 1):
@@ -90,7 +88,7 @@ def _mismatch_of_solved(config: Config) -> str | None:
             "participation = 1"
         )
     if config.means_only and config.training.epochs > 1:
-        return "model.means_only = true takes one round; set training.epochs = 1"
+        return "model.form = means takes one round; set training.epochs = 1"
     if config.ranks and config.model.raters > 0:
         return "a model of lists (model.biases = false) has no raters; set model.raters = 0"
     return None

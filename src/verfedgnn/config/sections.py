@@ -183,30 +183,3 @@ GradientConfig = Annotated[
     Field(discriminator="mechanism"),
 ]
 """The protection of the gradients of public parameters (Sec. 4.5), by one of its mechanisms."""
-
-
-# -- The modes of the exchange of neighbourhoods (Sec. 4.4), each with its own settings --------------------
-
-
-class ProjectedExchange(Section):
-    """Parties send random projections Phi X of their neighbourhoods (the paper's protection)."""
-
-    mode: Literal["projected"] = "projected"
-    """projected: parties send Phi X, a random projection to fewer rows."""
-    sends: ClassVar[bool] = True
-    shown: ClassVar[str] = "projected to fewer rows"
-    ratio: float = Field(5.0, ge=0)
-    """N/q, the number of users per row of the projection (paper: 5). 0: parties send X itself, unprotected."""
-
-
-class NoExchange(Section):
-    """No neighbourhood leaves a party."""
-
-    mode: Literal["off"] = "off"
-    """off: no neighbourhood leaves a party."""
-    sends: ClassVar[bool] = False
-    shown: ClassVar[str] = "not sent"
-
-
-ExchangeConfig = Annotated[ProjectedExchange | NoExchange, Field(discriminator="mode")]
-"""The exchange of neighbourhoods (Sec. 4.4), in one of its modes."""

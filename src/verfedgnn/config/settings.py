@@ -35,11 +35,11 @@ class Setting:
     required: bool
     """Whether the variants that have it need a value."""
     variants: tuple[str, ...]
-    """Tags of the variants that have it, such as projected for exchange.ratio; empty if all have it."""
+    """Tags of the variants that have it, such as laplace for gradients.epsilon; empty if all have it."""
 
     @property
     def belongs_to(self) -> str:
-        """Condition under which the configuration has this setting, such as `exchange.mode = projected`."""
+        """Condition under which the configuration has this setting, such as `gradients.mechanism = laplace`."""
         if not self.variants:
             return ""
         choice = CHOICES[self.path.split(".")[0]]
@@ -130,7 +130,7 @@ def _name(annotation: Any) -> str:
     if _choices(annotation):
         return either(_choices(annotation))
     if origin is Annotated:
-        return _name(arguments[0])
+        return _describe(FieldInfo.from_annotation(annotation))
     if origin in (Union, UnionType):
         return either([word for kind in arguments for word in _choices(kind) or [_name(kind)]])
     if origin is tuple:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -19,9 +19,7 @@ from verfedgnn import plugins
 from verfedgnn.config.model_forms import SIZES, Gnn, ModelConfig, PropagationModel, choose_sizes
 from verfedgnn.config.rules import find_conflict
 from verfedgnn.config.sections import (
-    ExchangeConfig,
     GradientConfig,
-    ProjectedExchange,
     Section,
     SplitConfig,
     TernaryGradients,
@@ -50,8 +48,9 @@ class Config(Section):
     """Preset from which this configuration started."""
     model: ModelConfig = PropagationModel()
     """The graph neural network."""
-    exchange: ExchangeConfig = ProjectedExchange()
-    """The exchange of neighbourhoods."""
+    exchange: Annotated[float, Field(ge=0)] | Literal["off"] = 5.0
+    """Users per row of the random projection Phi in which neighbourhoods X are sent, N/q (Sec. 4.4; paper: 5). 0: parties send X itself,
+    unprotected; off: no neighbourhood leaves a party."""
     gradients: GradientConfig = TernaryGradients()
     """The protection of gradients."""
     training: TrainingConfig = TrainingConfig()
@@ -114,7 +113,7 @@ class Config(Section):
     def with_values(self, overrides: Mapping[str, Any]) -> Config:
         """Return a copy with `overrides`, keyed by setting name (`r`) or path (`gradients.r`); values may be text.
 
-        A section that changes its variant, such as `exchange.mode`, keeps the settings that the new variant has.
+        A section that changes its variant, such as `model.form`, keeps the settings that the new variant has.
         """
         changes: dict[str, Any] = {}
         for key, value in overrides.items():
@@ -130,7 +129,7 @@ class Config(Section):
     @property
     def ranks(self) -> bool:
         """Return whether the model orders lists instead of predicting ratings."""
-        return self.model.form == "solved" and not self.model.biases
+        return self.model.solved and not self.model.biases
 
     @property
     def trains_lists(self) -> bool:
@@ -140,7 +139,7 @@ class Config(Section):
     @property
     def means_only(self) -> bool:
         """Return whether the parties share means of users and no vectors."""
-        return self.model.form == "solved" and self.model.means_only
+        return self.model.form == "means"
 
     @property
     def federates_lists(self) -> bool:
@@ -151,7 +150,7 @@ class Config(Section):
         """Return the configuration of the model that orders lists. It needs three quarters of the rounds."""
         sizes = next((sizes for _, sizes in SIZES if self.model.dim <= sizes.dim), SIZES[-1][1])
         lists: dict[str, Any] = {
-            "model.means_only": False,
+            "model.form": "solved",
             "model.biases": False,
             "model.raters": 0,
             "model.dim": sizes.lists if self.model.dim else 0,
@@ -169,7 +168,7 @@ class Config(Section):
     def for_final(self) -> Config:
         """Return the configuration of the training on all ratings, which starts from the judged one and needs few rounds."""
         rounds = self.training.epochs
-        if self.model.form == "solved":
+        if self.model.solved:
             name = "lists" if self.ranks else "raters" if self.model.raters else "ratings"
             rounds = 1 if self.means_only else FINAL_ROUNDS[name]
         every = {"training.epochs": rounds, "training.evaluate_every": rounds, "training.patience": 0}
@@ -321,6 +320,9 @@ def explain_invalid(error: ValidationError) -> str:
         return f"{' and '.join(unset)} must be set{_variant(first['loc'])}"
     if first["type"] == "literal_error":
         text += _variant(first["loc"])
+    setting = settings().get(where.rpartition(".")[0])
+    if setting and isinstance(first["loc"][-1], str):  # one of several types
+        where, text = setting.path, f"must be {setting.range}"
     given = f" (it is {first['input']!r})" if where and not isinstance(first["input"], dict) else ""
     colon = "" if text.startswith(("must ", "is ")) else ":"
     return f"{where}{colon} {text}{given}" if where else text
@@ -337,7 +339,7 @@ def _location(location: tuple[int | str, ...]) -> str:
 
 
 def _variant(location: tuple[int | str, ...]) -> str:
-    """Return " for exchange.mode = exact" for a location inside that variant."""
+    """Return " for model.form = solved" for a location inside that variant."""
     for before, part in pairwise(location):
         if before in CHOICES and part in CHOICES[str(before)].variants:
             return f" for {CHOICES[str(before)].path} = {part}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from verfedgnn.config.model_forms import ModelConfig
-from verfedgnn.config.sections import ExchangeConfig, GradientConfig, Section
+from verfedgnn.config.sections import GradientConfig, Section
 from verfedgnn.core.option_names import setting
 
 
@@ -22,7 +22,7 @@ class Choice:
 
     @property
     def path(self) -> str:
-        """Path of the tag, such as `exchange.mode`."""
+        """Path of the tag, such as `model.form`."""
         return f"{self.section}.{self.tag}"
 
     @property
@@ -44,7 +44,6 @@ CHOICES = {
     choice.section: choice
     for choice in (
         _choice("model", "form", ModelConfig),
-        _choice("exchange", "mode", ExchangeConfig),
         _choice("gradients", "mechanism", GradientConfig),
     )
 }

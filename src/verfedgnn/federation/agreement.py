@@ -322,7 +322,7 @@ def list_stages(agreement: Agreement) -> list[Stage]:
     stages = [Stage("ratings", config)]
     if config.federates_lists:
         stages.append(Stage("lists", config.for_lists(), LISTS))
-    if config.trains_final and config.model.form == "solved":
+    if config.trains_final and config.model.solved:
         final = config.for_final()
         stages.append(Stage("final", final, FINAL, continues=0))
         if config.federates_lists:

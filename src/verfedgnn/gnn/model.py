@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn import plugins
-from verfedgnn.config.model_forms import ModelConfig, PropagationModel
+from verfedgnn.config.model_forms import MeansModel, ModelConfig, PropagationModel, SolvedModel
 from verfedgnn.core.graph import Graph, clip_rows
 from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.core.random_streams import SharedStream, shared_generator
@@ -67,7 +67,7 @@ class Model:
     def __init__(self, config: ModelConfig, users: int) -> None:
         self.config = config
         self.users = users
-        self.solved = SolvedLayout(users, config) if config.form == "solved" else None
+        self.solved = SolvedLayout(users, config) if config.solved else None
         """Layout of the public parameters of a model that is solved; None for one that is trained by gradients."""
         self._operator: Operator | None = None
         self.generator: NeighbourhoodGenerator | None = None
@@ -143,7 +143,9 @@ class Model:
     def initial_embeddings(self, rng: np.random.Generator, rows: int, typical: float) -> Tensor:
         """Draw user or item embeddings. Factors without biases start where they predict the typical rating."""
         config = self.config
-        assert config.form != "solved", "the layout of a solved model draws its users"
+        assert not isinstance(config, SolvedModel | MeansModel), (
+            "the layout of a solved model draws its users"
+        )
         plain = config.form == "factors" and not config.biases
         mean = math.sqrt(typical / config.dim) if plain else 0.0
         values = torch.from_numpy(rng.normal(mean, config.init_std, (rows, config.dim)).astype(np.float32))

@@ -54,7 +54,7 @@ def privacy_report(
     protection = protection_of(config)
     sent = [
         *protection.releases(releases),
-        *([Release("neighbourhoods", exchanges)] if config.exchange.sends else []),
+        *([Release("neighbourhoods", exchanges)] if config.exchange != "off" else []),
         *protection.validation_releases(validations),
     ]
     gradients = {
@@ -115,10 +115,9 @@ def _persons(
 
 
 def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, exchanges: int) -> dict[str, Any]:
-    exchange = config.exchange
-    if not exchange.sends:
+    if config.exchange == "off":
         return {"mechanism": "none sent", "guarantee": "neighbourhoods never leave a party"}
-    report: dict[str, Any] = {"mechanism": exchange.mode, "releases": exchanges}
+    report: dict[str, Any] = {"mechanism": "projected", "releases": exchanges}
     estimated = config.model.form == "propagation" and config.model.estimators
     holds = "2q <= N + 1 holds" if protected else "2q <= N + 1 does not hold"
     text = f"{holds}: no single value can be solved for exactly (Theorem 1); this is obfuscation, not differential privacy"

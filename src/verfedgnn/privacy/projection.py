@@ -145,15 +145,14 @@ def count_rows(users: int, ratio: float) -> int:
 
 def make_exchange(config: Config, users: int, device: torch.device | str = "cpu") -> Exchange:
     """Return the exchange of a configuration; raise `ConfigError` if its projection would hide nothing."""
-    exchange = config.exchange
-    if exchange.mode == "off":
+    if config.exchange == "off":
         return Exchange()
-    if not exchange.ratio:
+    if not config.exchange:
         return IdentityProjection(users)
-    projection = Projection(users, ratio=exchange.ratio, seed=config.seed, device=device)
+    projection = Projection(users, ratio=config.exchange, seed=config.seed, device=device)
     if not projection.protected and "projection" not in config.unprotected:
         raise ConfigError(
-            f"a projection of {users:,} common user(s) with exchange.ratio = {exchange.ratio:g} hides nothing; "
+            f"a projection of {users:,} common user(s) with exchange = {config.exchange:g} hides nothing; "
             f"use more users, or allow it with {setting('unprotected', 'projection')}"
         )
     return projection

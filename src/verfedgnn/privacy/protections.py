@@ -6,7 +6,6 @@ guarantees (`releases`, `guarantee`), and how to describe it (`shown`, `named`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -29,6 +28,8 @@ WORTHLESS = 0.5
 """Smallest delta that is reported as no guarantee."""
 TOO_LARGE = 20.0
 """Epsilon from which on a guarantee is said to protect nothing: it allows odds to change by a factor of e^20."""
+LARGEST_ROUNDED = (100, 127)
+"""Range of the largest rounded value that a party may release; 127 fits into 8 bits."""
 NEIGHBOURING = "two gradients of one party that differ by at most 1 in l1 after rescaling and clipping"
 
 Unmasking = Callable[[NDArray[Any]], NDArray[Any]]
@@ -50,6 +51,8 @@ class Protection:
     """Whether its guarantee rests on noise."""
     noise: float = 0.0
     """Standard deviation of noise without a guarantee on what is rounded, as a multiple of a column's root mean square."""
+    largest: int = 0
+    """Largest rounded value; 0 if nothing is rounded."""
     bits: int = 0
     """Bits of a masked value, in which the sum of all parties has room."""
 
@@ -273,8 +276,10 @@ class RoundedProtection(Protection):
         super().__init__(config, parties)
         self.noise = self.settings.noise or 0.0
         self.shown = "rounded to 8 bits" + (", with noise" if self.noise else "")
-        self.own_type = self.sum_type = np.dtype(np.int16)
-        self.bits = 8 + math.ceil(math.log2(max(2, parties)))
+        self.largest = largest_rounded(parties)
+        self.bits = bits_of_sum(self.largest, parties)
+        self.own_type = np.dtype(np.int16)
+        self.sum_type = np.dtype(np.int16 if self.bits <= 16 else np.int32)
 
     def rounding(self, key: NoiseKey) -> KeyStream:
         """Return the stream that rounds."""
@@ -302,6 +307,22 @@ PROTECTIONS: dict[str, type[Protection]] = {
 def protection_of(config: Config, parties: int = 1) -> Protection:
     """Return the configured protection in a federation of `parties`."""
     return PROTECTIONS[config.gradients.mechanism](config, parties)
+
+
+def largest_rounded(parties: int) -> int:
+    """Return the largest rounded value that each of so many parties may release.
+
+    It is 127, or less if that saves a bit of the sum of all parties: five and ten parties release at most 102.
+    """
+    least, most = LARGEST_ROUNDED
+    bits = bits_of_sum(most, parties)
+    narrower = (2 ** (bits - 2) - 1) // parties
+    return narrower if narrower >= least else most
+
+
+def bits_of_sum(largest: int, parties: int) -> int:
+    """Return the bits of a signed sum of so many values of at most `largest`."""
+    return 1 + (parties * largest).bit_length()
 
 
 def quantize_ternary(x: Tensor, r: float, stream: KeyStream) -> Tensor:

@@ -41,8 +41,8 @@ def describe_two_parties(config: Config) -> str:
     """Say what two parties can and cannot hide from each other."""
     gradients = config.for_parties(2).gradients
     seen = f"{gradients.mechanism} gradients".replace("none", "unprotected")
-    if config.exchange.sends:
-        seen += f" and {config.exchange.mode} neighbourhoods"
+    if config.exchange != "off":
+        seen += " and projected neighbourhoods"
     noised = gradients.mechanism in ("laplace", "skellam") or getattr(gradients, "noise", None)
     noise = ", with noise" if noised else ""
     masks = "; masks hide these only from the coordinator" if config.masking else ""
@@ -65,7 +65,7 @@ def _own_rows(config: Config, others: str) -> list[tuple[str, str, str]]:
     """Return the rows that only some forms of the model have."""
     if config.model.form == "propagation":
         return [("sums over users' neighbourhoods", *_sums(config, others))]
-    if config.model.form == "solved":
+    if config.model.solved:
         released = _released(config)
         counts = ("number of each user's ratings and the sum of what item means leave of them", *released)
         return [counts, ("mean squares of the columns of item embeddings", *released)]
@@ -73,11 +73,10 @@ def _own_rows(config: Config, others: str) -> list[tuple[str, str, str]]:
 
 
 def _sums(config: Config, others: str) -> tuple[str, str]:
-    exchange = config.exchange
-    if not exchange.sends:
+    if config.exchange == "off":
         return NOBODY, NOBODY
     whose = "only the sum of all parties'" if config.masking else "each party's"
-    return f"{whose}, {exchange.shown}", f"{others}, {exchange.shown}"
+    return f"{whose}, projected to fewer rows", f"{others}, projected to fewer rows"
 
 
 # Every field of a message that a party sends where single ratings are protected, and how it is protected.
@@ -91,7 +90,7 @@ RANDOM = "random: it depends on no data"
 PUBLIC = "computed from public values: what the coordinator sent, and sums that were released before"
 GRADIENT = "Skellam noise under masks, accounted as user gradients"
 VALIDATION = "noise, accounted as validation errors and counts"
-ABSENT = "not sent: exchange.mode is off"
+ABSENT = "not sent: exchange is off"
 CONSTANT = "constant: 0"
 USERS = "not protected: the users of the party, aligned before training"
 REASON = "text of an error, without ratings"

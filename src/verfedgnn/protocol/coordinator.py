@@ -163,7 +163,7 @@ class BestValidation:
 
         Until its items have a prior of their own, curves rest for some rounds and fall again.
         """
-        settled = ROUNDS_BEFORE_PRIOR if self.config.model.form == "solved" and not self.config.ranks else 0
+        settled = ROUNDS_BEFORE_PRIOR if self.config.model.solved and not self.config.ranks else 0
         since = min(self.since, max(self.digests, default=0) - settled)
         return 0 < self.config.training.patience <= since
 
@@ -492,7 +492,7 @@ class Coordinator:
                 torch.from_numpy(total).to(self.device),
                 ratings=replica.ratings,
                 items=sum(replica.items),
-            )
+            ).astype(replica.protection.sum_type)
         replica.apply(torch.from_numpy(total).to(self.device), parties, self.round)
         self.updates.append(Update(self.round, parties, total))
 

@@ -249,8 +249,14 @@ class Party:
             return self.protect_gradient(computed.gradient, start)
         protection = self.replica.protection
         key = noise_key(self.setup, NoiseStream.GRADIENT, start, [computed.solved.gradient])
-        stream = protection.rounding(key)
-        return encode_release(self.model, self.replica.parameters, computed.solved, stream, protection.noise)
+        return encode_release(
+            self.model,
+            self.replica.parameters,
+            computed.solved,
+            protection.rounding(key),
+            largest=protection.largest,
+            noise=protection.noise,
+        )
 
     def protect_gradient(self, gradient: Tensor, start: RoundStart) -> NDArray[Any]:
         """Return a public gradient as it leaves the party, before masks."""

@@ -141,7 +141,7 @@ class ReleaseLedger:
         """Return the name of the mechanism that protects a kind of value."""
         gradients = self.config.gradients
         noised = gradients.mechanism if gradients.protects_ratings else "none"
-        return {NEIGHBOURHOODS: self.config.exchange.mode, GRADIENT: gradients.mechanism}.get(kind, noised)
+        return {NEIGHBOURHOODS: "projected", GRADIENT: gradients.mechanism}.get(kind, noised)
 
     # -- what is spent -----------------------------------------------------------------------------------
 

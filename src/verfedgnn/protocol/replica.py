@@ -369,7 +369,7 @@ def reply_problem(reply: RoundReply, start: RoundStart, replica: Replica, *, act
         return f"it replies to round {reply.round}, but round {start.round} is open"
     config, protection = replica.config, replica.protection
     gradient, shared = reply.gradient, reply.neighbourhoods
-    if (gradient is not None) != active or (shared is not None) != (active and config.exchange.sends):
+    if (gradient is not None) != active or (shared is not None) != (active and config.exchange != "off"):
         return "its reply does not hold what was asked for"
     if gradient is not None:
         if gradient.shape != (replica.model.size,) or gradient.dtype != protection.sent_type:

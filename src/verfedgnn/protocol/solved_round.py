@@ -1,11 +1,11 @@
 """One round of a model whose items are solved at home: what a party computes, what it releases, and the public step.
 
 The first round shares how many ratings each user has, and the sum of what item means leave of them. Every later round shares the
-gradient of the users, and a few small sums. Everything that is summed is an integer of 8 bits, so that masks hide it:
+gradient of the users, and a few small sums. Everything that is summed is an integer of at most 8 bits, so that masks hide it:
 
 - a gradient, divided by the root of n_u + 1 and by the unit of its column, is rounded at random. The units follow from the last round's
-  sums, so they are public;
-- a count, a sum of residuals or a small sum is in fixed point, cut into limbs of 8 bits.
+  sums, so they are public. The number of parties decides how large a rounded value may be (`largest_rounded`);
+- a count, a sum of residuals or a small sum is in fixed point, cut into digits that are small with any number of parties.
 
 Two parties see each other's releases, so each adds noise to all of them (`gradients.noise`). A party with few items shares only the
 size of a small sum, not its directions, which would be those of its items.
@@ -25,7 +25,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.config.model_forms import SolvedModel
 from verfedgnn.core.graph import Graph
 from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.gnn.factor_model import (
@@ -39,11 +38,10 @@ from verfedgnn.gnn.list_model import choose_strengths, solve_lists
 from verfedgnn.gnn.model import Model
 from verfedgnn.gnn.rater_solver import PublicRaters, choose_reads, solve_raters
 from verfedgnn.gnn.solved_layout import BYTES, LIMBS, SolvedLayout
+from verfedgnn.privacy.protections import LARGEST_ROUNDED
 
-LIMB_BITS = 8
-"""Bits of a released integer."""
-LARGEST = 2 ** (LIMB_BITS - 1) - 1
-"""Largest rounded value of one party."""
+LIMB_BASE = 2 * LARGEST_ROUNDED[0] + 1
+"""Base of the digits of a number in fixed point: they are at most what every party may release."""
 STEPS_PER_DEVIATION = 16
 """Units in the root mean square of a column."""
 SUM_BITS = 24
@@ -52,8 +50,8 @@ WIDE_LIMBS = 3
 """Limbs of a count, and of a sum of residuals."""
 TOTAL_BITS = (1, 10)
 """Fractional bits of a count, and of a sum of residuals."""
-UPDATE_BITS = 8
-"""Bits of an integer of the public step."""
+UPDATE_BASE = 2**8
+"""Number of values that an integer of the public step can have."""
 WIDE_BYTES = 3
 """Integers of 8 bits of a count, and of a sum of residuals, on their way back."""
 BIAS_DAMPING = 5.0
@@ -111,7 +109,7 @@ def solve_at_home(
     views = model.views(parameters)
     first = is_first(model, parameters)
     totals = own_totals(model, graph, targets)
-    if isinstance(layout.config, SolvedModel) and layout.config.means_only:
+    if layout.config.form == "means":
         sums = {name: torch.zeros(shape).to(totals) for name, shape in layout.sum_shapes.items()}
         nothing = totals.new_zeros((graph.users, 1)), totals.new_zeros((graph.items, 1))
         return SolvedStep(totals, sums, *nothing, dict(private))
@@ -214,11 +212,18 @@ def _hide_directions(total: Tensor, items: int, *, lists: bool) -> Tensor:
 
 
 def encode_release(
-    model: Model, parameters: Tensor, step: SolvedStep, stream: KeyStream | None, noise: float = 0.0
+    model: Model,
+    parameters: Tensor,
+    step: SolvedStep,
+    stream: KeyStream | None,
+    *,
+    largest: int,
+    noise: float = 0.0,
 ) -> NDArray[Any]:
-    """Return a party's release, before masks: integers of 8 bits, or real numbers without a `stream` to round with.
+    """Return a party's release, before masks: integers, or real numbers without a `stream` to round with.
 
-    `noise` is the standard deviation of the noise on a column, in multiples of the column's root mean square.
+    A rounded value is at most `largest`. `noise` is the standard deviation of the noise on a column, in multiples of the column's root
+    mean square.
     """
     layout = model.solved
     assert layout is not None
@@ -238,14 +243,14 @@ def encode_release(
         sizes = torch.cat([_noise_size(step.sums[name]).flatten() for name in layout.sum_shapes])
         sums = sums + SUMS_NOISE * noise * sizes.double() * _normal(stream, tuple(sums.shape))
     fixed = _to_fixed(sums, SUM_BITS, LIMBS)
-    tables["sums"][: LIMBS * len(sums)] = _to_limbs(fixed, LIMBS, LIMB_BITS).flatten().double()
+    tables["sums"][: LIMBS * len(sums)] = _to_limbs(fixed, LIMBS, LIMB_BASE).flatten().double()
     if first:
         if noise:
             gradient = gradient + TOTALS_NOISE * noise * _normal(stream, tuple(gradient.shape))
             gradient[:, 0] += TOTALS_NOISE * noise  # a number that is too small makes steps too long
         whole = _fixed_totals(gradient, WIDE_LIMBS)
         tables["users"][:, :FEWEST_DIMENSIONS] = (
-            _to_limbs(whole, WIDE_LIMBS, LIMB_BITS).flatten(1).to(torch.float64)
+            _to_limbs(whole, WIDE_LIMBS, LIMB_BASE).flatten(1).to(torch.float64)
         )
     else:
         units = layout.shared(views["sums"])["units"].cpu().double()
@@ -253,7 +258,7 @@ def encode_release(
         if noise:
             scaled = scaled + noise * STEPS_PER_DEVIATION * _normal(stream, tuple(scaled.shape))
         drawn = torch.from_numpy(stream.uniform(tuple(scaled.shape)))
-        _put_columns(tables, (scaled + drawn).floor().clamp(-LARGEST, LARGEST))
+        _put_columns(tables, (scaled + drawn).floor().clamp(-largest, largest))
     return model.flat(tables).to(torch.int16).numpy()
 
 
@@ -272,8 +277,8 @@ def _normal(stream: KeyStream, shape: tuple[int, ...]) -> Tensor:
 
 
 def _to_fixed(values: Tensor, fraction: int, limbs: int) -> Tensor:
-    """Return integers with `fraction` fractional bits that fit into `limbs` limbs of 8 bits."""
-    limit = 2 ** (LIMB_BITS * limbs - 1) - 2 ** (LIMB_BITS * (limbs - 1))
+    """Return integers with `fraction` fractional bits that fit into `limbs` limbs."""
+    limit = LIMB_BASE**limbs // 2
     fixed: Tensor = (values * 2**fraction).round().clamp(-limit, limit).to(torch.int64)
     return fixed
 
@@ -292,21 +297,20 @@ def _put_columns(tables: Mapping[str, Tensor], columns: Tensor) -> None:
         tables["raters"].copy_(columns[:, width:])
 
 
-def _to_limbs(values: Tensor, limbs: int, bits: int) -> Tensor:
-    """Cut integers into `limbs` signed digits of `bits` bits, the lowest first: (...,) -> (..., limbs)."""
+def _to_limbs(values: Tensor, limbs: int, base: int) -> Tensor:
+    """Cut integers into `limbs` signed digits, the lowest first: (...,) -> (..., limbs). A digit is at least -(base // 2)."""
     digits = []
-    half = 2 ** (bits - 1)
     for _ in range(limbs):
-        digit = ((values + half) & (2 * half - 1)) - half
+        digit = (values + base // 2) % base - base // 2
         digits.append(digit)
-        values = (values - digit) >> bits
+        values = (values - digit) // base
     return torch.stack(digits, -1)
 
 
-def _from_limbs(digits: Tensor, bits: int) -> Tensor:
+def _from_limbs(digits: Tensor, base: int) -> Tensor:
     """Return the integers of which `_to_limbs` made the digits (..., limbs), or their sums."""
-    places = torch.arange(digits.shape[-1], dtype=torch.int64, device=digits.device)
-    return (digits.to(torch.int64) * 2 ** (bits * places)).sum(-1)
+    places = torch.tensor([base**place for place in range(digits.shape[-1])], device=digits.device)
+    return (digits.to(torch.int64) * places).sum(-1)
 
 
 # -- the public step -----------------------------------------------------------------------------------------
@@ -321,7 +325,7 @@ def read_sums(model: Model, total: Tensor) -> dict[str, Tensor]:
     if total.is_floating_point():
         flat = flat[: sum(sizes)]
     else:
-        flat = _from_limbs(flat[: LIMBS * sum(sizes)].view(-1, LIMBS), LIMB_BITS).double() / 2**SUM_BITS
+        flat = _from_limbs(flat[: LIMBS * sum(sizes)].view(-1, LIMBS), LIMB_BASE).double() / 2**SUM_BITS
     parts = zip(layout.sum_shapes.items(), torch.split(flat, sizes), strict=True)
     return {name: part.view(shape) for (name, shape), part in parts}
 
@@ -332,7 +336,7 @@ def read_totals(model: Model, total: Tensor) -> Tensor:
     if total.is_floating_point():
         return rows[:, :2]
     limbs = rows[:, :FEWEST_DIMENSIONS].reshape(-1, 2, WIDE_LIMBS)
-    return _from_limbs(limbs, LIMB_BITS) / 2.0 ** torch.tensor(TOTAL_BITS).to(limbs)
+    return _from_limbs(limbs, LIMB_BASE) / 2.0 ** torch.tensor(TOTAL_BITS).to(limbs)
 
 
 def read_columns(model: Model, total: Tensor) -> Tensor:
@@ -409,12 +413,12 @@ def _encode_update(
     tables["sums"][: len(shared)] = torch.from_numpy(shared.astype(np.int64))
     if first:
         tables["users"][:, : 2 * WIDE_BYTES] = _to_limbs(
-            _fixed_totals(new["totals"].cpu(), WIDE_BYTES), WIDE_BYTES, UPDATE_BITS
+            _fixed_totals(new["totals"].cpu(), WIDE_BYTES), WIDE_BYTES, UPDATE_BASE
         ).flatten(1)
     else:
         steps = torch.cat([(new[name] - old[name]).cpu() for name in ("users", "raters") if name in old], 1)
         largest = steps.double().abs().amax(0).clamp(min=2.0**-60)
-        exponents = torch.ceil(torch.log2(largest / (2 ** (UPDATE_BITS - 1) - 1)))
+        exponents = torch.ceil(torch.log2(largest / (UPDATE_BASE // 2 - 1)))
         _put_columns(tables, (steps.double() / _powers_of_two(exponents)).round().to(torch.int64))
         tables["sums"][len(shared) : len(shared) + layout.released] = exponents.to(torch.int64)
     return model.flat(tables).to(torch.int16).numpy()
@@ -441,7 +445,7 @@ def apply_update(model: Model, parameters: Tensor, velocity: Tensor, update: Ten
         views["sums"][: layout.shared_size] = torch.from_numpy(shared.copy()).to(parameters.device)
         if first:
             limbs = steps["users"][:, : 2 * WIDE_BYTES].reshape(-1, 2, WIDE_BYTES)
-            totals = _from_limbs(limbs, UPDATE_BITS) / 2.0 ** torch.tensor(TOTAL_BITS).to(limbs)
+            totals = _from_limbs(limbs, UPDATE_BASE) / 2.0 ** torch.tensor(TOTAL_BITS).to(limbs)
             _start_users(layout, views, totals.to(parameters))
         else:
             exponents = steps["sums"][size : size + layout.released].to(parameters.dtype)

@@ -42,7 +42,7 @@ class TrainingPlan:
         """Return the trainings of a command for these parties."""
         loops = ["lists"] if config.ranks else ["federation", "lists"][: 1 + config.trains_lists]
         alone = [f"{name} alone{', lists' * (loop == 'lists')}" for loop in loops for name in parties]
-        final = config.trains_final and config.model.form == "solved"
+        final = config.trains_final and config.model.solved
         again = [f"{loop}, all ratings" for loop in loops] if final else []
         return cls([*loops, *again, *(alone if config.training.gate else [])], expected)
 

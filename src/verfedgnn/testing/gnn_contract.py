@@ -28,7 +28,7 @@ OPEN = {
     "unprotected": ["degrees", "projection"],
     "optimizer": "sgd",
     "lr": 1e-4,
-    "exchange.ratio": 0,
+    "exchange": 0,
     "estimators": False,
     "mechanism": "none",
     "gradients.clip": None,

@@ -77,7 +77,7 @@ def forecast(parties: Sequence[PartyData], config: Config, *, device: str = "cpu
             seconds = OWN_ROUNDS * cost.seconds / cost.rounds / max(1, trained)
             step = " alone, lists" if name == "lists" else " alone"
             alone |= {f"{each.party.name}{step}": seconds * len(each.train) for each in prepared}
-    if config.trains_final and config.model.form == "solved":
+    if config.trains_final and config.model.solved:
         final = config.for_final()
         for name in list(federated):
             whole = final.for_lists() if name == "lists" and not final.ranks else final

@@ -53,7 +53,7 @@ def make_run(
     choices = [[Choices() for _ in prepared] for _ in judged]
     try:
         run = _mix(prepared, config, judged, choices, watch, stop)
-        if config.trains_final and (final or config.model.form != "solved"):
+        if config.trains_final and (final or not config.model.solved):
             whole = [each.with_everything(config) for each in prepared]
             again = [[each.repeat() for each in made] for made in choices]
             at_home = [replace(each, rounds=0, seconds=0.0, ledger=Ledger()) for each in judged]

@@ -178,7 +178,7 @@ class Training:
         """
         judged = self._train(watch, stop, [None, None])
         final: list[Trained] = []
-        if self.config.trains_final and self.config.model.form == "solved":
+        if self.config.trains_final and self.config.model.solved:
             folder = None if self.folder is None else self.folder / FINAL
             whole = [each.with_everything(self.config) for each in self.prepared]
             everything = Training(whole, self.config.for_final(), folder, self.party)

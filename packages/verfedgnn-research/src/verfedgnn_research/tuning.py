@@ -68,7 +68,7 @@ class Tuned:
 
 def space_of(config: Config) -> Space:
     """Return the default search space of a configuration."""
-    return SOLVED_SPACE if config.model.form == "solved" else SPACE
+    return SOLVED_SPACE if config.model.solved else SPACE
 
 
 def parse_space(texts: Sequence[str]) -> Space:

@@ -55,9 +55,9 @@ def safer(config: Config) -> dict[str, Config]:
     """
     changes: dict[str, dict[str, Any]] = {
         "masks": {"masking": True},
-        "no exchange": {"masking": True, "exchange.mode": "off"},
+        "no exchange": {"masking": True, "exchange": "off"},
     }
-    if config.model.form == "solved":
+    if config.model.solved:
         changes = {"noise": {"gradients.noise": NOISE}, "one model": {"model.raters": 0}}
     found: dict[str, Config] = {}
     for name, values in changes.items():

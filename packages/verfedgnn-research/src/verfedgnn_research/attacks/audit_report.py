@@ -359,7 +359,7 @@ HOW = {
     "noise": "`--set gradients.noise=0.25`: every party adds noise of a quarter of a column's root mean square.",
     "one model": "`--set model.raters=0`: only the first of the two models of ratings is trained.",
     "masks": "`--set masking=true`: the coordinator sees only sums; the model is bit-identical.",
-    "no exchange": "`--set exchange.mode=off`: only masked gradients leave a party.",
+    "no exchange": "`--set exchange=off`: only masked gradients leave a party.",
     "preset private": "`--preset private --epsilon 4`: differential privacy for every single rating over the whole training. "
     "It does not cover all ratings of a user together, which show whether the user is at other parties; a lower epsilon hides more.",
 }

@@ -62,7 +62,7 @@ class FedPerGNN(Method):
         return base.with_values(
             {
                 "masking": False,
-                "exchange.ratio": 0,
+                "exchange": 0,
                 "model.estimators": False,
                 "gradients.mechanism": "laplace",
                 "gradients.epsilon": 1.0,

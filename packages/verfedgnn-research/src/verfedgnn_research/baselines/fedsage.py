@@ -33,7 +33,7 @@ class FedSage(Method):
 
     def configure(self, base: Config) -> Config:
         """Return settings without exchange, with own degrees and unprotected gradients."""
-        return base.with_values({**_OPEN, "exchange.mode": "off", "model.estimators": False})
+        return base.with_values({**_OPEN, "exchange": "off", "model.estimators": False})
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
         """Train a federation without an exchange."""
@@ -67,5 +67,5 @@ class FedSagePlus(FedSage):
     def configure(self, base: Config) -> Config:
         """Return settings with an unprotected exchange, which trains the generator."""
         return base.with_values(
-            {**_OPEN, "exchange.ratio": 0, "unprotected": ["projection"], "model.generator": True}
+            {**_OPEN, "exchange": 0, "unprotected": ["projection"], "model.generator": True}
         )

@@ -57,7 +57,7 @@ def solo_config(config: Config, share: float) -> Config:
     return config.with_values(
         {
             "masking": False,
-            "exchange.mode": "off",
+            "exchange": "off",
             "gradients.mechanism": "none",
             "gradients.clip": None,
             **({"model.generator": False} if config.model.form == "propagation" else {}),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PRIVATE = "preset private"
 VARIANT_OPTIONS = {
     "masks": ("--set", "masking=true"),
-    "no exchange": ("--set", "masking=true", "--set", "exchange.mode=off"),
+    "no exchange": ("--set", "masking=true", "--set", "exchange=off"),
     "noise": ("--set", "gradients.noise=0.25"),
     "one model": ("--set", "model.raters=0"),
     PRIVATE: ("--preset", "private"),

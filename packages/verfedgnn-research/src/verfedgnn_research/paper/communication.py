@@ -45,7 +45,7 @@ def _data(scope: PaperScope) -> str:
 
 
 def _settings(ratio: float | None, quantized: bool, participation: float = 1.0) -> dict[str, Any]:
-    chosen: dict[str, Any] = {"exchange.ratio": ratio or 0}
+    chosen: dict[str, Any] = {"exchange": ratio or 0}
     if ratio is None or ratio < 2:
         chosen["unprotected"] = "projection"
     if participation < 1:

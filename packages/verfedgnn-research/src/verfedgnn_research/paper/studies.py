@@ -122,7 +122,7 @@ DIMENSION = Study(
     "N/q (users a row of the projection)",
     (1, 2, 5, 10, 20, 50, 100),
     5,
-    lambda value: {"exchange.ratio": value, **({"unprotected": "projection"} if value < 2 else {})},
+    lambda value: {"exchange": value, **({"unprotected": "projection"} if value < 2 else {})},
     "GCN and GAT are more robust than GGNN; they lose 0.5 % (ML-1M) and 1.5 % (BookCrossing) when N/q grows to 100.",
     log=True,
 ).experiment
