@@ -132,15 +132,7 @@ CLAIMS = [
         "RMSE {} on ML-1M, as served at home {} |",
         PRIVATE + SERVED_PRIVATE,
     ),
-    Claim("docs/model.md", "the RMSE falls from {} to {}", COMMON_PRIVATE + SERVED_PRIVATE),
     Claim("docs/privacy.md", "| single ratings: test RMSE | {} | {} |", persons("single ratings")),
-    Claim(
-        "docs/privacy.md",
-        "all channels together show at least {}. With an eighth of the noise they show {}, and {} if the noise",
-        cell("epsilon-audit.md", f"4 | 4.00 | 1,000 | {PLANTED}", "ε at least")
-        + cell("epsilon-audit.md", f"4, noise / 8 | 4.00 (false) | 1,000 | {PLANTED}", "ε at least")
-        + cell("epsilon-audit.md", f"4, noise / 8 | 4.00 (false) | 1,000 | {PLANTED}", "ε if Gaussian"),
-    ),
     Claim(
         "docs/privacy.md",
         "| single ratings: ε of the median user | {} | {} |",

@@ -72,7 +72,9 @@ class _World:
         """Draw about so many distinct (user, item) pairs: users by activity, items by taste and popularity."""
         users, items = len(self.taste), len(self.genre)
         most = max(FEWEST, items // 2)
-        count = np.clip(np.rint(self.activity * (ratings / self.activity.sum())), FEWEST, most).astype(np.int64)
+        count = np.clip(np.rint(self.activity * (ratings / self.activity.sum())), FEWEST, most).astype(
+            np.int64
+        )
         popularity = (1 + rng.permutation(items)) ** -_ZIPF
         by_genre = np.argsort(self.genre, kind="stable")
         cumulative = np.cumsum(popularity[by_genre])
