@@ -27,7 +27,7 @@ WEAKER = 8
 
 def measure(budget: float, trials: int, divisor: int) -> dict[str, object]:
     """Audit one budget; with a divisor above 1, the noise is that much less than the claim needs."""
-    config = fit_budget(Config.preset("private"), wanted=budget, delta=DELTA)
+    config = fit_budget(Config.preset("private"), wanted=budget)
     claim = claimed_epsilon(config)
     config = config.with_values({"gradients.noise_multiplier": config.gradients.noise_multiplier / divisor})
     bounds = audit_epsilon(

@@ -1,6 +1,6 @@
 """An example of a custom baseline: item-item ridge regression (EASE, Steck 2019) around user and item means.
 
-verfedgnn --plugin examples/my_baseline.py compare --methods bias,ease,best --seeds 3
+verfedgnn --plugin examples/my_baseline.py compare --methods bias,item-ridge,best --seeds 3
 """
 
 import time
@@ -26,7 +26,7 @@ RIDGE = 100.0
 class Ease(Method):
     """r_uv = mu + b_u + b_v + sum_w (residual of u's rating of w) B_wv with B_vv = 0, in closed form."""
 
-    name = "ease"
+    name = "item-ridge"
     title = "Item-item ridge (EASE)"
     by_gnn = False
     declares = Declaration(

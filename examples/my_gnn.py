@@ -6,16 +6,17 @@ verfedgnn --plugin examples/my_gnn.py compare --methods verfedgnn --models gcn,s
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 import verfedgnn as vf
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.operator import Neighbourhood, Operator, Others, inverse
+from verfedgnn.gnn.operator import Neighbourhood, Operator, inverse
 
 
 @vf.register
 class Sage(Operator):
-    """e' = act(A e + B mean of the neighbours) for users and items, with K layers."""
+    """e' = sigmoid(A e + B mean of the neighbours) for users and items, with K layers."""
 
     name = "sage"
 
@@ -30,11 +31,11 @@ class Sage(Operator):
         users: Tensor,
         items: Tensor,
         graph: Graph,
-        others: Others,
+        others: Tensor | None,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Aggregate items into users (N, D), here and through `others`, and users into items (M, D)."""
         a = weights["self"][k].T
         b = weights["near"][k].T
         near = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse)
         fans = graph.sum_users(users) / graph.item_degree
-        return near, self.activation(users @ a + near.total @ b), self.activation(items @ a + fans @ b)
+        return near, torch.sigmoid(users @ a + near.total @ b), torch.sigmoid(items @ a + fans @ b)

@@ -46,7 +46,7 @@ def measure() -> list[Measure]:
         Measure("lines of the product", count(product, str.splitlines), 36_300),
         Measure("modules of the product", len(product), 193),
         Measure("lines of all packages", count(product + packages, str.splitlines), 45_000),
-        Measure("settings", len(find_settings(None)), 50),
+        Measure("settings", len(find_settings(None)), 40),
         Measure("commands", len(commands), 25),
         Measure("parameters of commands", anywhere + sum(commands.values()), 160),
         Measure("commands of the packages", len(others), 8),

@@ -518,8 +518,8 @@ COMPLETED = {
     "verfedgnn train --set model.f": [f"model.form={form}" for form in FORMS],
     "verfedgnn train --set model.form=p": ["model.form=propagation"],
     "verfedgnn train --set form=p": ["form=propagation"],
-    "verfedgnn compare --set training.l2_r": ["training.l2_row=0"],
-    "verfedgnn train --set training.l2_": ["training.l2_row", "training.l2_user_bias"],
+    "verfedgnn compare --set training.l2_b": ["training.l2_bias=0"],
+    "verfedgnn train --set training.l": ["training.lr", "training.l2", "training.l2_bias"],
     "verfedgnn settings gradients.r": ["gradients.r", "gradients.rescale"],
 }
 
@@ -580,7 +580,7 @@ def test_settings_by_name(command: Command) -> None:
         line.split(":")[0]
         for line in out.splitlines()
         if line.startswith(("model.", "training.")) and ":" in line
-    ] == ["model.biases", "training.l2_user_bias", "training.l2_item_bias"]
+    ] == ["model.biases", "training.l2_bias"]
     code, _, err = command("settings", "gradients.resclae")
     assert code == 2
     assert "did you mean gradients.rescale" in err

@@ -135,6 +135,7 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
 
 def test_unknown_folder(tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"x")
+    (tmp_path / "second.jpg").write_bytes(b"x")
     fails(
         lambda: read_ratings(tmp_path),
         "no known layout",

@@ -11,6 +11,7 @@ import pytest
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import read_parties
+from verfedgnn.data.data_check import check_source
 from verfedgnn.data.read_options import ReadOptions
 
 Command = Callable[..., tuple[int, str, str]]
@@ -102,3 +103,18 @@ def test_a_folder_of_tables_is_one_party_each(tmp_path: Path) -> None:
     pq.write_table(pa.table({"user": [1], "item": ["b"], "rating": [4]}), tmp_path / "books.parquet")
     (tmp_path / "Thumbs.db").write_bytes(b"no table")
     assert [party.name for party in read_parties(tmp_path)] == ["books", "film"]
+
+
+def test_a_folder_with_a_single_file_is_that_table(tmp_path: Path) -> None:
+    for name in ("books", "music"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ratings.dat").write_text(
+            "".join(f"{user}\t{user % 7}\t{1 + user % 5}\n" for user in range(40))
+        )
+        (tmp_path / name / "README.md").write_text("How it was made.")
+    books, music = read_parties([tmp_path / "books", tmp_path / "music"])
+    assert [(books.name, books.ratings.name), (music.name, music.ratings.n_items)] == [
+        ("books", "books"),
+        ("music", 7),
+    ]
+    assert check_source("books", tmp_path / "books").usable

@@ -77,9 +77,6 @@ def persons(column: str) -> list[Source]:
     return cell("persons.md", "ML-1M | 4 | 0", column) + cell("persons.md", "ML-1M | 8 | 0", column)
 
 
-PLANTED = "training | all channels"
-
-
 CLAIMS = [
     Claim(
         "README.md",
@@ -139,14 +136,14 @@ CLAIMS = [
         cell("persons.md", "ML-1M | 4 | 25", "ε of the median user")
         + cell("persons.md", "ML-1M | 8 | 56", "ε of the median user"),
     ),
-    Claim("docs/privacy.md", "| `--protect user`: test RMSE | {} | {} |", persons("users, K = 16")),
+    Claim("docs/privacy.md", "| `user_ratings=16`: test RMSE | {} | {} |", persons("users, K = 16")),
     *(
         Claim(
             "docs/privacy.md",
             f'| {words}: AUC of "who is elsewhere" | {{}} | {{}} |',
             cell("persons.md", f"{row}, ε = 4", "AUC") + cell("persons.md", f"{row}, ε = 8", "AUC"),
         )
-        for words, row in (("single ratings", "single ratings"), ("`--protect user`", "users"))
+        for words, row in (("single ratings", "single ratings"), ("`user_ratings=16`", "users"))
     ),
     Claim(
         "docs/privacy.md",

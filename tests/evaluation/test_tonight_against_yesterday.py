@@ -25,7 +25,7 @@ from verfedgnn.evaluation.run_difference import (
     match_parties,
 )
 from verfedgnn.runs.prepared_data import split_ratings
-from verfedgnn.runs.run_list import list_runs
+from verfedgnn.runs.run_folder import list_runs
 from verfedgnn.upkeep.forget import forget_users
 
 Command = Callable[..., tuple[int, str, str]]

@@ -27,7 +27,7 @@ def test_a_full_copy_is_held_once_for_all_parties() -> None:
 
     config = vf.Config.preset("best").for_data(2000, 80_000)
     model = Model(config.model, 2000)
-    replica = Replica.initial(config, model, [3, 4], 100, 3.0, torch.device("cpu"))
+    replica = Replica(config, model, [3, 4], 100, 3.0, torch.device("cpu"))
     fields = {
         "items": [3, 4],
         "stay": "s",

@@ -108,7 +108,7 @@ def random_graphs(draw: st.DrawFn) -> tuple[np.ndarray, int, int, int, int]:
 @given(case=random_graphs())
 def test_one_party_equals_dense_reference(gnn: str, case: tuple[np.ndarray, int, int, int, int]) -> None:
     adjacency, layers, dim, seed, users = case
-    model = Model(PropagationModel(gnn=gnn, dim=dim, layers=layers, init_std=0.5), users)
+    model = Model(PropagationModel(gnn=gnn, dim=dim, layers=layers), users)
     public = model.views(model.initial_public(seed, 3.0))
     items = model.initial_embeddings(
         np.random.default_rng(seed + 1), adjacency.shape[1], 3.0
@@ -160,7 +160,7 @@ def test_regularisers_by_hand() -> None:
         "items": torch.tensor([[3.0]]),
         "item_bias": torch.tensor([[5.0]]),
     }
-    training = Config().training.model_copy(update={"l2_item_bias": 2.0, "l2_row": 4.0})
+    training = Config().training.model_copy(update={"l2_bias": 2.0, "l2": 4.0})
     assert penalty(leaves, Batch(pairs, share=0.5), training).item() == pytest.approx(
         0.5 * (4.0 * 9 + 2.0 * 25)
     )

@@ -71,11 +71,13 @@ def test_names_are_taken_once() -> None:
 
 
 def test_a_registered_method_is_compared_by_name() -> None:
-    with pytest.raises(vf.ConfigError, match=r"no method 'ease'; choose from: bias, .*private; .*--plugin"):
-        method("ease")
+    with pytest.raises(
+        vf.ConfigError, match=r"no method 'item-ridge'; choose from: popularity, .*private; .*--plugin"
+    ):
+        method("item-ridge")
     vf.register(my_baseline.Ease)
-    assert in_all("mf,ease") == ["mf", "ease"]
-    assert in_all("all")[-1] == "ease"
+    assert in_all("mf,item-ridge") == ["mf", "item-ridge"]
+    assert in_all("all")[-1] == "item-ridge"
 
 
 def test_a_record_does_not_outlive_a_change_of_the_plugin(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_a_record_does_not_outlive_a_change_of_the_plugin(tmp_path: Path) -> Non
         plugins._methods.clear()
         plugins._run.cache_clear()
         plugins.load_file(file)
-        keys.append(Cell(("synthetic",), "ease", "gcn", 0, 3).key())
+        keys.append(Cell(("synthetic",), "item-ridge", "gcn", 0, 3).key())
     assert keys[0] != keys[1]
 
 
@@ -96,7 +98,7 @@ def test_files_of_one_name_are_two_plugins(tmp_path: Path) -> None:
         (tmp_path / folder / "mine.py").write_text((EXAMPLES / "my_baseline.py").read_text())
     plugins._methods.clear()
     plugins.load_file(tmp_path / "a" / "mine.py")
-    with pytest.raises(vf.ConfigError, match="a method 'ease' is already registered"):
+    with pytest.raises(vf.ConfigError, match="a method 'item-ridge' is already registered"):
         plugins.load_file(tmp_path / "b" / "mine.py")
 
 
@@ -106,7 +108,7 @@ def test_the_command_line_takes_plugin_files_into_its_processes(tmp_path: Path) 
     words = [
         "compare",
         "--methods",
-        "ease,verfedgnn",
+        "item-ridge,verfedgnn",
         "--models",
         "sage",
         "--seeds",
@@ -126,7 +128,7 @@ def test_the_command_line_takes_plugin_files_into_its_processes(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
     assert {(record["method"], record["gnn"]) for record in records} == {
-        ("ease", "gcn"),
+        ("item-ridge", "gcn"),
         ("verfedgnn", "sage"),
     }
     assert "my_gnn.py" in (tmp_path / "comparison.md").read_text()
@@ -154,7 +156,7 @@ def test_installed_packages_offer_plugins(tmp_path: Path, monkeypatch: pytest.Mo
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     gnns = "[verfedgnn.gnns]\nsage = acme_sage\nlost = acme_sage\nbroken = acme_missing\n"
-    (about / "entry_points.txt").write_text(gnns + "[verfedgnn.methods]\nease = acme_ease:Ease\n")
+    (about / "entry_points.txt").write_text(gnns + "[verfedgnn.methods]\nitem-ridge = acme_ease:Ease\n")
     (tmp_path / "acme_sage.py").write_text((EXAMPLES / "my_gnn.py").read_text())
     (tmp_path / "acme_ease.py").write_text(
         (EXAMPLES / "my_baseline.py").read_text().replace("@vf.register\n", "")
@@ -163,7 +165,7 @@ def test_installed_packages_offer_plugins(tmp_path: Path, monkeypatch: pytest.Mo
     assert plugins.list_gnns() == ["gcn", "gat", "ggnn", "broken", "lost", "sage"]
     assert "acme_sage" not in sys.modules
     assert vf.Config.preset("paper", model="sage").model.gnn == "sage"
-    assert method("ease").title == "Item-item ridge (EASE)"
+    assert method("item-ridge").title == "Item-item ridge (EASE)"
     code = vf.Config.preset("paper", model="sage").with_code().model.code
     assert code is not None
     assert code.startswith("acme 1.0 sha256:")

@@ -204,10 +204,7 @@ def test_participation_scale_without_oneself() -> None:
 
 
 @pytest.mark.parametrize("shape", [(70_000, 7), (3,), (2, 20, 20)])
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_a_step_in_pieces_is_a_step(
-    shape: tuple[int, ...], optimizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_in_pieces_is_a_step(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit: replicas on machines of any size must agree."""
     start = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     found = []
@@ -215,7 +212,7 @@ def test_a_step_in_pieces_is_a_step(
         monkeypatch.setattr("verfedgnn.protocol.replica.PIECE", piece)
         parameters, sums, gradient = (value.clone() for value in start)
         sums.square_()
-        step(parameters, sums, gradient, optimizer, 0.1)
+        step(parameters, sums, gradient, 0.1)
         found.append(torch.stack([parameters, sums]))
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[2])

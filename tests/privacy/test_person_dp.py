@@ -34,17 +34,15 @@ from verfedgnn.protocol.party_state import LOCAL, PartySetup
 from verfedgnn.runs.prepared_data import prepare
 
 PRIVATE = vf.Config.preset("private")
-USERS = PRIVATE.with_values({"gradients.protects": "user"})
+USERS = PRIVATE.with_values({"gradients.user_ratings": 16})
 
 
 def epsilon(training: int, validation: int = 0, config: vf.Config = PRIVATE) -> float:
-    return person_epsilon(
-        config, training=training, validation=validation, rounds=40, validations=4, delta=1e-6
-    )
+    return person_epsilon(config, training=training, validation=validation, rounds=40, validations=4)
 
 
 def test_a_person_with_one_rating_has_the_epsilon_of_a_rating() -> None:
-    assert epsilon(1) == pytest.approx(rating_epsilon(PRIVATE, rounds=40, validations=0, delta=1e-6))
+    assert epsilon(1) == pytest.approx(rating_epsilon(PRIVATE, rounds=40, validations=0))
     assert epsilon(0, 1) < epsilon(1) < epsilon(1, 1)
 
 
@@ -52,9 +50,7 @@ def test_epsilon_of_a_person_grows_faster_than_the_number_of_ratings() -> None:
     """It is more than k times that of one rating, and less than that of k squared times as many rounds on both matrices."""
     single = epsilon(1)
     assert 10 * single < epsilon(10)
-    assert epsilon(10) < person_epsilon(
-        PRIVATE, training=1, validation=0, rounds=4000, validations=0, delta=1e-6
-    )
+    assert epsilon(10) < person_epsilon(PRIVATE, training=1, validation=0, rounds=4000, validations=0)
 
 
 def test_a_private_run_states_what_it_promises_to_persons(small_parties: list[vf.PartyData]) -> None:
@@ -131,11 +127,11 @@ def gradients(parties: list[vf.PartyData], config: vf.Config) -> tuple[torch.Ten
     runtime = federation(parties, config)
     party = next(iter(runtime.parties.values()))
     seen: list[Any] = []
-    step = party._step_private
+    step = party.release
 
-    def record(message: Any, computed: Any) -> None:
+    def record(message: Any, computed: Any) -> Any:
         seen.append({name: value.clone() for name, value in computed.private_gradients.items()})
-        step(message, computed)
+        return step(message, computed)
 
     release = party.protect_gradient
 
@@ -143,7 +139,7 @@ def gradients(parties: list[vf.PartyData], config: vf.Config) -> tuple[torch.Ten
         seen.append(gradient.clone())
         return release(gradient, *rest)
 
-    party._step_private = record  # type: ignore[method-assign]
+    party.release = record  # type: ignore[method-assign]
     party.protect_gradient = released  # type: ignore[method-assign]
     runtime.round()
     return clip_contributions(seen[1], party.setup), seen[0]
@@ -173,12 +169,10 @@ def test_a_validation_counts_each_user_once(small_parties: list[vf.PartyData]) -
 
 
 def test_a_budget_for_users_composes_both_parts() -> None:
-    chosen = fit_budget(USERS, wanted=4.0, delta=1e-6)
-    spent = rating_epsilon(chosen, rounds=40, validations=4, delta=1e-6)
+    chosen = fit_budget(USERS, wanted=4.0)
+    spent = rating_epsilon(chosen, rounds=40, validations=4)
     assert 3.95 < spent <= 4.0
-    assert spent > rating_epsilon(
-        chosen.with_values({"gradients.protects": "rating"}), rounds=40, validations=4, delta=1e-6
-    )
+    assert spent > rating_epsilon(chosen.with_values({"gradients.user_ratings": 0}), rounds=40, validations=4)
 
 
 @pytest.mark.parametrize("config", [PRIVATE, USERS], ids=["rating", "user"])

@@ -168,12 +168,12 @@ def test_item_noise_is_not_reused_for_other_parameters(small_parties: list[vf.Pa
     """The step of item rows in one round under two parameters: its noise must differ."""
     steps = []
     for value in (0.0, 0.001):
-        attacked = Attacked(small_parties, private(lr=1.0, optimizer="sgd"))
+        attacked = Attacked(small_parties, private(lr=1.0))
         before = attacked.party.progress.private.parameters["item_bias"].clone()
         attacked.join(parameters=np.full(attacked.size, value, np.float32))
         attacked.ask(1, parameters=None, accumulator=None, evaluate=False)
         steps.append(attacked.party.progress.private.parameters["item_bias"] - before)
-    assert float((steps[0] - steps[1]).abs().mean()) > 1, "only the noise is that large"
+    assert float((steps[0] - steps[1]).abs().mean()) > 0.5, "the signs are those of the noise"
 
 
 # -- the budget ---------------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_4000_requests_for_one_release_get_one_release(small_parties: list[vf.Pa
     ]
     assert np.mean(answers, 0).std() > 10
     assert len(ledger.entries) == 1
-    assert ledger.epsilon == rating_epsilon(chosen, rounds=1, validations=0, delta=1e-6)
+    assert ledger.epsilon == rating_epsilon(chosen, rounds=1, validations=0)
 
 
 def test_rounds_and_validations_beyond_the_agreement_are_refused(small_parties: list[vf.PartyData]) -> None:

@@ -31,7 +31,7 @@ from verfedgnn.reports.document import (
 )
 from verfedgnn.reports.lift_report import TONES, format_weights, gate_rows, lift_html
 from verfedgnn.reports.phrases import warn_of_lists
-from verfedgnn.reports.run_report import run_document, run_html
+from verfedgnn.reports.run_report import AUDIT, run_document, run_html
 from verfedgnn.reports.svg_charts import (
     BAD_COLOUR,
     GOOD_COLOUR,
@@ -110,6 +110,11 @@ def test_the_page_needs_nothing_from_elsewhere(run: Path, capsys: pytest.Capture
         assert words in page
         assert words in text
     assert "written:" in capsys.readouterr().out
+    headline = json.loads((run / AUDIT).read_text())
+    report(run, run.parent / "after")
+    text = (run.parent / "after" / "report.md").read_text()
+    assert f"**{headline['headline']}** {headline['learnt']}" in text
+    assert headline["covered"] == "Covered: all ratings, trainings of ratings, 5 rounds and 5 victims."
 
 
 def test_an_audit_goes_on_where_it_was(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,9 +239,9 @@ def test_a_report_holds_the_runs_figures(
     assert f"{loaded.metrics['test']['rmse']:.4f}" in text
     for party in loaded.metrics["parties"]:
         assert f"{party['test']['rmse']:.4f}" in text
-    assert "protected contributions to a round" in text
+    assert " to the coordinator and " in text
     assert "Who sees what" in text
-    assert "base = " in text
+    assert re.search("- Beside preset `best`: .*model.dim=8.*training.epochs=12", text)
     users = [f"| {user} |" for user in loaded.parties[0].ratings.user_ids]
     assert not any(user in text for user in users)  # a report can be sent on
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
@@ -261,8 +266,7 @@ def test_a_report_begins_with_the_verdict_and_folds_every_figure(lifted: vf.Run,
     tables = [b for b in folds["All figures of the verdict, with intervals"].blocks if isinstance(b, Table)]
     cells = {cell for table in tables for row in table.rows for cell in row}
     for _, table in judged_tables(lift):
-        groups = [group for row in table["parties"] for group in row["by_own_ratings"]]
-        for row in [*table["parties"], table["overall"], *groups]:
+        for row in [*table["parties"], table["overall"]]:
             if row["federated"] is not None:
                 assert f"{row['federated']:.4f}" in cells
     for answer in answers(lift):
@@ -272,10 +276,53 @@ def test_a_report_begins_with_the_verdict_and_folds_every_figure(lifted: vf.Run,
         assert f"- {point}" in markdown
     for words in ("**Cost:**", "**Others learn:**", "**Served:** the judged models"):
         assert words in markdown
-    assert "Privacy guarantees of the lists' training" in markdown
+    assert "No release has a guarantee of differential privacy" in markdown
+    assert len(document.pictures) <= 5
+    assert (
+        len(re.sub(r"<svg.*?</svg>|<style.*?</style>|<[^>]+>", " ", page.read_text(), flags=re.S).split())
+        <= 1_200
+    )
     assert page.read_text().count("<details") == len(folds)
     assert "<details open" not in page.read_text()
     assert not re.findall(r'(?:src|href)="(?!data:)', page.read_text())
+
+
+def test_groups_show_each_gain_and_mark_the_clear_ones(lifted: vf.Run) -> None:
+    fold = next(block for block in run_document(lifted, "x").blocks if isinstance(block, Fold))
+    shown = [
+        block
+        for block in fold.blocks
+        if isinstance(block, Table) and block.header[0].endswith("ratings there")
+    ]
+    tables = [
+        table
+        for _, table in judged_tables(lifted.metrics["lift"])
+        if any(row["by_own_ratings"] for row in table["parties"])
+    ]
+    assert len(shown) == len(tables) > 0
+    for block, table in zip(shown, tables, strict=True):
+        for cells, row in zip(block.rows, table["parties"], strict=True):
+            clear = [
+                group["pays"] in ("yes", "no") for group in row["by_own_ratings"] if group["gain"] is not None
+            ]
+            assert sum(cell.startswith("**") for cell in cells) == sum(clear)
+            assert sum(cell != "-" for cell in cells[1:]) == len(clear)
+
+
+def test_a_report_tells_what_the_audit_found_and_covered(lifted: vf.Run, tmp_path: Path) -> None:
+    assert "Douban" in run_document(lifted, "x", tmp_path).markdown()  # of the preset's record
+    (tmp_path / AUDIT).parent.mkdir()
+    (tmp_path / AUDIT).write_text("{")
+    assert "`verfedgnn audit` attacks this run" in run_document(lifted, "x", tmp_path).markdown()
+    found = {
+        "headline": "2 of 7 attackers learnt more.",
+        "learnt": "A party learns x.",
+        "covered": "Covered: a tenth.",
+    }
+    (tmp_path / AUDIT).write_text(json.dumps(found))
+    text = run_document(lifted, "x", tmp_path).markdown()
+    assert "- **Audit:** **2 of 7 attackers learnt more.** A party learns x. Covered: a tenth.\n" in text
+    assert "Douban" not in text
 
 
 def test_a_report_without_a_gate_says_that_nothing_was_judged(lifted: vf.Run) -> None:
@@ -293,7 +340,7 @@ def test_notebooks_show_verdict_table_and_curve(lifted: vf.Run) -> None:
         assert headline(lift) in part
         assert "<script" not in part
     assert f"{lifted.metrics['parties'][0]['test']['rmse']:.4f}" in html
-    assert "on the validation part by round" in html
+    assert "Validation by round" in html
     assert f"{lift['overall']['federated']:.4f}" in cell
     for what in ("Lists", "Predicted stars"):
         for whose in ("new", "known"):
@@ -305,8 +352,7 @@ def test_the_charts_of_a_report_need_no_matplotlib(lifted: vf.Run, monkeypatch: 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     pictures = {picture.name: picture.svg for picture in run_document(lifted, "x").pictures}
     kinds = [f"lift-{what}-{whose}" for what in ("lists", "stars") for whose in ("new", "known")]
-    curves = {"curve", "curve-lists"}
-    assert {"bytes", "overlap", *curves} < set(pictures) <= {"bytes", "overlap", *curves, *kinds}
+    assert {"curve"} < set(pictures) <= {"curve", *kinds}
     assert {"lift-lists-known", "lift-stars-known"} < set(pictures)
     for svg in pictures.values():
         root = ElementTree.fromstring(svg)
@@ -448,7 +494,7 @@ def test_lists_that_lose_to_popularity_are_named() -> None:
     text = warn_of_lists(metrics)
     assert text is not None
     assert text.startswith(
-        "Lists are worse than the most popular items (NDCG@20: bad 0.1000, popularity 0.2000)."
+        "Lists are worse than the most popular items at bad (NDCG@20 0.1000, popularity 0.2000)."
     )
     assert 'train with preset="best" to order' in text
     text = warn_of_lists(metrics | {"lists": {}})
@@ -456,5 +502,5 @@ def test_lists_that_lose_to_popularity_are_named() -> None:
     assert text.endswith("Train with more data, or show these customers what is popular.")
     metrics["parties"] = [party("close", 0.199, 0.2)]
     assert warn_of_lists(metrics | {"lists": {}}) == (
-        "Lists are no better than the most popular items (NDCG@20: close 0.1990, popularity 0.2000)."
+        "Lists are no better than the most popular items at close (NDCG@20 0.1990, popularity 0.2000)."
     )

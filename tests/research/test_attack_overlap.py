@@ -71,7 +71,7 @@ def test_noise_for_a_small_budget_hides_who_is_elsewhere_and_for_epsilon_4_only_
 ) -> None:
     """The standard error of an AUC is 0.015 here. A score without information misses 0.5 +- 0.1 less than once in 10^9 draws."""
     private = vf.Config.preset("private")
-    hidden = attack_overlap(parties, fit_budget(private, wanted=1.0, delta=1e-6))
+    hidden = attack_overlap(parties, fit_budget(private, wanted=1.0))
     assert all(each["error"] < 0.02 for each in hidden["attacks"].values())
     assert all(abs(area - 0.5) < 0.1 for area in areas(hidden).values())
     blurred = attack_overlap(parties, private)
@@ -82,8 +82,8 @@ def test_noise_for_a_small_budget_hides_who_is_elsewhere_and_for_epsilon_4_only_
 
 def test_protection_of_users_hides_who_is_elsewhere(parties: list[vf.PartyData]) -> None:
     """At epsilon 4, where the protection of single ratings only blurs it."""
-    users = vf.Config.preset("private").with_values({"gradients.protects": "user"})
-    hidden = attack_overlap(parties, fit_budget(users, wanted=4.0, delta=1e-6))
+    users = vf.Config.preset("private").with_values({"gradients.user_ratings": 16})
+    hidden = attack_overlap(parties, fit_budget(users, wanted=4.0))
     assert all(abs(area - 0.5) < 0.1 for area in areas(hidden).values())
 
 

@@ -22,7 +22,7 @@ from verfedgnn_research.attacks.epsilon_audit import (
 def short(budget: float) -> vf.Config:
     """Preset private with two rounds, one validation and a budget."""
     config = vf.Config.preset("private").with_values({"training.epochs": 2, "training.evaluate_every": 2})
-    return fit_budget(config, wanted=budget, delta=1e-6)
+    return fit_budget(config, wanted=budget)
 
 
 def test_bounds_of_known_outcomes() -> None:

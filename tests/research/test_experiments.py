@@ -57,7 +57,7 @@ class ThreadWorker(ThreadPoolExecutor):
 
     def __init__(self, jobs: int, context: object, begin: object, arguments: tuple[Any, ...]) -> None:
         super().__init__(1)
-        training_queue._shared = arguments[:2]
+        training_queue._shared = arguments[0]
 
 
 @pytest.fixture
@@ -334,13 +334,18 @@ def test_compare_and_train_agree_on_preset_best(table: str) -> None:
 
 def test_a_comparison_says_which_settings_do_not_suit_the_data() -> None:
     def records(**errors: float) -> dict[Cell, dict[str, Any]]:
-        return {Cell(("x",), name, "gcn", 0): {"test": {"rmse": error}} for name, error in errors.items()}
+        return {
+            Cell(("x",), name, "gcn", 0): {"test": {"rmse": error, "ndcg@20": None}}
+            for name, error in errors.items()
+        }
 
     first, *more = diagnose_comparison(records(bias=1.0, mf=2.35, best=0.9))
     assert first == "VerFedGNN, preset best has the lowest RMSE (0.9000)."
     assert "MF 2.3500" in more[0]
     assert "the paper's settings" in more[1]
     assert len(diagnose_comparison(records(bias=1.0, best=0.9))) == 1
+    shared = records(**{"pipeline": 0.8, "pipeline-alone": 1.0, "best-gated": 0.85})
+    assert "preset best realises 75% in RMSE." in diagnose_comparison(shared)[-1]
 
 
 @pytest.mark.usefixtures("warm")

@@ -53,9 +53,7 @@ def test_only_the_owner_reads_a_run(trained: Path) -> None:
 def test_only_the_owner_reads_a_checkpoint(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
     rounds = iter(range(100))
     with pytest.raises(Interrupted):
-        vf.train(
-            small_parties, config(checkpoint_every=2), out=tmp_path / "cut", stop=lambda: next(rounds) == 3
-        )
+        vf.train(small_parties, config(), out=tmp_path / "cut", stop=lambda: next(rounds) == 3)
     assert any((tmp_path / "cut" / "checkpoint").rglob("*.safetensors"))
     assert readable_by_others(tmp_path / "cut") == []
 
@@ -95,7 +93,7 @@ def test_every_file_of_a_run_is_flushed_before_it_appears(
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", note)
-    vf.train(small_parties, config(checkpoint_every=2), out=tmp_path / "run")
+    vf.train(small_parties, config(), out=tmp_path / "run")
     places = list((tmp_path / "run").rglob("*"))
     missing = [str(place) for place in places if place.stat().st_ino not in flushed and place.name != ".lock"]
     assert missing == []

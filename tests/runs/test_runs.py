@@ -30,7 +30,7 @@ from verfedgnn.runs.run import begin_folder
 def test_stopped_and_resumed_is_as_if_never_stopped(
     small_parties: list[vf.PartyData], tmp_path: Path, values: dict[str, Any]
 ) -> None:
-    chosen = config(checkpoint_every=2, **values)
+    chosen = config(**values)
     whole = vf.train(small_parties, chosen, out=tmp_path / "whole")
     countdown = iter(range(100))
     with pytest.raises(Interrupted, match=r"stopped after round 8 of 20.*vf.resume"):
@@ -47,10 +47,11 @@ def test_killed_at_any_time_loses_nothing_but_the_rounds_since(
 ) -> None:
     """SIGKILL while a checkpoint is written every round, several times over; the end is the same."""
     code = """
-import sys, verfedgnn as vf
+import sys, verfedgnn as vf, verfedgnn.training.loop
+verfedgnn.training.loop.CHECKPOINT_SECONDS = 0.0
 from verfedgnn.data import synthetic_ratings
 parties = vf.split_items(synthetic_ratings(users=120, items=90, ratings=4000, seed=5), parties=3, seed=5)
-config = vf.Config.preset("paper", batch=400, epochs=12, checkpoint_every=1)
+config = vf.Config.preset("paper", batch=400, epochs=12)
 print("ready", flush=True)
 watch = lambda p: print(p.round, flush=True)
 vf.train(parties, config, out=sys.argv[1], watch=watch) if sys.argv[2] == "new" else vf.resume(sys.argv[1], watch=watch)
@@ -71,7 +72,7 @@ vf.train(parties, config, out=sys.argv[1], watch=watch) if sys.argv[2] == "new" 
         assert (out / "metrics.json").exists() or any((out / "checkpoint").glob("slot-*"))
         mode = "resume"
     killed = vf.resume(out)
-    whole = vf.train(small_parties, vf.Config.preset("paper", batch=400, epochs=12, checkpoint_every=1))
+    whole = vf.train(small_parties, vf.Config.preset("paper", batch=400, epochs=12))
     same(whole, killed)
 
 
@@ -98,7 +99,8 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
     def full(handle: int, data: Buffer) -> NoReturn:
         raise OSError(28, "No space left on device")
 
-    chosen = config(checkpoint_every=2)
+    chosen = config()
+    monkeypatch.setattr("verfedgnn.training.loop.CHECKPOINT_SECONDS", 0.0)
     real, calls = files.write_all, iter(range(1000))
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_all", lambda *given: (real if next(calls) < 6 else full)(*given))
@@ -123,7 +125,8 @@ def test_overwrite_waits_until_it_can_write(small_parties: list[vf.PartyData], t
 def test_an_unfinished_checkpoint_leaves_the_last_good_one(
     small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = config(checkpoint_every=3)
+    chosen = config()
+    monkeypatch.setattr("verfedgnn.training.loop.CHECKPOINT_SECONDS", 0.0)
     real, calls = files.write_all, iter(range(1000))
 
     def dies(handle: int, data: Buffer) -> None:
@@ -138,7 +141,7 @@ def test_an_unfinished_checkpoint_leaves_the_last_good_one(
     monkeypatch.undo()
     found = CheckpointSlots(tmp_path / "run" / "checkpoint").read()
     assert found is not None
-    assert found.round == 6, "the third one was cut"
+    assert found.round == 2, "the third one was cut"
     same(vf.resume(tmp_path / "run"), vf.train(small_parties, chosen))
 
 
@@ -161,8 +164,8 @@ def test_given_parts_stay_with_the_run(small_parties: list[vf.PartyData], tmp_pa
 
 @pytest.fixture(scope="module")
 def two_trainings(small_parties: list[vf.PartyData]) -> vf.Run:
-    """Six rounds of ratings, six of lists, then the gates; a checkpoint every two rounds."""
-    chosen = vf.Config.preset("best", epochs=6, dim=8, evaluate_every=2, checkpoint_every=2, final=False)
+    """Six rounds of ratings, six of lists, then the gates."""
+    chosen = vf.Config.preset("best", epochs=6, dim=8, evaluate_every=2, final=False)
     return vf.train(small_parties, chosen)
 
 
@@ -187,11 +190,11 @@ def test_a_stop_in_either_training_resumes_to_the_same_bits(
 
 @pytest.fixture
 def short_final_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rounds of ratings and two of lists, with a checkpoint after each."""
+    """Three rounds of ratings and two of lists."""
     monkeypatch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "raters": 3, "lists": 2})
 
 
-FINAL = {"epochs": 4, "dim": 8, "evaluate_every": 2, "checkpoint_every": 1}
+FINAL = {"epochs": 4, "dim": 8, "evaluate_every": 2}
 
 
 @pytest.mark.usefixtures("short_final_trainings")

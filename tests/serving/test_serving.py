@@ -161,7 +161,7 @@ def test_the_overview_names_lists_that_lose_to_popularity(run: vf.Run) -> None:
     metrics["parties"][1] |= {"test": {"ndcg@20": 0.028}, "popularity": {"ndcg@20": 0.078}}
     warning = describe_run(Catalogue(changed, "x"), range(len(run.parties)))["warning"]
     assert "worse than the most popular items" in warning
-    assert f"{run.parties[1].name} 0.0280, popularity 0.0780" in warning
+    assert f"at {run.parties[1].name} (NDCG@20 0.0280, popularity 0.0780)" in warning
     assert describe_run(Catalogue(changed, "x", run.parties[0].name), [0])["warning"] is None
 
 

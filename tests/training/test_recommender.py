@@ -208,55 +208,8 @@ def scores(run: vf.Run, party: vf.PartyData, users: Any, items: Any) -> None:
     np.testing.assert_allclose((users @ items.T).clip(low, high)[rows, columns], predicted, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("preset", "settings", "parts"),
-    [
-        (
-            "best",
-            {"gate": False, "model.raters": 0},
-            {"factors": 8, "user bias": 1, "item bias": 1, "mean": 1},
-        ),
-        (
-            "best",
-            {"gate": False, "model.raters": 3},
-            {
-                "factors": 8,
-                "user bias": 1,
-                "item bias": 1,
-                "raters": 3,
-                "raters' user bias": 1,
-                "raters' item bias": 1,
-                "mean": 1,
-            },
-        ),
-        ("paper", {}, {"factors": 8}),
-        ("best", {**LISTS, "gate": False}, {"factors": 8}),
-        ("private", {"gate": False}, {"factors": 8, "user bias": 1, "item bias": 1, "mean": 1}),
-    ],
-)
-def test_parts_of_a_vector(
-    small_parties: list[vf.PartyData], preset: str, settings: Any, parts: dict[str, int]
-) -> None:
-    run = vf.train(
-        small_parties,
-        vf.Config.preset(preset, **{"dim": 8, "epochs": 6, "batch": 0} | settings),
-    )
-    found = run.embeddings()["party-1"]
-    wanted = parts | ({"user bias": 1, "item bias": 1} if run.config.model.biases else {})
-    assert {name: part.stop - part.start for name, part in found.parts.items()} == wanted
-    users, items = found.arrays()
-    if run.config.model.biases:
-        assert (items[:, found.parts["user bias"]] == items[0, found.parts["user bias"]]).all()
-        assert (users[:, found.parts["item bias"]] == 1).all()
-        assert np.unique(items[:, found.parts["item bias"]]).size > 1
-    if "mean" in parts:
-        mean = run.parties[1].ratings.rating.mean()
-        assert items[0, found.parts["mean"]] == pytest.approx(mean, abs=0.5 if preset == "private" else 0.1)
-
-
 def test_products_of_vectors_are_predictions(fitted: vf.VerFedRecommender) -> None:
     run = fitted.run_
     assert any(party["gate"]["known"]["alone"] > 0 for party in run.metrics["parties"])
     for party, found in zip(run.parties, run.embeddings().values(), strict=True):
         scores(run, party, *found.arrays())
-        assert sum(part.stop - part.start for part in found.parts.values()) == found.arrays()[0].shape[1]

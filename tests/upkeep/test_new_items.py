@@ -18,15 +18,15 @@ from verfedgnn.core.item_item import ItemScores
 from verfedgnn.data import TRAIN, synthetic_ratings
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.upkeep.item_prior import (
+from verfedgnn.upkeep.new_items import (
     ItemDistribution,
     ItemPrior,
+    NewItems,
     UserActivity,
     absorb_item_scores,
     fit_distribution,
     fit_item_prior,
 )
-from verfedgnn.upkeep.new_items import NewItems
 
 Command = Callable[..., tuple[int, str, str]]
 PARTY = "party-0"

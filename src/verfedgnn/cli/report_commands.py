@@ -87,7 +87,7 @@ def report(
     folder = run / REPORT if out is None else out
     check_writable(folder)
     with output.busy("writing the report"):
-        document = run_document(loaded, run.resolve().name)
+        document = run_document(loaded, run.resolve().name, run)
         page, text = document.write(folder, "report")
     output.result({"page": page, "markdown": text}, f"written: {page} and {text.name}")
     show_next(output, [], ["serve", str(run)])

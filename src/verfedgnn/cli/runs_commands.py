@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from verfedgnn.core.errors import ConfigError, NotPromoted, RunError
 
 if TYPE_CHECKING:
     from verfedgnn.reports.difference_view import DifferenceTable
-    from verfedgnn.runs.run_list import RunSummary
+    from verfedgnn.runs.run_folder import RunSummary
 
 SHOWN_NAMES = 3
 """Number of names of parties that a cell shows."""
@@ -29,7 +30,7 @@ def runs(
 ) -> None:
     """List runs, oldest first: data, preset, parties, accuracy, bytes, privacy budget spent and the run before each."""
     from verfedgnn.reports.phrases import format_metric, format_size
-    from verfedgnn.runs.run_list import list_runs
+    from verfedgnn.runs.run_folder import list_runs
 
     found = list_runs(folder)
     columns = [
@@ -48,7 +49,7 @@ def runs(
         for run in found
     ]
     output.result(
-        [run.to_dict() for run in found],
+        [asdict(run) for run in found],
         make_table([*columns[0]], [[*row.values()] for row in columns]) if found else f"no runs in {folder}",
     )
     _show_next(output, folder, found)

@@ -123,8 +123,7 @@ def confirm(
     clicks: Annotated[
         Path,
         typer.Argument(
-            help="CSV file with the columns bucket and clicked (1, 0 or a count), and as a rule user and shown; a user may "
-            "have several rows."
+            help="CSV file with the columns bucket and clicked (1, 0 or a count), and as a rule user, who may have several rows."
         ),
     ],
     output: Output = STANDARD,
@@ -133,11 +132,11 @@ def confirm(
     from verfedgnn.serving.split_test import confirm as compare_buckets
 
     found = compare_buckets(clicks)
-    rows = [["customers", *(f"{count:,}" for count in found.counts.values()), ""]]
-    measures = {"customers who clicked, of 100": found.customers, "clicks, of 100 lists": found.lists}
-    for name, rates in measures.items():
-        cells = [f"{rate:.{rates.digits}f}" for rate in (rates.federated, rates.alone)]
-        rows.append([name, *cells, rates.interval()])
+    shares = [f"{share:.{found.digits}f}" for share in (found.federated, found.alone)]
+    rows = [
+        ["customers", *(f"{count:,}" for count in found.counts.values()), ""],
+        ["customers who clicked, of 100", *shares, found.interval],
+    ]
     table = make_table(["", "federated", "alone", "difference (95 % interval)"], rows)
     output.result(asdict(found) | {"sentence": found.sentence}, table, found.sentence)
     if found.unmarked:
@@ -167,7 +166,7 @@ def read_split(run: Path, percent: int | None, key: Path | None) -> SplitTest | 
 
 def find_run(given: Path) -> Path:
     """Return the given run folder; of a folder of runs, the newest finished one."""
-    from verfedgnn.runs.run_list import list_runs
+    from verfedgnn.runs.run_folder import list_runs
 
     if (given / "config.toml").is_file() or not given.is_dir():
         return given

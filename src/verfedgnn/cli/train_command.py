@@ -24,7 +24,6 @@ from verfedgnn.cli.shared_options import (
     Settings,
     Threads,
     Users,
-    among,
     use_threads,
 )
 from verfedgnn.cli.signals import Halt
@@ -62,15 +61,7 @@ class TrainRequest(Request):
     set_: Settings = None
     epsilon: Annotated[
         float | None,
-        _option(TRAINING, "Privacy budget of single ratings; chooses the noise. Needs --preset private."),
-    ] = None
-    protect: Annotated[
-        str | None,
-        _option(
-            TRAINING,
-            "What a privacy budget covers: rating, or user (all ratings of a user at a party). Needs --preset private.",
-            autocompletion=among(("rating", "user")),
-        ),
+        _option(TRAINING, "Privacy budget, which chooses the noise. Needs --preset private."),
     ] = None
     config: Annotated[Path | None, _option(TRAINING, "TOML file of settings, applied after the preset.")] = (
         None
@@ -139,12 +130,12 @@ class TrainRequest(Request):
         from verfedgnn.privacy.rating_dp import fit_budget
 
         final = False if self.judge else None
-        given = {"seed": self.seed, "users": self.users, "gradients.protects": self.protect, "final": final}
+        given = {"seed": self.seed, "users": self.users, "final": final}
         overrides = parse_settings(self.set_ or []) | {k: v for k, v in given.items() if v is not None}
         chosen = build_config(preset=self.preset or "best", model=parse_gnn(self.model), file=self.config)
         chosen = chosen.with_values(overrides)
         if self.epsilon is not None:
-            chosen = fit_budget(chosen, wanted=self.epsilon, delta=chosen.gradients.delta)
+            chosen = fit_budget(chosen, wanted=self.epsilon)
         return chosen
 
     def read(self, config: Config) -> list[PartyData]:

@@ -48,26 +48,14 @@ class PropagationModel(_AnyForm):
     """propagation: K layers over the embeddings (eq. 1-3)."""
     layers: int = Field(2, ge=1, le=16)
     """K, the number of propagation layers (paper: 2)."""
-    activation: Literal["sigmoid", "tanh", "relu", "identity"] = "sigmoid"
-    """Non-linearity of the update of GCN, of GAT and of plug-ins that use it (paper: sigmoid)."""
     threshold: float | Literal["all"] | None = None
     """Lowest rating that makes an item a neighbour of a user. unset: three quarters up the rating scale (4 of 5, 8 of 10);
     all: every rated item is a neighbour."""
-    init_std: float = Field(0.1, ge=0)
-    """Standard deviation of the initial embeddings, whose mean is 0."""
     estimators: bool = True
     """Estimate a user's degree from the party's own items (Sec. 4.3). If false, exact degrees are exchanged (unprotected)."""
-    generator: bool = False
-    """Use generated neighbourhoods (FedSage+). The other parties' neighbourhoods then only train the generator."""
     biases: ClassVar[bool] = False
     bound: ClassVar[None] = None
     raters: ClassVar[int] = 0
-
-    @model_validator(mode="after")
-    def _check_generator(self) -> PropagationModel:
-        if self.generator and not self.estimators:
-            raise ValueError("model.generator needs estimated degrees; set model.estimators = true")
-        return self
 
 
 class FactorModel(_AnyForm):
@@ -78,8 +66,6 @@ class FactorModel(_AnyForm):
     biases: bool = False
     """Add a private bias per item and a public bias per user to the product of embeddings (docs/model.md). A solved model without
     them orders lists instead of predicting ratings."""
-    init_std: float = Field(0.1, ge=0)
-    """Standard deviation of the initial embeddings, whose mean is 0."""
     bound: float | None = Field(None, gt=0)
     """Largest l2 norm of a user's or item's embedding. Longer embeddings are shortened after each step."""
     raters: ClassVar[int] = 0

@@ -25,20 +25,15 @@ class Section(BaseModel):
 class TrainingConfig(Section):
     """The rounds of a training, its optimiser, its regularisation and when it stops."""
 
-    optimizer: Literal["adagrad", "sgd"] = "adagrad"
-    """Optimiser of public and private parameters (paper: Adagrad)."""
     lr: float = Field(0.05, gt=0)
-    """Learning rate (paper: 0.05)."""
+    """Learning rate of Adagrad (paper: 0.05)."""
     error_clip: float | None = Field(None, gt=0)
     """Error from which on the loss grows linearly (Huber), which bounds the effect of one rating. unset: squared error only."""
     l2: float = Field(1.0, ge=0)
-    """Weight of the regulariser of eq. 5, (1/N) sum |e_u|^2 + (1/M) sum |e_v|^2."""
-    l2_row: float = Field(0.0, ge=0)
-    """Weight of |e_u|^2 and |e_v|^2, counted once per user or item."""
-    l2_user_bias: float = Field(0.0, ge=0)
-    """Weight of b_u^2, counted once per user."""
-    l2_item_bias: float = Field(0.0, ge=0)
-    """Weight of b_v^2, counted once per item."""
+    """Weight of the regulariser. Without biases: that of eq. 5, (1/N) sum |e_u|^2 + (1/M) sum |e_v|^2. With them: of |e_u|^2 and |e_v|^2,
+    counted once per user or item. A solved model estimates its own."""
+    l2_bias: float = Field(0.0, ge=0)
+    """Weight of b_u^2 and b_v^2, counted once per user or item."""
     batch: int = Field(5000, ge=0)
     """Training ratings per round, over all parties. 0: all ratings."""
     epochs: int = Field(50, ge=1)
@@ -51,8 +46,6 @@ class TrainingConfig(Section):
     """Rounds between two validations. 0: once per epoch."""
     patience: int = Field(0, ge=0)
     """Number of validations without improvement after which training stops. 0: train to the end. The best round is kept in both cases."""
-    checkpoint_every: int = Field(500, ge=1)
-    """Rounds between two checkpoints."""
 
 
 class SplitConfig(Section):
@@ -82,11 +75,9 @@ class SplitConfig(Section):
 
 
 class _AnyMechanism(Section):
-    """The setting that every mechanism has."""
+    """What every mechanism has."""
 
     mechanism: str
-    delta: float = Field(1e-6, gt=0, lt=1)
-    """Delta at which a composed epsilon is reported."""
     integers: ClassVar[bool] = False
     """Whether releases are integers, which masks can hide."""
     protects_ratings: ClassVar[bool] = False
@@ -144,12 +135,9 @@ class SkellamGradients(_AnyMechanism):
     noise_multiplier: float = Field(gt=0)
     """Standard deviation of the noise on a sum, as a multiple of the most that one rating can change it. `train --epsilon`
     chooses it."""
-    protects: Literal["rating", "user"] = "rating"
-    """Unit of the guarantee. rating: one rating of one user at one party; user: all ratings of one user at one party, by limiting
-    what each user contributes."""
-    user_ratings: int = Field(16, ge=1)
-    """Training ratings of a user that a party uses with gradients.protects = user. It limits a user's contribution to the root of
-    this number times that of one rating."""
+    user_ratings: int = Field(0, ge=0)
+    """Unit of the guarantee. 0: one rating of one user at one party. K: all ratings of one user at one party, of which it trains on K
+    at most, so that a user contributes at most the root of K times as much as one rating."""
     clip: ClassVar[None] = None
     rescale: ClassVar[float] = 1.0
 

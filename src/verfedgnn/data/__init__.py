@@ -1,12 +1,6 @@
 """Ratings: reading them from files and tables in memory, generating, splitting and dividing them among parties."""
 
-from verfedgnn.data.parties import (
-    PartyData,
-    align_users,
-    check_parties,
-    read_parties,
-    split_items,
-)
+from verfedgnn.data.parties import PartyData, align_users, check_parties, read_parties, split_items
 from verfedgnn.data.rating_checks import make_ratings
 from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn.data.ratings import Ratings

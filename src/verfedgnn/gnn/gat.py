@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.operator import Neighbourhood, Operator, Others
+from verfedgnn.gnn.operator import Neighbourhood, Operator
 
 MAX_LOGIT = 10.0
 """Largest difference between a neighbour's attention logit and the node's own, so that exp() stays finite."""
@@ -46,7 +46,7 @@ class GAT(Operator):
         users: Tensor,
         items: Tensor,
         graph: Graph,
-        others: Others,
+        others: Tensor | None,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Compute layer k as in the equations of the class."""
         w = weights["w"][k].T
@@ -65,8 +65,8 @@ class GAT(Operator):
         from_users = graph.sum_users(torch.cat([users, torch.ones_like(users[:, :1])], -1), to_item)
         item_share = 1 / (1 + from_users[:, -1:])
 
-        next_users = self.activation((neighbourhood.scale * users + neighbourhood.total) @ w)
-        next_items = self.activation((item_share * (items + from_users[:, :-1])) @ w)
+        next_users = torch.sigmoid((neighbourhood.scale * users + neighbourhood.total) @ w)
+        next_items = torch.sigmoid((item_share * (items + from_users[:, :-1])) @ w)
         return neighbourhood, next_users, next_items
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.operator import Neighbourhood, Operator, Others, inverse_sqrt
+from verfedgnn.gnn.operator import Neighbourhood, Operator, inverse_sqrt
 
 
 class GCN(Operator):
@@ -36,7 +37,7 @@ class GCN(Operator):
         users: Tensor,
         items: Tensor,
         graph: Graph,
-        others: Others,
+        others: Tensor | None,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Compute layer k as in the equations of the class."""
         w = weights["w"][k].T
@@ -44,6 +45,6 @@ class GCN(Operator):
         own = graph.sum_items(items * by_item)
         neighbourhood = self.gather(own, graph.user_degree, others, graph, inverse_sqrt)
         from_users = graph.sum_users(users * neighbourhood.scale) * by_item
-        next_users = self.activation((users + neighbourhood.total) @ w)
-        next_items = self.activation((items + from_users) @ w)
+        next_users = torch.sigmoid((users + neighbourhood.total) @ w)
+        next_items = torch.sigmoid((items + from_users) @ w)
         return neighbourhood, next_users, next_items

@@ -11,19 +11,22 @@ import torch
 from torch import Tensor
 
 from verfedgnn import plugins
-from verfedgnn.config.model_forms import MeansModel, ModelConfig, PropagationModel, SolvedModel
+from verfedgnn.config.model_forms import ModelConfig, PropagationModel
 from verfedgnn.core.graph import Graph, clip_rows
 from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.core.random_streams import SharedStream, shared_generator
 from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.ggnn import GGNN
-from verfedgnn.gnn.neighbourhood_generator import NeighbourhoodGenerator
-from verfedgnn.gnn.operator import Operator, Others
+from verfedgnn.gnn.operator import Operator
 from verfedgnn.gnn.solved_layout import SolvedLayout
 
 OPERATORS: dict[str, type[Operator]] = {cls.name: cls for cls in (GCN, GAT, GGNN)}
 """Built-in operators by GNN."""
+
+
+INITIAL_STD = 0.1
+"""Standard deviation of the initial embeddings."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,6 @@ class Propagation:
     """h_v (M, D). With biases (h_v, 1, b_v)."""
     neighbourhoods: list[Tensor]
     """X^k for k < K, each (N, C)."""
-    penalty: Tensor | None = None
-    """Squared distance of generated neighbourhoods from the others' true ones, to be added to the loss."""
 
     def predict(self, user: Tensor, item: Tensor) -> Tensor:
         """Return h_u . h_v for rows of users and items (eq. 4)."""
@@ -56,9 +57,7 @@ def make_operator(config: PropagationModel) -> Operator:
     """Return the operator of the configured GNN, built in or of a plug-in."""
     found = OPERATORS.get(config.gnn) or plugins.load_gnn(config.gnn)
     assert issubclass(found, Operator), "the registry takes nothing else"
-    return found(
-        dim=config.dim, layers=config.layers, activation=config.activation, estimators=config.estimators
-    )
+    return found(dim=config.dim, layers=config.layers, estimators=config.estimators)
 
 
 class Model:
@@ -70,7 +69,6 @@ class Model:
         self.solved = SolvedLayout(users, config) if config.solved else None
         """Layout of the public parameters of a model that is solved; None for one that is trained by gradients."""
         self._operator: Operator | None = None
-        self.generator: NeighbourhoodGenerator | None = None
         self.shapes: dict[str, tuple[int, ...]] = {"users": (users, config.dim)}
         """Shapes of the public parameters by name."""
         if self.solved is not None:
@@ -84,9 +82,6 @@ class Model:
         if config.form == "propagation":
             self._operator = make_operator(config)
             self.shapes |= {"mix": (config.layers + 1,), **self._operator.weights()}
-            if config.generator:
-                self.generator = NeighbourhoodGenerator(config.dim, config.layers)
-                self.shapes |= self.generator.weights()
         elif self.solved is not None:
             self.shapes["sums"] = (self.solved.slots,)
         self.size = sum(math.prod(shape) for shape in self.shapes.values())
@@ -143,12 +138,10 @@ class Model:
     def initial_embeddings(self, rng: np.random.Generator, rows: int, typical: float) -> Tensor:
         """Draw user or item embeddings. Factors without biases start where they predict the typical rating."""
         config = self.config
-        assert not isinstance(config, SolvedModel | MeansModel), (
-            "the layout of a solved model draws its users"
-        )
+        assert not config.solved, "the layout of a solved model draws its users"
         plain = config.form == "factors" and not config.biases
         mean = math.sqrt(typical / config.dim) if plain else 0.0
-        values = torch.from_numpy(rng.normal(mean, config.init_std, (rows, config.dim)).astype(np.float32))
+        values = torch.from_numpy(rng.normal(mean, INITIAL_STD, (rows, config.dim)).astype(np.float32))
         return values if config.bound is None else clip_rows(values, config.bound)
 
     def propagate(
@@ -173,14 +166,10 @@ class Model:
         share = public["mix"]
         h_users, h_items = share[0] * users, share[0] * items
         neighbourhoods: list[Tensor] = []
-        penalties: list[Tensor] = []
         for k in range(self.config.layers):
-            received: Others = others[k] if others else None
-            if self.generator is not None:
-                received = self.generator.bind(k, public, users, graph, received, penalties)
+            received = others[k] if others else None
             own, users, items = self.operator.layer(k, public, users, items, graph, received)
             neighbourhoods.append(own.own)
             h_users = h_users + share[k + 1] * users
             h_items = h_items + share[k + 1] * items
-        penalty = torch.stack(penalties).sum() if penalties else None
-        return Propagation(h_users, h_items, neighbourhoods, penalty)
+        return Propagation(h_users, h_items, neighbourhoods)

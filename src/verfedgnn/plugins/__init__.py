@@ -59,7 +59,7 @@ class GnnPlugin:
 class MethodPlugin:
     """A method that `verfedgnn compare` can name; `verfedgnn_research.baselines.Method` derives from it."""
 
-    name: ClassVar[str]
+    name: str
     """Name of the method on the command line."""
     built_in: ClassVar[tuple[str, ...]] = ()
     """Names that no plug-in may take."""

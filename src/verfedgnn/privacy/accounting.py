@@ -13,7 +13,7 @@ from verfedgnn.core.pairs import PartyInput
 from verfedgnn.privacy import release_events as events
 from verfedgnn.privacy.protections import PROTECTIONS, name_epsilon, protection_of
 from verfedgnn.privacy.rating_dp import protects_users, rating_epsilon, training_releases, validation_releases
-from verfedgnn.privacy.release_events import Release, ReleaseEvent
+from verfedgnn.privacy.release_events import DELTA, Release, ReleaseEvent
 from verfedgnn.privacy.visibility import list_disclosures
 
 SIMULATED = (
@@ -88,16 +88,15 @@ def _persons(
     config: Config, parties: Sequence[PartyInput], releases: int, validations: int
 ) -> dict[str, Any]:
     """Return what the run promises for all ratings of one user at one party."""
-    delta = config.gradients.delta
     report: dict[str, Any] = {
         "neighbouring": "two data sets that differ in all ratings of one user at one party",
-        "delta": delta,
+        "delta": DELTA,
     }
     if protects_users(config):
-        whole = rating_epsilon(config, rounds=releases, validations=validations, delta=delta)
+        whole = rating_epsilon(config, rounds=releases, validations=validations)
         return report | {
             "epsilon": whole,
-            "guarantee": f"epsilon {name_epsilon(whole)} at delta {delta:g} for every user",
+            "guarantee": f"epsilon {name_epsilon(whole)} at delta {DELTA:g} for every user",
         }
     people = {
         party.name: person_report(config, party, rounds=releases, validations=validations)
@@ -110,7 +109,7 @@ def _persons(
         texts.append(f"epsilon {name_epsilon(worst['epsilon'])} for {ratings:,} ratings ({which})")
     return report | {
         "parties": people,
-        "guarantee": f"for all ratings of one user at a party, {' and '.join(texts)}, at delta {delta:g}",
+        "guarantee": f"for all ratings of one user at a party, {' and '.join(texts)}, at delta {DELTA:g}",
     }
 
 
@@ -136,14 +135,12 @@ def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, exch
 #     \rho_k = k^2 \rho_{users} + k \rho_{items} + k_{valid}^2 \rho_{validation}
 
 
-def person_epsilon(
-    config: Config, *, training: int, validation: int, rounds: int, validations: int, delta: float
-) -> float:
-    """Return the epsilon at `delta` for all ratings of one user at one party, of which so many are in each part."""
+def person_epsilon(config: Config, *, training: int, validation: int, rounds: int, validations: int) -> float:
+    """Return the epsilon for all ratings of one user at one party, of which so many are in each part."""
     users, items = training_releases(config, rounds)
     moved = [_scaled(users, training), _scaled(items, math.sqrt(training))]
     moved += [_scaled(release, validation) for release in validation_releases(config, validations)]
-    return events.compose_epsilon(moved, delta)
+    return events.compose_epsilon(moved)
 
 
 def person_report(config: Config, data: PartyInput, *, rounds: int, validations: int) -> dict[str, Any]:
@@ -156,11 +153,10 @@ def person_report(config: Config, data: PartyInput, *, rounds: int, validations:
         name: dict(zip(("training", "validation"), map(int, counts), strict=True))
         for name, counts in (("median", np.ceil(np.median(active, 0))), ("largest", active.max(0)))
     }
-    delta = config.gradients.delta
     return {
         name: {
             **ratings,
-            "epsilon": person_epsilon(config, **ratings, rounds=rounds, validations=validations, delta=delta),
+            "epsilon": person_epsilon(config, **ratings, rounds=rounds, validations=validations),
         }
         for name, ratings in chosen.items()
     }

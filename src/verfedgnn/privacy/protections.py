@@ -198,10 +198,10 @@ class LaplaceProtection(Protection):
 
     def guarantee(self, count: int, validations: int) -> dict[str, Any]:
         """Return the better of the plain sum of epsilons, which needs no delta, and the composed epsilon."""
-        epsilon, delta = self.settings.epsilon, self.settings.delta
+        epsilon = self.settings.epsilon
         pure = epsilon * count
-        composed = events.compose_epsilon(self.releases(count), delta)
-        whole = (pure, 0.0) if pure <= composed else (composed, delta)
+        composed = events.compose_epsilon(self.releases(count))
+        whole = (pure, 0.0) if pure <= composed else (composed, events.DELTA)
         return {
             "neighbouring": NEIGHBOURING,
             "per_round": {"epsilon": epsilon, "delta": 0.0},
@@ -243,11 +243,11 @@ class SkellamProtection(Protection):
 
     def guarantee(self, count: int, validations: int) -> dict[str, Any]:
         """Return the epsilon of one round and of the whole training."""
-        config, delta = self.config, self.settings.delta
+        config, delta = self.config, events.DELTA
         of_users = rating_dp.protects_users(config)
         unit, whom = ("user", "all ratings") if of_users else ("single rating", "one rating")
         one, whole = (
-            rating_dp.rating_epsilon(config, rounds=r, validations=v, delta=delta)
+            rating_dp.rating_epsilon(config, rounds=r, validations=v)
             for r, v in ((1, 0), (count, validations))
         )
         tables = rating_dp.sampling_delta(config, rounds=count, validations=validations, epsilon=whole)

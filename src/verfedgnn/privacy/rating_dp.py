@@ -63,9 +63,7 @@ def sensitivity(config: Config) -> float:
 def ratings_cap(config: Config) -> int | None:
     """Return K, the training ratings of a user that a party uses; None if single ratings are protected, not users."""
     gradients = config.gradients
-    if isinstance(gradients, SkellamGradients) and gradients.protects == "user":
-        return gradients.user_ratings
-    return None
+    return gradients.user_ratings or None if isinstance(gradients, SkellamGradients) else None
 
 
 def protects_users(config: Config) -> bool:
@@ -183,15 +181,15 @@ def validation_releases(config: Config, validations: int) -> list[Release]:
     ]
 
 
-def rating_epsilon(config: Config, *, rounds: int, validations: int, delta: float) -> float:
-    """Return the epsilon at `delta` of what is protected over a training.
+def rating_epsilon(config: Config, *, rounds: int, validations: int) -> float:
+    """Return the epsilon of what is protected over a training.
 
     One rating is in one of the two parts, so the larger epsilon counts. A user has ratings in both, so they compose.
     """
     parts = training_releases(config, rounds), validation_releases(config, validations)
     if protects_users(config):
-        return events.compose_epsilon([release for part in parts for release in part], delta)
-    return max(events.compose_epsilon(part, delta) for part in parts)
+        return events.compose_epsilon([release for part in parts for release in part])
+    return max(events.compose_epsilon(part) for part in parts)
 
 
 def sampling_delta(config: Config, *, rounds: int, validations: int, epsilon: float) -> float:
@@ -211,10 +209,8 @@ def sampling_delta(config: Config, *, rounds: int, validations: int, epsilon: fl
     return (1 + math.exp(min(epsilon, 700.0))) * (users + items + valid)
 
 
-def fit_budget(config: Config, *, wanted: float, delta: float) -> Config:
-    """Return the configuration with the least noise, within 0.1 %, whose training stays within (`wanted`,
-    `delta`).
-    """
+def fit_budget(config: Config, *, wanted: float) -> Config:
+    """Return the configuration with the least noise, within 0.1 %, whose training stays within epsilon = `wanted`."""
     if config.gradients.mechanism != "skellam":
         raise ConfigError(
             f"a privacy budget needs gradients.mechanism = skellam; {config.gradients.mechanism} gradients give no useful "
@@ -225,10 +221,10 @@ def fit_budget(config: Config, *, wanted: float, delta: float) -> Config:
     validations = -(-rounds // every)
 
     def chosen(z: float) -> Config:
-        return config.with_values({"gradients.noise_multiplier": z, "gradients.delta": delta})
+        return config.with_values({"gradients.noise_multiplier": z})
 
     def spent(z: float) -> float:
-        return rating_epsilon(chosen(z), rounds=rounds, validations=validations, delta=delta)
+        return rating_epsilon(chosen(z), rounds=rounds, validations=validations)
 
     low = 0.01
     high = 1.0
@@ -237,7 +233,7 @@ def fit_budget(config: Config, *, wanted: float, delta: float) -> Config:
         high = 2 * high
         if high > LARGEST:
             raise ConfigError(
-                f"no noise keeps {rounds:,} rounds within epsilon = {wanted:g} at delta = {delta:g}; "
+                f"no noise keeps {rounds:,} rounds within epsilon = {wanted:g} at delta = {events.DELTA:g}; "
                 "allow a larger epsilon"
             )
     while high - low > 1e-3 * low:

@@ -22,6 +22,10 @@ ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
 """Orders alpha at which Renyi divergences are composed. The Skellam bound is proven for integer orders."""
 
 
+DELTA = 1e-6
+"""Delta at which a composed epsilon is reported."""
+
+
 @dataclass(frozen=True)
 class ReleaseEvent:
     """Privacy loss of one release: the name of an event in `dp-accounting` with its parameters, or `total
@@ -79,7 +83,7 @@ def ternary(r: float) -> ReleaseEvent:
     return ReleaseEvent("total variation", (("delta", min(1.0, 1 / r)),))
 
 
-def compose_epsilon(releases: Iterable[Release], delta: float) -> float:
+def compose_epsilon(releases: Iterable[Release], delta: float = DELTA) -> float:
     """Compose noisy releases and return their epsilon at `delta`."""
     from dp_accounting.dp_event import GaussianDpEvent, LaplaceDpEvent, ZCDpEvent  # takes a second to load
     from dp_accounting.rdp import RdpAccountant

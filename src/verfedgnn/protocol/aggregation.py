@@ -95,11 +95,12 @@ def participation_scale(items: Sequence[int], active: Sequence[int], without: in
 # rounding.
 
 
-def to_fixed(values: Tensor, parties: int, kind: torch.dtype = torch.int32) -> Tensor:
+def to_fixed(values: Tensor, parties: int, bits: int = 32) -> Tensor:
     """Convert real numbers to multiples of 2^-20 (32 bits) or 2^-32 (64), with room for `parties` of them.
 
     A value out of range raises `DivergedError`.
     """
+    kind = {32: torch.int32, 64: torch.int64}[bits]
     # A power of two times a float32 is exact, and so is rounding it.
     scaled = (values * float(1 << FRACTION_BITS[kind])).round_()
     limit = torch.iinfo(kind).max // max(1, parties)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,20 +31,10 @@ from verfedgnn.core.random_streams import SharedStream, shared_generator
 from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, remove_masks
+from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.aggregation import FULL_COPY, largest_array, largest_from_party, sum_neighbourhoods
 from verfedgnn.protocol.masks import MaskedRound, fewest_survivors, mask_context, sum_digest
-from verfedgnn.protocol.messages import (
-    Finish,
-    Hello,
-    ListSignature,
-    MaskShares,
-    Message,
-    Place,
-    RoundReply,
-    RoundStart,
-    Unmask,
-    Welcome,
-)
+from verfedgnn.protocol.messages import Finish, Hello, Message, Place, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.replica import (
     CheckpointState,
     Replica,
@@ -57,6 +48,8 @@ from verfedgnn.protocol.states import COORDINATOR_STATES, CoordinatorAction, Coo
 
 KEPT_UPDATES = 8
 """Updates that are kept for parties that missed them; more would be larger than a full copy."""
+_KEPT = ("training", "round", "replied", "parameters_round", "sums_received")
+"""Attributes that a checkpoint holds as they are."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +104,7 @@ class Membership:
     def lose(self, name: str, *, slow: bool) -> None:
         """Mark a party as gone, or as slow."""
         self.present.discard(name)
-        self.slow.discard(name)
-        if slow:
-            self.slow.add(name)
+        (self.slow.add if slow else self.slow.discard)(name)
 
     def bring_back(self, name: str) -> bool:
         """Mark a slow party as present; return whether it was slow."""
@@ -209,9 +200,7 @@ class Coordinator:
         self.replica: Replica
         """The public parameters and their optimiser's state, once all parties have joined."""
         self.updates: deque[Update] = deque(maxlen=KEPT_UPDATES)
-        """The updates of the last rounds, in order."""
         self.neighbourhood_sum = NO_SUM
-        """The last sum of neighbourhoods."""
         self.parameters_round: dict[str, int] = {}
         """Round of the public parameters that each party has."""
         self.sums_received: dict[str, int] = {}
@@ -303,15 +292,15 @@ class Coordinator:
     def _start_training(self) -> None:
         self._advance(CoordinatorAction.START_TRAINING)
         hellos = [self.members.hellos[name] for name in self.names]
-        self.items = [hello.items for hello in hellos]
-        self.model = Model(self.config.model, hellos[0].users)
         problem = too_few(self.config, min(self.active_count, self.members.quorum), len(self.names))
         if problem is not None:
             raise ConfigError(problem)
-        self.typical = sum(typical_rating(hello.scale) for hello in hellos) / len(hellos)
+        items = [hello.items for hello in hellos]
+        self.model = Model(self.config.model, hellos[0].users)
         self.ratings = sum(hello.ratings for hello in hellos)
-        self.replica = Replica.initial(
-            self.config, self.model, self.items, self.ratings, self.typical, self.device, self.start
+        self.typical = sum(typical_rating(hello.scale) for hello in hellos) / len(hellos)
+        self.replica = Replica(
+            self.config, self.model, items, self.ratings, self.typical, self.device, self.start
         )
         self.rounds = self.replica.rounds
 
@@ -332,7 +321,7 @@ class Coordinator:
         self.sums_received.pop(name, None)
         return Welcome(
             index=self.names.index(name),
-            items=self.items,
+            items=self.replica.items,
             stay=self.members.hellos[name].stay,
             training=self.training,
             config=self.config.digest(),
@@ -411,11 +400,11 @@ class Coordinator:
             self.receive(name, message)
             return
         COORDINATOR_STATES.after(self.state, type(message), name)
-        assert isinstance(message, MaskShares | ListSignature | Unmask)
+        assert isinstance(message, msg.MaskShares | msg.ListSignature | msg.Unmask)
         self.members.bring_back(name)
         if self.masks is None or self.masks.place != message.place:
             return
-        if isinstance(message, MaskShares) and (
+        if isinstance(message, msg.MaskShares) and (
             self.state is not CoordinatorState.SHARING or self.masks.request != message.request
         ):
             return
@@ -453,65 +442,55 @@ class Coordinator:
 
         Raise `SumError` if masked values do not add up to gradients; the round can then only be abandoned.
         """
-        replies = {
-            index: self.replies[self.names[index]]
-            for index in self.drawn
-            if self.names[index] in self.replies
-        }
-        parties, streams = list(replies), []
+        replica = self.replica
+        parties = [index for index in self.drawn if self.names[index] in self.replies]
+        replies = [self.replies[self.names[index]] for index in parties]
+        streams = []
         if self.masks is not None:
             start, last = self.open_parties[self.names[self.masks.survivors[0]]], self.neighbourhood_sum
             digest = "" if last is NO_SUM else sum_digest(last.parties, last.round, last.total)
-            streams = self.masks.streams(mask_context(start, self.replica, digest))
-        gradients = [reply.gradient for reply in replies.values() if reply.gradient is not None]
-        unmask = partial(remove_masks, streams=streams, use=GRADIENT)
-        total = self.replica.protection.add_up(gradients, unmask)
-        shared = [reply.neighbourhoods for reply in replies.values() if reply.neighbourhoods is not None]
+            streams = self.masks.streams(mask_context(start, replica, digest))
+        gradients = [reply.gradient for reply in replies if reply.gradient is not None]
+        total = replica.protection.add_up(gradients, partial(remove_masks, streams=streams, use=GRADIENT))
+        shared = [reply.neighbourhoods for reply in replies if reply.neighbourhoods is not None]
         if shared:
             summed = sum_neighbourhoods(shared, partial(remove_masks, streams=streams, use=NEIGHBOURHOOD))
             self.neighbourhood_sum = NeighbourhoodSum(parties, self.round, summed)
-        error = self._judge_validation()
-        self._advance(CoordinatorAction.CLOSE)
-        self.open_parties, self.masks = {}, None
+        error = self._end_round(CoordinatorAction.CLOSE)
         # Nobody would use the step of the last round, and all members end in the same state without it.
         if self.config.means_only or not self.done:
-            self._step(total, parties)
+            if replica.model.solved is not None:
+                total = compute_update(
+                    replica.model,
+                    replica.parameters,
+                    replica.accumulator,
+                    torch.from_numpy(total).to(self.device),
+                    ratings=replica.ratings,
+                    items=sum(replica.items),
+                ).astype(replica.protection.sum_type)
+            replica.apply(torch.from_numpy(total).to(self.device), parties, self.round)
+            self.updates.append(Update(self.round, parties, total))
         if self.config.means_only:  # the first step has all that is shared
-            self.replica.best = (self.round, self.replica.parameters.clone())
+            replica.best = (self.round, replica.parameters.clone())
             self.best.holders = set()
         return ClosedRound(self.round, error)
 
-    def _step(self, total: NDArray[Any], parties: list[int]) -> None:
-        """Take the public step with the summed gradients of some parties, and keep the update."""
-        replica = self.replica
-        if replica.model.solved is not None:
-            total = compute_update(
-                replica.model,
-                replica.parameters,
-                replica.accumulator,
-                torch.from_numpy(total).to(self.device),
-                ratings=replica.ratings,
-                items=sum(replica.items),
-            ).astype(replica.protection.sum_type)
-        replica.apply(torch.from_numpy(total).to(self.device), parties, self.round)
-        self.updates.append(Update(self.round, parties, total))
-
     def abandon(self) -> ClosedRound:
         """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
-        error = self._judge_validation()
-        self._advance(CoordinatorAction.ABANDON)
-        self.open_parties, self.masks = {}, None
+        error = self._end_round(CoordinatorAction.ABANDON)
         self.replica.skip(self.round)
         self.updates.append(Update(self.round, [], np.zeros(0, self.replica.protection.sum_type)))
         return ClosedRound(self.round, error, abandoned=True)
 
-    def _judge_validation(self) -> float | None:
-        """Return the validation error of the open round; None if it has no validation."""
-        if not self.replies or not any(start.evaluate for start in self.open_parties.values()):
-            return None
-        error = self.best.judge(self.round, self.replies, self.names, self.replica.digest())
-        if self.best.round == self.round:
-            self.replica.keep_best(self.round)
+    def _end_round(self, action: CoordinatorAction) -> float | None:
+        """End the open round and return its validation error; None if it has no validation."""
+        error = None
+        if self.replies and any(start.evaluate for start in self.open_parties.values()):
+            error = self.best.judge(self.round, self.replies, self.names, self.replica.digest())
+            if self.best.round == self.round:
+                self.replica.keep_best(self.round)
+        self._advance(action)
+        self.open_parties, self.masks = {}, None
         return error
 
     def _changes_for(self, name: str) -> dict[str, Any]:
@@ -637,17 +616,13 @@ class Coordinator:
         best, shared = self.best, self.neighbourhood_sum
         hellos = [self.members.hellos[name] for name in self.names]
         values: dict[str, Any] = {
-            "training": self.training,
-            "round": self.round,
-            "replied": self.replied,
+            **{name: getattr(self, name) for name in _KEPT},
             "hellos": [hello.model_dump_json(exclude={"mask_key", "mask_signature"}) for hello in hellos],
             "errors": best.errors,
             "digests": list(best.digests.items()),
             "best": [best.error if best.round else None, best.round, best.since],
             "holders": sorted(best.holders),
             "updates": [[update.round, update.parties] for update in self.updates],
-            "parameters_round": self.parameters_round,
-            "sums_received": self.sums_received,
             "neighbourhoods": [shared.parties, shared.round],
         }
         arrays = {**self.replica.arrays(), "best": self.replica.best[1].cpu().numpy()}
@@ -662,9 +637,8 @@ class Coordinator:
         if not self.began:
             self.members.hellos = {h.party: h for h in map(Hello.model_validate_json, values["hellos"])}
             self._start_training()
-        self.training = values["training"]
-        self.round = values["round"]
-        self.replied = dict(values["replied"])
+        for name in _KEPT:
+            setattr(self, name, copy(values[name]))
         best.errors = {name: (squared, count) for name, (squared, count) in values["errors"].items()}
         best.digests = dict(values["digests"])
         best.holders = set(values["holders"])
@@ -672,12 +646,8 @@ class Coordinator:
         best.error = math.inf if error is None else error
         self.replica.load(arrays, self.round)
         self.replica.best = (best.round, to_tensor(arrays["best"], self.device))
-        self.updates.extend(
-            Update(round, parties, arrays[f"update.{i}"])
-            for i, (round, parties) in enumerate(values["updates"])
-        )
-        self.parameters_round = dict(values["parameters_round"])
-        self.sums_received = dict(values["sums_received"])
+        for i, (round, parties) in enumerate(values["updates"]):
+            self.updates.append(Update(round, parties, arrays[f"update.{i}"]))
         if "neighbourhoods" in arrays:
             parties, round = values["neighbourhoods"]
             self.neighbourhood_sum = NeighbourhoodSum(parties, round, arrays["neighbourhoods"])

@@ -42,8 +42,8 @@ class PassResult:
     """h_v (M_p, D); with biases (M_p, D + 2)."""
     neighbourhoods: Tensor | None
     """Projected neighbourhoods of the party's own items (K, q, C); None without an exchange."""
-    public_gradient: Tensor | None
-    """Flat gradient of the party's loss with respect to all public parameters; None without a batch."""
+    public_gradient: Tensor
+    """Flat gradient of the party's loss with respect to all public parameters; empty without a batch."""
     private_gradients: dict[str, Tensor]
     """Gradients of the party's loss with respect to its private parameters; empty without a batch."""
 
@@ -73,14 +73,13 @@ def compute(
     gradients: dict[str, Tensor] = {}
     if batch is not None:
         loss = data_loss(out, batch, graph, training) + penalty(leaves, batch, training)
-        loss = loss if out.penalty is None else loss + out.penalty
         slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         gradients = dict(zip(leaves, slopes, strict=True))
     return PassResult(
         users=out.users.detach(),
         items=out.items.detach(),
         neighbourhoods=exchange.send(out.neighbourhoods),
-        public_gradient=model.flat(gradients) if train else None,
+        public_gradient=model.flat(gradients) if train else torch.zeros(0),
         private_gradients={name: gradients[name] for name in private} if train else {},
     )
 
@@ -97,9 +96,9 @@ def data_loss(out: Propagation, batch: Batch, graph: Graph, training: TrainingCo
 
 
 def penalty(leaves: Mapping[str, Tensor], batch: Batch, training: TrainingConfig) -> Tensor:
-    """Return the regularisers per row of private parameters."""
+    """Return the regulariser of private parameters per row, which a model with biases has."""
     total = leaves["users"].new_zeros(())
-    for name, weight in {"items": training.l2_row, "item_bias": training.l2_item_bias}.items():
-        if weight and name in leaves:
+    if "item_bias" in leaves:
+        for name, weight in {"items": training.l2, "item_bias": training.l2_bias}.items():
             total = total + weight * (batch.share * leaves[name].square()).sum()
     return total

@@ -31,18 +31,8 @@ from verfedgnn.privacy.masking import (
     to_residues,
 )
 from verfedgnn.privacy.protections import SumError
-from verfedgnn.protocol.messages import (
-    Hello,
-    ListSignature,
-    MaskShares,
-    Message,
-    Place,
-    RoundShares,
-    RoundStart,
-    ShareRequest,
-    Survivors,
-    Unmask,
-)
+from verfedgnn.protocol import messages as msg
+from verfedgnn.protocol.messages import Place, RoundStart
 from verfedgnn.protocol.party_state import LOCAL, Policy, name_mask_purpose
 from verfedgnn.protocol.replica import Replica
 
@@ -173,19 +163,19 @@ class PartyMasks:
         self._index = index
         self._parties = parties
 
-    def handle(self, message: Message) -> Message | None:
+    def handle(self, message: msg.Message) -> msg.Message | None:
         """Answer a message about masks."""
-        if isinstance(message, ShareRequest):
+        if isinstance(message, msg.ShareRequest):
             return self._share(message)
-        if isinstance(message, RoundShares):
+        if isinstance(message, msg.RoundShares):
             self._take_shares(message)
             return None
-        assert isinstance(message, Survivors)
+        assert isinstance(message, msg.Survivors)
         return self._answer_survivors(message)
 
     # -- keys and shares ---------------------------------------------------------------------------------
 
-    def _share(self, message: ShareRequest) -> MaskShares:
+    def _share(self, message: msg.ShareRequest) -> msg.MaskShares:
         """Draw the seeds of a round, and seal a share of them for every other party."""
         if message.place <= self._last:
             raise self._error(f"asks for new masks of round {message.round}, which was answered")
@@ -200,7 +190,7 @@ class PartyMasks:
             else:
                 about = self._about(attempt, self._index, party, key)
                 rows.append(self._sealer.seal(self._stay_keys[party], about, share))
-        return MaskShares(
+        return msg.MaskShares(
             **named(attempt.place),
             request=attempt.request,
             key=key,
@@ -208,7 +198,7 @@ class PartyMasks:
             committed=self.commitments.find(self._training, message.round),
         )
 
-    def _check_keys(self, message: ShareRequest) -> dict[int, str]:
+    def _check_keys(self, message: msg.ShareRequest) -> dict[int, str]:
         """Return the verified keys of the active parties' stays; raise `ProtocolError` if anything about them is wrong."""
         active = message.active
         known = range(self._parties)
@@ -231,7 +221,7 @@ class PartyMasks:
         facts = [self._training, attempt.place, attempt.request, attempt.active, sender, receiver, key]
         return b"verfedgnn shares 2" + json.dumps(facts).encode()
 
-    def _take_shares(self, message: RoundShares) -> None:
+    def _take_shares(self, message: msg.RoundShares) -> None:
         """Open the shares that the other parties sealed for this one."""
         attempt = self._secrets
         if attempt is None or attempt.place != message.place or attempt.keys:
@@ -287,7 +277,7 @@ class PartyMasks:
 
     # -- unmasking ---------------------------------------------------------------------------------------
 
-    def _answer_survivors(self, message: Survivors) -> ListSignature | Unmask:
+    def _answer_survivors(self, message: msg.Survivors) -> msg.ListSignature | msg.Unmask:
         """Commit to a survivor list; sign it if a party was lost, and reveal shares once enough parties committed to it."""
         attempt, survivors = self._secrets, message.survivors
         if attempt is None or not attempt.answered or attempt.place != message.place:
@@ -309,7 +299,7 @@ class PartyMasks:
             statement = list_statement(self._training, attempt.place, active, survivors)
             if message.signatures is None:
                 signature = self.policy.vouching.sign("survivors", statement)
-                return ListSignature(**named(attempt.place), signature=signature)
+                return msg.ListSignature(**named(attempt.place), signature=signature)
             self._check_signatures(message, statement, share_threshold(len(active)))
         self._secrets = None  # from here on, no second share can leave
         rows = [
@@ -317,9 +307,9 @@ class PartyMasks:
             for party in active
         ]
         shares = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, SEED)
-        return Unmask(**named(attempt.place), shares=shares)
+        return msg.Unmask(**named(attempt.place), shares=shares)
 
-    def _check_signatures(self, message: Survivors, statement: str, needed: int) -> None:
+    def _check_signatures(self, message: msg.Survivors, statement: str, needed: int) -> None:
         """Raise `ProtocolError` unless enough survivors have signed the list."""
         signatures = message.signatures or []
         if len(signatures) != len(message.survivors):
@@ -349,7 +339,7 @@ class NoMasks(PartyMasks):
         super().__init__(name, config, LOCAL, commitments)
         self.key = None
 
-    def handle(self, message: Message) -> Message | None:
+    def handle(self, message: msg.Message) -> msg.Message | None:
         """Raise `ProtocolError`: no message about masks is expected."""
         raise ProtocolError(
             f"{self.name}: the coordinator sent a message about masks, but this party draws none"
@@ -374,21 +364,21 @@ class MaskedRound:
         self.request = secrets.token_hex(8)
         """Name of the request for shares."""
         self.threshold = share_threshold(len(self.active))
-        self.shares: dict[int, MaskShares] = {}
+        self.shares: dict[int, msg.MaskShares] = {}
         self.survivors: list[int] = []
         """The parties in the sum; empty until the list is fixed."""
-        self.signatures: dict[int, ListSignature] = {}
-        self.reveals: dict[int, Unmask] = {}
+        self.signatures: dict[int, msg.ListSignature] = {}
+        self.reveals: dict[int, msg.Unmask] = {}
 
     @property
     def committed(self) -> set[tuple[int, ...]]:
         """The survivor lists that parties committed to in earlier attempts."""
         return {tuple(m.committed) for m in self.shares.values() if m.committed is not None}
 
-    def share_request(self, hellos: Sequence[Hello]) -> ShareRequest:
+    def share_request(self, hellos: Sequence[msg.Hello]) -> msg.ShareRequest:
         """Return the request for shares; `hellos` are those of all parties, in order."""
         chosen = [hellos[index] for index in self.active]
-        return ShareRequest(
+        return msg.ShareRequest(
             **named(self.place),
             request=self.request,
             active=self.active,
@@ -396,9 +386,9 @@ class MaskedRound:
             mask_signatures=[hello.mask_signature or "" for hello in chosen],
         )
 
-    def take(self, index: int, message: MaskShares | ListSignature | Unmask) -> str | None:
+    def take(self, index: int, message: msg.MaskShares | msg.ListSignature | msg.Unmask) -> str | None:
         """Take a party's shares, signature or revealed shares; return what is wrong with them, if anything."""
-        if isinstance(message, MaskShares):
+        if isinstance(message, msg.MaskShares):
             if index not in self.active or index in self.shares:
                 return "no shares are due from this party"
             if message.sealed.ndim != 2 or len(message.sealed) != len(self.active):
@@ -406,7 +396,7 @@ class MaskedRound:
             if any(message.key == other.key for other in self.shares.values()):
                 return "its mask key is another party's"
             self.shares[index] = message
-        elif isinstance(message, Unmask):
+        elif isinstance(message, msg.Unmask):
             if index not in self.survivors or index in self.reveals:
                 return "no shares to unmask are due from this party"
             if message.shares.shape != (len(self.active), SEED) or message.shares.dtype != np.uint8:
@@ -416,20 +406,20 @@ class MaskedRound:
             self.signatures[index] = message
         return None
 
-    def round_shares(self, index: int) -> RoundShares:
+    def round_shares(self, index: int) -> msg.RoundShares:
         """Return the keys and shares for one party."""
         column = self.active.index(index)
-        return RoundShares(
+        return msg.RoundShares(
             **named(self.place),
             round_keys=[self.shares[sender].key for sender in self.active],
             sealed=np.stack([self.shares[sender].sealed[column] for sender in self.active]),
         )
 
-    def survivor_message(self) -> Survivors:
+    def survivor_message(self) -> msg.Survivors:
         """Return the survivor list, with the signatures once they are collected."""
         signed = {index: message.signature for index, message in self.signatures.items()}
         signatures = [signed.get(index, "") for index in self.survivors] if signed else None
-        return Survivors(**named(self.place), survivors=self.survivors, signatures=signatures)
+        return msg.Survivors(**named(self.place), survivors=self.survivors, signatures=signatures)
 
     def streams(self, context: bytes) -> list[MaskStream]:
         """Return the masks in the sum over the survivors; raise `SumError` if shares do not fit a lost party's key."""

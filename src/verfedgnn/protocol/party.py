@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,20 +21,13 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DivergedError, ProtocolError
-from verfedgnn.core.graph import Graph
 from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.core.metrics import mean_by_user, squared_errors
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import NoiseStream, PartyStream
-from verfedgnn.privacy import masking
+from verfedgnn.privacy import masking, rating_dp
 from verfedgnn.privacy.projection import Exchange, make_exchange
-from verfedgnn.privacy.rating_dp import (
-    add_item_noise,
-    add_validation_noise,
-    protects_users,
-    sensitivity,
-    sum_validation,
-)
+from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.aggregation import (
     FULL_COPY,
     from_fixed,
@@ -46,20 +39,7 @@ from verfedgnn.protocol.aggregation import (
 )
 from verfedgnn.protocol.forward_backward import Batch, PassResult, compute
 from verfedgnn.protocol.masks import ListCommitments, NoMasks, PartyMasks, mask_context, sum_digest
-from verfedgnn.protocol.messages import (
-    Finish,
-    Finished,
-    Hello,
-    Message,
-    Place,
-    RoundReply,
-    RoundShares,
-    RoundStart,
-    ShareRequest,
-    Survivors,
-    Welcome,
-    copied_state,
-)
+from verfedgnn.protocol.messages import RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.party_state import (
     LOCAL,
     PartyProgress,
@@ -83,26 +63,10 @@ from verfedgnn.protocol.states import PARTY_STATES, PartyState
 
 
 @dataclass(frozen=True)
-class Computed:
-    """What a party computed at home in one round."""
-
-    users: Tensor
-    """Users and items whose product predicts, in units of the targets."""
-    items: Tensor
-    neighbourhoods: Tensor | None = None
-    """Projected neighbourhoods of the party's own items (K, q, C); None without an exchange."""
-    gradient: Tensor = field(default_factory=lambda: torch.zeros(0))
-    """Flat gradient of the public parameters; empty in a round without training, and where items are solved."""
-    private_gradients: dict[str, Tensor] = field(default_factory=dict)
-    solved: SolvedStep | None = None
-    """The solved items and what the party releases; None where items are trained."""
-
-
-@dataclass(frozen=True)
 class FinishedTraining:
     """A party's result of a training."""
 
-    reply: Finished
+    reply: msg.Finished
     public: Tensor
     """Public parameters of the best validation, flat."""
     model: dict[str, Tensor]
@@ -112,33 +76,21 @@ class FinishedTraining:
 class Party:
     """One organisation that has joined a training. `Candidate.welcome` creates it."""
 
-    def __init__(
-        self,
-        setup: PartySetup,
-        progress: PartyProgress,
-        *,
-        index: int,
-        replica: Replica,
-        exchange: Exchange,
-        masks: PartyMasks,
-        ledger: ReleaseLedger,
-    ) -> None:
-        self.setup = setup
+    def __init__(self, candidate: Candidate, index: int, replica: Replica, exchange: Exchange) -> None:
+        self.setup = setup = candidate.setup
         self.name = setup.name
         self.data = setup.data
         self.model = setup.model
-        self.progress = progress
+        self.progress = candidate.progress
         self.index = index
         """The party's place in the order that fixes every sum."""
         self.replica = replica
-        self.graph: Graph = setup.make_graph(sum(replica.items))
+        self.graph = setup.make_graph(sum(replica.items))
         """Graph of the training ratings."""
         self.exchange = exchange
-        self.masks = masks
-        """Masks of this stay."""
-        self.ledger = ledger
-        """Account of what the party has released."""
-        self._last: Place = (0, 0)
+        self.masks = candidate.masks
+        self.ledger = candidate.ledger
+        self._last = (0, 0)
         """The last attempt that was answered. None is answered twice, so no mask is used twice."""
         self._shuffled: tuple[int, Pairs] = (-1, setup.targets.train)
         """An epoch, and all ratings in that epoch's order."""
@@ -148,42 +100,38 @@ class Party:
         """Configuration of the training."""
         return self.setup.config
 
-    def handle(self, message: Message) -> Message | None:
+    def handle(self, message: msg.Message) -> msg.Message | None:
         """Answer one message of the coordinator; return None if it needs no answer."""
-        if isinstance(message, RoundStart):
-            return self.answer_round(message)
-        if isinstance(message, Finish):
-            return self.finish(message).reply
-        if isinstance(message, ShareRequest | RoundShares | Survivors):
-            return self.masks.handle(message)
+        match message:
+            case RoundStart():
+                return self.answer_round(message)
+            case msg.Finish():
+                return self.finish(message).reply
+            case msg.ShareRequest() | msg.RoundShares() | msg.Survivors():
+                return self.masks.handle(message)
         raise PARTY_STATES.unexpected(PartyState.JOINED, type(message), self.name)
 
     # -- one round -------------------------------------------------------------------------------------------
 
     def answer_round(self, start: RoundStart) -> RoundReply:
         """Answer one round (Algorithm 1, client)."""
-        active = self.index in start.active
-        self._admit(start)  # order, bounds, budget: refuses before anything changes
+        trains = self.index in start.active
+        self._admit(start, trains=trains)  # order, bounds, budget: refuses before anything changes
         self.take_in(start)  # 1. the public step of the last round, and the others' neighbourhoods
-        computed = self.compute(start, train=active)  # 2. at home: the model, and the gradient
-        values = {VALIDATION: self._validate(start, computed)} if start.evaluate else {}
-        if active:
-            if computed.neighbourhoods is not None:
-                kind = getattr(torch, f"int{8 * neighbourhood_type(self.config).itemsize}")
-                fixed = to_fixed(computed.neighbourhoods, len(self.replica.items), kind)
-                values[NEIGHBOURHOODS] = fixed.cpu().numpy()
-            self._step_private(start, computed)  # 3. the step at home
-            values[GRADIENT] = self._protect(start, computed)  # 4. what the others may see
+        home = self.compute(start, trains=trains)  # 2. at home: solved items, or a pass with its gradients
+        values = {VALIDATION: self._validate(start, home)} if start.evaluate else {}
+        if trains:
+            values |= self.release(start, home)  # 3. the step at home, and what the others may see
         # In the ledger before it leaves; a repeated round gets what it got before.
-        return self._reply(start, self.ledger.release(start.round, start.active, values))  # 5. masked
+        return self._reply(start, self.ledger.release(start.round, start.active, values))  # 4. masked
 
-    def _admit(self, start: RoundStart) -> None:
+    def _admit(self, start: RoundStart, *, trains: bool) -> None:
         """Raise `ProtocolError` unless the round was agreed on, and is new."""
         if start.place <= self._last:
             raise ProtocolError(f"{self.name}: the coordinator starts round {start.round} a second time")
         check_start(start, self.replica, self.index, self.setup.policy.smallest)
         self.ledger.check_round(start.round)
-        if self.index in start.active:
+        if trains:
             self.masks.check_start(start)
         self._last = start.place
 
@@ -197,70 +145,69 @@ class Party:
                 start, self.index, self.replica, sent=progress.sent, last=progress.received
             )
 
-    def compute(self, start: RoundStart, *, train: bool) -> Computed:
-        """Solve the items, or compute one pass of propagation, with gradients to `train`."""
-        if self.model.solved is not None:
-            rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, start.round)
-            drawn = torch.from_numpy(rng.random(len(self.setup.solved_targets), np.float32))
-            step = self._solve_items(self.replica.parameters, drawn.to(self.setup.device))
-            # Also without training: they are the model that is validated.
-            for name, values in step.private.items():
-                self.progress.private.parameters[name].copy_(values)
-            return Computed(step.users, step.items, solved=step)
-        result = self._propagate(self.replica.parameters, self.batch(start.round) if train else None)
-        gradient = result.public_gradient
-        if gradient is None:
-            return Computed(result.users, result.items)
-        if not gradient.sum().isfinite():
-            raise DivergedError(
-                f"training diverged at '{self.name}' in round {start.round}; lower training.lr"
-            )
-        return Computed(result.users, result.items, result.neighbourhoods, gradient, result.private_gradients)
+    def compute(self, start: RoundStart, *, trains: bool) -> PassResult | SolvedStep:
+        """Solve the items, or compute one pass of propagation, with gradients if the party `trains`."""
+        public = self.replica.parameters
+        if self.model.solved is None:
+            result = self._propagate(public, self.batch(start.round) if trains else None)
+            if not result.public_gradient.sum().isfinite():
+                raise DivergedError(
+                    f"training diverged at '{self.name}' in round {start.round}; lower training.lr"
+                )
+            return result
+        rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, start.round)
+        drawn = torch.from_numpy(rng.random(len(self.setup.solved_targets), np.float32))
+        step = self._solve_items(public, drawn.to(self.setup.device))
+        for name, values in step.private.items():  # also without training: the model that is validated
+            self.progress.private.parameters[name].copy_(values)
+        return step
 
-    def _validate(self, start: RoundStart, computed: Computed) -> NDArray[Any]:
+    def _validate(self, start: RoundStart, home: PassResult | SolvedStep) -> NDArray[Any]:
         """Keep the evaluated model, and return its validation error and count, protected as configured."""
         setup, valid = self.setup, self.data.valid
-        model = self._served(computed.users, computed.items)
+        model = self._served(home.users, home.items)
         self.progress.evaluated = (start.round, model)
         if not self.config.gradients.protects_ratings:
             return np.array(setup.targets.validate(model["users"], model["items"]))
         squared = squared_errors(model["users"], model["items"], valid)
-        if protects_users(self.config):  # each user counts once
+        if rating_dp.protects_users(self.config):  # each user counts once
             squared = mean_by_user(squared, valid)
-        sums = sum_validation(squared, self.data.scale, self.config)
+        sums = rating_dp.sum_validation(squared, self.data.scale, self.config)
         key = noise_key(setup, NoiseStream.VALIDATION, start, [squared])
-        return np.array(add_validation_noise(sums, self.data.scale, self.config, key))
+        return np.array(rating_dp.add_validation_noise(sums, self.data.scale, self.config, key))
 
-    def _step_private(self, start: RoundStart, computed: Computed) -> None:
-        """Step the private parameters along their gradients and the regulariser of items (eq. 5); solved items are in place."""
-        if computed.solved is not None:
-            return
-        private, gradients = self.progress.private, computed.private_gradients
+    def release(self, start: RoundStart, home: PassResult | SolvedStep) -> dict[str, NDArray[Any]]:
+        """Step the private parameters, and return what leaves the party by kind, before masks."""
+        if isinstance(home, SolvedStep):  # its items are in place
+            protection = self.replica.protection
+            key = noise_key(self.setup, NoiseStream.GRADIENT, start, [home.gradient])
+            release = encode_release(
+                self.model,
+                self.replica.parameters,
+                home,
+                protection.rounding(key),
+                largest=protection.largest,
+                noise=protection.noise,
+            )
+            return {GRADIENT: release}
+        values = {}
+        if home.neighbourhoods is not None:
+            kind = neighbourhood_type(self.config)
+            fixed = to_fixed(home.neighbourhoods, len(self.replica.items), 8 * kind.itemsize)
+            values[NEIGHBOURHOODS] = fixed.cpu().numpy()
+        private, gradients = self.progress.private, home.private_gradients
         if self.config.gradients.protects_ratings:
             key = noise_key(self.setup, NoiseStream.ITEM_ROWS, start, list(gradients.values()))
-            gradients = add_item_noise(gradients, self.config, key)
-        l2 = 2 * self.config.training.l2 / sum(self.replica.items)
-        items = gradients["items"] + l2 * private.parameters["items"]
-        private.step(gradients | {"items": items}, self.config)
-
-    def _protect(self, start: RoundStart, computed: Computed) -> NDArray[Any]:
-        """Return what leaves the party in place of the gradient, before masks."""
-        if computed.solved is None:
-            return self.protect_gradient(computed.gradient, start)
-        protection = self.replica.protection
-        key = noise_key(self.setup, NoiseStream.GRADIENT, start, [computed.solved.gradient])
-        return encode_release(
-            self.model,
-            self.replica.parameters,
-            computed.solved,
-            protection.rounding(key),
-            largest=protection.largest,
-            noise=protection.noise,
-        )
+            gradients = rating_dp.add_item_noise(gradients, self.config, key)
+        if not self.config.model.biases:  # with biases, the loss has it
+            l2 = 2 * self.config.training.l2 / sum(self.replica.items)
+            gradients = gradients | {"items": gradients["items"] + l2 * private.parameters["items"]}
+        private.step(gradients, self.config)
+        return values | {GRADIENT: self.protect_gradient(home.public_gradient, start)}
 
     def protect_gradient(self, gradient: Tensor, start: RoundStart) -> NDArray[Any]:
         """Return a public gradient as it leaves the party, before masks."""
-        if protects_users(self.config):
+        if rating_dp.protects_users(self.config):
             gradient = clip_contributions(gradient, self.setup)
         key = noise_key(self.setup, NoiseStream.GRADIENT, start, [gradient])
         return self.replica.protection.protect(gradient, key, sharing=len(start.active))
@@ -301,7 +248,7 @@ class Party:
         return Batch(self._shuffled[1].take(part), 1 / count)
 
     def _propagate(self, public: Tensor, batch: Batch | None = None) -> PassResult:
-        """Compute one pass with some public parameters and the party's own."""
+        """Compute one pass with public parameters and the party's own."""
         return compute(
             self.model,
             self.graph,
@@ -314,7 +261,7 @@ class Party:
         )
 
     def _solve_items(self, public: Tensor, drawn: Tensor) -> SolvedStep:
-        """Solve the items for some public parameters; `drawn` chooses what the second model reads."""
+        """Solve the items for public parameters; `drawn` chooses what the second model reads."""
         return solve_at_home(
             self.model,
             public,
@@ -334,7 +281,7 @@ class Party:
 
     # -- the end ---------------------------------------------------------------------------------------------
 
-    def finish(self, message: Finish) -> FinishedTraining:
+    def finish(self, message: msg.Finish) -> FinishedTraining:
         """Return the model of the best validation, which the party may have missed."""
         self.replica.keep_best(message.best_round)
         kept_round, public = self.replica.best
@@ -354,12 +301,13 @@ class Party:
         progress = self.progress
         progress.keep_best(message.best_round)
         if progress.best[0] != message.best_round or not progress.best[1]:
-            # the items of the last round, or solved for the best parameters
-            solved = self.model.solved is not None
-            nothing = torch.zeros_like(self.setup.solved_targets)
-            result = self._solve_items(public, nothing) if solved else self._propagate(public)
-            progress.best = (message.best_round, self._served(result.users, result.items))
-        return FinishedTraining(Finished(digest=message.digest), public, progress.best[1])
+            home: PassResult | SolvedStep
+            if self.model.solved is None:
+                home = self._propagate(public)  # with the items of the last round
+            else:
+                home = self._solve_items(public, torch.zeros_like(self.setup.solved_targets))
+            progress.best = (message.best_round, self._served(home.users, home.items))
+        return FinishedTraining(msg.Finished(digest=message.digest), public, progress.best[1])
 
 
 def read_neighbourhoods(
@@ -411,7 +359,7 @@ def clip_contributions(gradient: Tensor, setup: PartySetup) -> Tensor:
     """Shorten each user's row of a flat public gradient to the contribution that the guarantee for users allows."""
     views = setup.model.views(gradient)
     rows = torch.cat([views[name].reshape(setup.model.users, -1) for name in setup.model.per_user], 1)
-    limit = sensitivity(setup.config)
+    limit = rating_dp.sensitivity(setup.config)
     factor = limit / rows.norm(dim=1, keepdim=True).clamp(min=limit)
     return torch.cat([(views[name] * factor).flatten() for name in setup.model.per_user])
 
@@ -447,7 +395,8 @@ class Candidate:
         self.commitments = commitments or ListCommitments()
         self.stay = ""
         """Random name of the Hello that waits for a Welcome; empty if none does."""
-        self._masks = self._new_masks()
+        self.masks = self._new_masks()
+        """Masks of the present stay."""
 
     @property
     def largest_array(self) -> int:
@@ -460,16 +409,16 @@ class Candidate:
         """Bytes of the largest message that the coordinator may send."""
         return largest_from_coordinator(self.setup.config, self.setup.model)
 
-    def hello(self) -> Hello:
+    def hello(self) -> msg.Hello:
         """Return the first message of a new stay, with a new mask key."""
         setup = self.setup
         round, digest = self.progress.verified
-        masks = self._masks = self._new_masks()
+        masks = self.masks = self._new_masks()
         entries = self.ledger.entries
         # A party that was killed before its first checkpoint knows its training from what it has released.
         training = self.progress.training or (entries[0].training if entries else None)
         self.stay = secrets.token_hex(8)
-        return Hello(
+        return msg.Hello(
             party=self.name,
             users=setup.data.users,
             items=setup.announced_items,
@@ -496,15 +445,9 @@ class Candidate:
         Without a `replica` or `exchange` to share, the party makes its own; on one machine all parties share theirs.
         """
         self._check(message)
-        self._masks.join(message.training, message.index, len(message.items))
+        self.masks.join(message.training, message.index, len(message.items))
         joined = self.party_class(
-            self.setup,
-            self.progress,
-            index=message.index,
-            replica=replica or self._make_replica(message),
-            exchange=exchange or self.exchange,
-            masks=self._masks,
-            ledger=self.ledger,
+            self, message.index, replica or self._make_replica(message), exchange or self.exchange
         )
         self.ledger.check_training(message.training, joined.replica.rounds)
         self.progress.training = message.training
@@ -536,7 +479,7 @@ class Candidate:
                 f"allows {policy.most_rounds:,}: if all parties have so many ratings, raise max_rounds in federation.toml at all "
                 "members"
             )
-        if message.round or copied_state(message):
+        if message.round or msg.copied_state(message):
             check_full_copy(message, setup.model)
         if self.progress.training not in (None, message.training):
             raise ProtocolError("the coordinator runs another training than that of this party's checkpoint")
@@ -552,7 +495,7 @@ class Candidate:
         Raise `ProtocolError` if they are not those that the coordinator announced.
         """
         setup = self.setup
-        replica = Replica.initial(
+        replica = Replica(
             setup.config,
             setup.model,
             message.items,
@@ -561,7 +504,7 @@ class Candidate:
             setup.device,
             self.start,
         )
-        copy = copied_state(message)
+        copy = msg.copied_state(message)
         if copy:
             replica.load(copy, message.round)
         if replica.state_digest() != message.digest:

@@ -47,9 +47,6 @@ class NoVouching:
         """Accept every key."""
 
 
-_NOBODY = NoVouching()
-
-
 @dataclass(frozen=True)
 class Policy:
     """A party's conditions for taking part when others run the coordinator."""
@@ -58,7 +55,7 @@ class Policy:
     """SHA-256 of the federation file."""
     alignment: str | None = None
     """Name of the user alignment that the rows follow."""
-    vouching: Vouching = _NOBODY
+    vouching: Vouching = field(default_factory=NoVouching)
     """Signatures of mask keys."""
     smallest: int = 1
     """Fewest parties in a sum that this party adds to."""
@@ -105,19 +102,18 @@ class Targets:
     @classmethod
     def of(cls, data: PartyInput, config: Config) -> Targets:
         """Derive the targets from a party's data and the configuration."""
+        train = data.train
         if config.ranks:
-            liked = data.train.take(data.train.rating >= upper_quarter(data.scale))
+            liked = train.take(train.rating >= upper_quarter(data.scale))
             if not len(liked):
                 raise DataError(
                     f"party '{data.name}' has no training rating in the upper quarter of its scale to rank first; if its "
                     f"ratings come from events, let one count as a like ({option('events', 5)}), else use a preset that predicts ratings"
                 )
             return cls(data, liked, None, 1.0, True)
-        if config.model.form == "propagation":
-            return cls(data, data.train, None, 1.0, False)
-        # The order of the graph's edges.
-        train = data.train.take(torch.argsort(data.train.user.long() * data.items + data.train.item.long()))
-        if not config.model.biases:
+        if config.model.form != "propagation":
+            train = train.take(edge_order(data))
+        if config.model.form == "propagation" or not config.model.biases:
             return cls(data, train, None, 1.0, False)
         low, high = data.scale
         # A mean would be one more release to account for. The biases learn it as well.
@@ -145,6 +141,11 @@ class Targets:
             lambda rows: users[rows] @ items.T, len(users), len(items), [self.data.train], wanted, sample=True
         )
         return max(0.0, len(ranks.users) - float(ranks.ndcg.sum())), len(ranks.users)
+
+
+def edge_order(data: PartyInput) -> Tensor:
+    """Return the order of the graph's edges: that of the training pairs by user, then by item."""
+    return torch.argsort(data.train.user.long() * data.items + data.train.item.long())
 
 
 def deviations(train: Pairs, data: PartyInput) -> NDArray[np.float64]:
@@ -215,8 +216,8 @@ class PartySetup:
         if not self.targets.ranks:
             return self.targets.train.rating.to(self.device)
         train = self.data.train
-        order = torch.argsort(train.user.long() * self.data.items + train.item.long())
-        return pair_weights(train.rating[order], upper_quarter(self.data.scale)).to(self.device)
+        weights = pair_weights(train.rating[edge_order(self.data)], upper_quarter(self.data.scale))
+        return weights.to(self.device)
 
     def make_graph(self, all_items: int) -> Graph:
         """Build the party's graph from its training ratings; `all_items` counts the items of all parties."""
@@ -245,39 +246,38 @@ class PrivateParameters:
 
     def clone(self) -> PrivateParameters:
         """Return a copy that later steps do not change."""
-        kinds = self.parameters, self.accumulators
-        return PrivateParameters(*({name: value.clone() for name, value in kind.items()} for kind in kinds))
+        copies = ({name: value.clone() for name, value in kind.items()} for kind in vars(self).values())
+        return PrivateParameters(*copies)
 
     def step(self, gradients: Mapping[str, Tensor], config: Config) -> None:
         """Take one step in place; if the model has a bound, clip item embeddings to it."""
         bound = config.model.bound
         for name, gradient in gradients.items():
             values = self.parameters[name]
-            step(values, self.accumulators[name], gradient, config.training.optimizer, config.training.lr)
+            step(values, self.accumulators[name], gradient, config.training.lr)
             if bound is not None and name == "items":
                 values.copy_(clip_rows(values, bound))
 
     def arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
         """Return the parameters and their optimiser's state as a checkpoint holds them."""
-        kinds = {prefix: self.parameters, f"{prefix}.accumulator": self.accumulators}
         return {
-            f"{start}.{name}": value.cpu().numpy()
-            for start, kind in kinds.items()
-            for name, value in kind.items()
+            f"{prefix}.{kind}.{name}": value.cpu().numpy()
+            for kind, values in vars(self).items()
+            for name, value in values.items()
         }
 
     def read(self, stored: Mapping[str, NDArray[Any]], prefix: str) -> PrivateParameters:
         """Return what `arrays` stored; raise `RunError` if its shapes differ from these."""
         for name, value in self.parameters.items():
-            shape = stored[f"{prefix}.{name}"].shape
+            shape = stored[f"{prefix}.parameters.{name}"].shape
             if shape != value.shape:
                 raise RunError(
                     f"the checkpoint has {shape[0]:,} {name}, the ratings have {len(value):,}; give the same data"
                 )
         return PrivateParameters(
             *(
-                {name: to_tensor(stored[f"{start}.{name}"], v.device) for name, v in self.parameters.items()}
-                for start in (prefix, f"{prefix}.accumulator")
+                {name: to_tensor(stored[f"{prefix}.{kind}.{name}"], v.device) for name, v in values.items()}
+                for kind, values in vars(self).items()
             )
         )
 
@@ -368,14 +368,12 @@ class PartyProgress:
     def models(self) -> CheckpointState:
         """Return the evaluated models: large, and new only after a validation."""
         kept = {"evaluated": self.evaluated, "best": self.best}
-        return CheckpointState(
-            {
-                f"{name}.{key}": value.cpu().numpy()
-                for name, (_, model) in kept.items()
-                for key, value in model.items()
-            },
-            {name: round for name, (round, _) in kept.items()},
-        )
+        arrays = {
+            f"{name}.{key}": value.cpu().numpy()
+            for name, (_, model) in kept.items()
+            for key, value in model.items()
+        }
+        return CheckpointState(arrays, {name: round for name, (round, _) in kept.items()})
 
     def checkpoint(self) -> CheckpointState:
         """Return everything else that training changed."""
@@ -397,27 +395,25 @@ class PartyProgress:
     def restore(self, state: CheckpointState, models: CheckpointState) -> None:
         """Replace this progress with that of a checkpoint."""
         values, arrays = state.values, state.arrays
+
+        def model(name: str) -> EvaluatedModel:
+            stored = {key: models.arrays[key] for key in models.arrays if key.startswith(f"{name}.")}
+            read = {key.removeprefix(f"{name}."): to_tensor(v, self.device) for key, v in stored.items()}
+            return models.values[name], read
+
+        def sent(round: int, name: str) -> SentNeighbourhoods:
+            return SentNeighbourhoods(round, arrays.get(name, SentNeighbourhoods().values))
+
+        self.evaluated, self.best = model("evaluated"), model("best")
         self.private = self.private.read(arrays, "private")
-        self.evaluated, self.best = (
-            (
-                models.values[name],
-                {
-                    key.removeprefix(f"{name}."): to_tensor(models.arrays[key], self.device)
-                    for key in models.arrays
-                    if key.startswith(f"{name}.")
-                },
-            )
-            for name in ("evaluated", "best")
-        )
         self.training = values["training"]
         self.verified = tuple(values["verified"])
-        nothing = SentNeighbourhoods().values
-        self.sent = SentNeighbourhoods(values["sent"], arrays.get("sent", nothing))
-        digest, received = values["received"]
+        self.sent = sent(values["sent"], "sent")
         others = to_tensor(arrays["received"], self.device) if "received" in arrays else None
+        digest, received = values["received"]
         self.received = ReceivedNeighbourhoods(digest, received, others)
-        round, sent = values["snapshot"]
+        round, round_sent = values["snapshot"]
         self.snapshot = None
         if round:
-            before = SentNeighbourhoods(sent, arrays.get("snapshot.sent", nothing))
+            before = sent(round_sent, "snapshot.sent")
             self.snapshot = RoundSnapshot(round, self.private.read(arrays, "snapshot"), before)

@@ -160,9 +160,7 @@ class ReleaseLedger:
         rounds, validations = (count_rounds(entries, kind) for kind in (GRADIENT, VALIDATION))
         if not rounds + validations:
             return 0.0
-        return rating_epsilon(
-            self.config, rounds=rounds, validations=validations, delta=self.config.gradients.delta
-        )
+        return rating_epsilon(self.config, rounds=rounds, validations=validations)
 
     def summary(self) -> dict[str, Any]:
         """Return what is spent, for a status page and metrics.json."""

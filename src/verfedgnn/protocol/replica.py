@@ -60,10 +60,14 @@ class Replica:
         model: Model,
         items: Sequence[int],
         ratings: int,
-        parameters: Tensor,
-        accumulator: Tensor,
-        round: int,
+        typical: float,
+        device: torch.device,
+        start: Tensor | None = None,
     ) -> None:
+        """Draw the parameters before the first round; `ratings` counts the training ratings of all parties.
+
+        With the public parameters `start` of another training, it continues from them, and counts ratings anew.
+        """
         self.config = config
         self.model = model
         self.protection = protection_of(config, len(items))
@@ -71,9 +75,12 @@ class Replica:
         """Number of items of each party."""
         self.ratings = ratings
         """Training ratings of all parties."""
-        self.parameters = parameters
-        self.accumulator = accumulator
-        self.round = round
+        drawn = model.initial_public(config.seed, typical) if start is None else start.clone()
+        self.parameters = drawn.to(device)
+        if start is not None:
+            model.views(self.parameters)["totals"].zero_()
+        self.accumulator = torch.zeros_like(self.parameters)
+        self.round = 0
         self.rounds_per_epoch = rounds_per_epoch(config.training, ratings)
         self.rounds = config.training.epochs * self.rounds_per_epoch
         """Number of rounds of the whole training."""
@@ -81,29 +88,8 @@ class Replica:
         """Round and hash of the parameters as last asked for."""
         self._copies: WeakValueDictionary[tuple[int, str], NDArray[np.float32]] = WeakValueDictionary()
         """Arrays of full copies by round and name, as long as a message holds them."""
-        self.best = (0, parameters.clone())
+        self.best = (0, self.parameters.clone())
         """Round of the best validation that this replica saw, and the parameters that were validated."""
-
-    @classmethod
-    def initial(
-        cls,
-        config: Config,
-        model: Model,
-        items: Sequence[int],
-        ratings: int,
-        typical: float,
-        device: torch.device,
-        start: Tensor | None = None,
-    ) -> Replica:
-        """Draw the replica before the first round; `ratings` counts the training ratings of all parties.
-
-        With the public parameters `start` of another training, it continues from them, and counts ratings anew.
-        """
-        drawn = model.initial_public(config.seed, typical) if start is None else start.clone()
-        parameters = drawn.to(device)
-        if start is not None:
-            model.views(parameters)["totals"].zero_()
-        return cls(config, model, items, ratings, parameters, torch.zeros_like(parameters), 0)
 
     def evaluates_in(self, round: int) -> bool:
         """Return whether a round has a validation."""
@@ -194,9 +180,10 @@ class Replica:
             return
         training = self.config.training
         factor = self.protection.worth(participation_scale(self.items, parties))
+        biased = self.model.config.biases
         regularisers = {
-            "users": 2 * (training.l2 / self.model.users + training.l2_row / self.rounds_per_epoch),
-            "user_bias": 2 * training.l2_user_bias / self.rounds_per_epoch,
+            "users": 2 * training.l2 / (self.rounds_per_epoch if biased else self.model.users),
+            "user_bias": 2 * training.l2_bias / self.rounds_per_epoch,
         }
         now, sums = self.model.views(self.parameters), self.model.views(self.accumulator)
         for name, change in self.model.views(total).items():
@@ -204,7 +191,7 @@ class Replica:
                 gradient = summed.to(torch.float32) * factor
                 if name in regularisers:
                     gradient += regularisers[name] * values
-                step(values, accumulated, gradient, training.optimizer, training.lr)
+                step(values, accumulated, gradient, training.lr)
         if self.model.config.bound is not None:
             now["users"].copy_(clip_rows(now["users"], self.model.config.bound))
 
@@ -237,14 +224,11 @@ PIECE_ON_GPU = 1 << 24
 """Values stepped at a time on a GPU, so that intermediate results stay small."""
 
 
-def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, optimizer: str, lr: float) -> None:
-    """Step in place. Adagrad: G += g^2, x -= lr g / (sqrt(G) + eps). SGD: x -= lr g."""
+def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, lr: float) -> None:
+    """Take a step of Adagrad in place: G += g^2, x -= lr g / (sqrt(G) + eps)."""
     for x, total, g in pieces(parameters, accumulator, gradient):
-        if optimizer == "sgd":
-            x -= lr * g
-        else:
-            total += g * g
-            x -= (lr * g) / (total.sqrt() + EPS)
+        total += g * g
+        x -= (lr * g) / (total.sqrt() + EPS)
 
 
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -11,32 +11,10 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from verfedgnn.core.errors import ProtocolError
-from verfedgnn.protocol.messages import (
-    Aligned,
-    AlignHello,
-    AlignStart,
-    Finish,
-    Finished,
-    Hello,
-    ListSignature,
-    MaskShares,
-    Message,
-    Pseudonyms,
-    Refused,
-    RoundReply,
-    RoundShares,
-    RoundStart,
-    Sealed,
-    ShareRequest,
-    Survivors,
-    Unmask,
-    UserRows,
-    Waiting,
-    Welcome,
-)
+from verfedgnn.protocol import messages as msg
 
 S = TypeVar("S", bound=Enum)
-Event = type[Message] | Enum
+Event = type[msg.Message] | Enum
 """A received message by its class, or something that this side does."""
 
 
@@ -47,15 +25,14 @@ class StateTable(Generic[S]):
     transitions: Mapping[S, Mapping[Event, S]]
     remedies: Mapping[S, str]
     """What to do about an unexpected event, by state."""
-    late: Mapping[S, frozenset[type[Message]]] = field(default_factory=dict)
+    late: Mapping[S, frozenset[type[msg.Message]]] = field(default_factory=dict)
     """Messages that a state ignores, because they answer something from before."""
 
     def after(self, state: S, event: Event, who: str = "") -> S:
         """Return the state that follows `state` on `event`; raise `ProtocolError` if the event is not expected."""
-        following = self.transitions[state].get(event)
-        if following is None:
+        if event not in self.transitions[state]:
             raise self.unexpected(state, event, who)
-        return following
+        return self.transitions[state][event]
 
     def unexpected(self, state: S, event: Event, who: str = "") -> ProtocolError:
         """Return the error about an event that `state` does not expect; `who` is the sender or the recipient."""
@@ -67,7 +44,7 @@ class StateTable(Generic[S]):
 
     def ignores(self, state: S, event: Event) -> bool:
         """Return whether `state` ignores an event as a late message."""
-        return event in self.late.get(state, frozenset())
+        return event in self.late.get(state, ())
 
 
 # The states of a party towards the coordinator, and what may follow what.
@@ -96,18 +73,16 @@ class PartyEvent(Enum):
     SKIP = "skip a training that does not take place"
 
 
-OF_LAST_STAY: frozenset[type[Message]] = frozenset(
-    {ShareRequest, RoundShares, RoundStart, Survivors, Finish, Sealed, UserRows}
-)
-"""Messages that a party ignores until it has joined again."""
-
 _BEFORE_JOINING: dict[Event, PartyState] = {
     PartyEvent.SAY_HELLO: PartyState.GREETING,
-    Waiting: PartyState.QUEUED,
-    AlignStart: PartyState.REALIGNING,
+    msg.Waiting: PartyState.QUEUED,
+    msg.AlignStart: PartyState.REALIGNING,
     PartyEvent.SKIP: PartyState.FINISHED,
-    Welcome: PartyState.JOINED,
+    msg.Welcome: PartyState.JOINED,
 }
+_IN_ROUNDS = (msg.ShareRequest, msg.RoundShares, msg.RoundStart, msg.Survivors)
+_OF_LAST_STAY: frozenset[type[msg.Message]] = frozenset({*_IN_ROUNDS, msg.Finish, msg.Sealed, msg.UserRows})
+"""Messages that a party ignores until it has joined again."""
 
 PARTY_STATES = StateTable(
     transitions={
@@ -116,9 +91,9 @@ PARTY_STATES = StateTable(
         PartyState.REALIGNING: {},
         PartyState.JOINED: {
             PartyEvent.SAY_HELLO: PartyState.GREETING,
-            **dict.fromkeys((Waiting, ShareRequest, RoundShares, RoundStart, Survivors), PartyState.JOINED),
+            **dict.fromkeys((msg.Waiting, *_IN_ROUNDS), PartyState.JOINED),
             PartyEvent.SKIP: PartyState.FINISHED,
-            Finish: PartyState.FINISHED,
+            msg.Finish: PartyState.FINISHED,
         },
         PartyState.FINISHED: {},
     },
@@ -130,9 +105,9 @@ PARTY_STATES = StateTable(
         PartyState.FINISHED: "the training is over; start a new one",
     },
     late={
-        PartyState.GREETING: OF_LAST_STAY,
-        PartyState.QUEUED: OF_LAST_STAY,
-        PartyState.JOINED: frozenset({Welcome, Sealed, UserRows}),
+        PartyState.GREETING: _OF_LAST_STAY,
+        PartyState.QUEUED: _OF_LAST_STAY,
+        PartyState.JOINED: frozenset({msg.Welcome, msg.Sealed, msg.UserRows}),
     },
 )
 """The party's state machine. A Waiting that asks to align again counts as an AlignStart."""
@@ -179,63 +154,56 @@ class CoordinatorAction(Enum):
     CANCEL = "cancel the training before it starts"
 
 
-_ALWAYS = (Hello, Refused, Sealed, Pseudonyms, Aligned)
+_ALWAYS = (msg.About, msg.Hello, msg.Refused, msg.Sealed, msg.Pseudonyms, msg.Aligned)
 """Messages that every state takes and that change no state."""
-_OF_ROUNDS = (RoundReply, MaskShares, ListSignature, Unmask)
+_OF_ROUNDS = (msg.RoundReply, msg.MaskShares, msg.ListSignature, msg.Unmask)
 """Messages of the parties during rounds. A late one changes nothing, but brings a slow party back."""
-
-
-def _from(
-    state: CoordinatorState, *stays: Event, **actions: CoordinatorState
-) -> dict[Event, CoordinatorState]:
-    """Return the transitions of a state: it stays on some events, and the `actions` lead to others."""
-    named: dict[Event, CoordinatorState] = {
-        CoordinatorAction[name]: following for name, following in actions.items()
-    }
-    return {**dict.fromkeys((*_ALWAYS, *stays), state), **named}
-
-
-def _open(state: CoordinatorState, **actions: CoordinatorState) -> dict[Event, CoordinatorState]:
-    """Return the transitions of a state of an open round; `actions` are those besides opening it again and abandoning it."""
-    again = {"ASK_FOR_SHARES": CoordinatorState.SHARING, "OPEN": CoordinatorState.ROUND}
-    return _from(state, *_OF_ROUNDS, **again, ABANDON=CoordinatorState.IDLE, **actions)
-
+_OTHERS = {
+    CoordinatorState.GATHERING: (msg.AlignHello,),
+    CoordinatorState.FINISHING: (*_OF_ROUNDS, msg.Finished),
+    CoordinatorState.CANCELLED: (msg.Finished,),
+}
+"""Messages that change no state, in states that do not just take those of rounds."""
+_AGAIN: dict[Event, CoordinatorState] = {
+    CoordinatorAction.ASK_FOR_SHARES: CoordinatorState.SHARING,
+    CoordinatorAction.OPEN: CoordinatorState.ROUND,
+    CoordinatorAction.ABANDON: CoordinatorState.IDLE,
+}
+"""What can be done with every open round."""
+_ACTIONS: dict[CoordinatorState, dict[Event, CoordinatorState]] = {
+    CoordinatorState.GATHERING: {
+        CoordinatorAction.START_TRAINING: CoordinatorState.IDLE,
+        CoordinatorAction.CANCEL: CoordinatorState.CANCELLED,
+    },
+    CoordinatorState.IDLE: {
+        CoordinatorAction.ASK_FOR_SHARES: CoordinatorState.SHARING,
+        CoordinatorAction.OPEN: CoordinatorState.ROUND,
+        CoordinatorAction.FINISH: CoordinatorState.FINISHING,
+    },
+    CoordinatorState.SHARING: _AGAIN,
+    CoordinatorState.ROUND: {
+        **_AGAIN,
+        CoordinatorAction.AGREE: CoordinatorState.AGREEING,
+        CoordinatorAction.UNMASK: CoordinatorState.UNMASKING,
+        CoordinatorAction.CLOSE: CoordinatorState.IDLE,
+    },
+    CoordinatorState.AGREEING: {**_AGAIN, CoordinatorAction.UNMASK: CoordinatorState.UNMASKING},
+    CoordinatorState.UNMASKING: {**_AGAIN, CoordinatorAction.CLOSE: CoordinatorState.IDLE},
+    # Both say goodbye once for every party that joins again.
+    CoordinatorState.FINISHING: {CoordinatorAction.FINISH: CoordinatorState.FINISHING},
+    CoordinatorState.CANCELLED: {CoordinatorAction.CANCEL: CoordinatorState.CANCELLED},
+}
 
 COORDINATOR_STATES = StateTable(
     transitions={
-        CoordinatorState.GATHERING: _from(
-            CoordinatorState.GATHERING,
-            AlignHello,
-            START_TRAINING=CoordinatorState.IDLE,
-            CANCEL=CoordinatorState.CANCELLED,
-        ),
-        CoordinatorState.IDLE: _from(
-            CoordinatorState.IDLE,
-            *_OF_ROUNDS,  # late
-            ASK_FOR_SHARES=CoordinatorState.SHARING,
-            OPEN=CoordinatorState.ROUND,
-            FINISH=CoordinatorState.FINISHING,
-        ),
-        CoordinatorState.SHARING: _open(CoordinatorState.SHARING),
-        CoordinatorState.ROUND: _open(
-            CoordinatorState.ROUND,
-            AGREE=CoordinatorState.AGREEING,
-            UNMASK=CoordinatorState.UNMASKING,
-            CLOSE=CoordinatorState.IDLE,
-        ),
-        CoordinatorState.AGREEING: _open(CoordinatorState.AGREEING, UNMASK=CoordinatorState.UNMASKING),
-        CoordinatorState.UNMASKING: _open(CoordinatorState.UNMASKING, CLOSE=CoordinatorState.IDLE),
-        # Both say goodbye once for every party that joins again.
-        CoordinatorState.FINISHING: _from(
-            CoordinatorState.FINISHING, *_OF_ROUNDS, Finished, CoordinatorAction.FINISH
-        ),
-        CoordinatorState.CANCELLED: _from(CoordinatorState.CANCELLED, Finished, CoordinatorAction.CANCEL),
+        state: {**dict.fromkeys((*_ALWAYS, *_OTHERS.get(state, _OF_ROUNDS)), state), **actions}
+        for state, actions in _ACTIONS.items()
     },
     remedies={
-        **dict.fromkeys(
-            CoordinatorState, "use the previous --out folder of this party, or start a new training"
-        ),
-        CoordinatorState.GATHERING: "say hello and wait for a Welcome",
+        state: "say hello and wait for a Welcome"
+        if state is CoordinatorState.GATHERING
+        else "use the previous --out folder of this party, or start a new training"
+        for state in CoordinatorState
     },
 )
 """The coordinator's state machine."""

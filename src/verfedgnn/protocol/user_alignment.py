@@ -34,16 +34,7 @@ from verfedgnn.privacy.id_matching import (
     select_unambiguous,
     sort_order,
 )
-from verfedgnn.protocol.messages import (
-    Aligned,
-    AlignHello,
-    AlignStart,
-    Message,
-    Pseudonyms,
-    Sealed,
-    UserRows,
-    Waiting,
-)
+from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.party_state import Vouching
 
 PROBES = 64
@@ -156,11 +147,11 @@ class PartyAlignment:
         self.rows: NDArray[np.int64] | None = None
         """Row of each user of the table, -1 for those who do not take part; None until aligned."""
 
-    def hello(self) -> AlignHello:
+    def hello(self) -> msg.AlignHello:
         """Return the first message, to be sent again whenever the connection was lost."""
         self._sealer = Sealer()
         signature = self.vouching.sign("seal", self._sealer.public)
-        return AlignHello(
+        return msg.AlignHello(
             party=self.name,
             agreement=self.agreement,
             users=len(self._ids),
@@ -168,15 +159,15 @@ class PartyAlignment:
             seal_signature=signature,
         )
 
-    def handle(self, message: Message) -> list[Message]:
+    def handle(self, message: msg.Message) -> list[msg.Message]:
         """Take one message and return those to be sent."""
-        if isinstance(message, AlignStart):
+        if isinstance(message, msg.AlignStart):
             return self._start(message)
-        if not isinstance(message, Sealed | UserRows):
+        if not isinstance(message, msg.Sealed | msg.UserRows):
             return []
         if message.session != self.session or self.rows is not None:
             return []  # of an earlier session
-        if isinstance(message, UserRows):
+        if isinstance(message, msg.UserRows):
             return self._take_rows(message)
         if not message.peer < len(self._keys):
             raise ProtocolError("a sealed message comes from a party that does not exist")
@@ -187,7 +178,7 @@ class PartyAlignment:
                 return take(message.peer, self._sealer.open(self._keys[message.peer], context, sealed))
         raise ProtocolError("a sealed message is of an unknown kind")
 
-    def _start(self, message: AlignStart) -> list[Message]:
+    def _start(self, message: msg.AlignStart) -> list[msg.Message]:
         keys = message.seal_keys
         signatures = message.seal_signatures
         if len(keys) != len(signatures) or not message.index < len(keys):
@@ -205,26 +196,26 @@ class PartyAlignment:
 
     # -- keyed ---------------------------------------------------------------------------------------------------------------
 
-    def _send_key(self) -> list[Message]:
+    def _send_key(self) -> list[msg.Message]:
         if self.index:
             return []
         key = secrets.token_bytes(32)
         sealed = [self._seal(peer, _KEY, key) for peer in range(1, len(self._keys))]
         return [*sealed, self._send_pseudonyms(make_pseudonyms(self._ids, key))]
 
-    def _take_key(self, peer: int, key: bytes) -> list[Message]:
+    def _take_key(self, peer: int, key: bytes) -> list[msg.Message]:
         if peer or self.method != "keyed" or len(key) != 32:
             raise ProtocolError("a key for pseudonyms comes from a party that does not draw it")
         return [self._send_pseudonyms(make_pseudonyms(self._ids, key))]
 
     # -- ecdh ----------------------------------------------------------------------------------------------------------------
 
-    def _send_points(self) -> list[Message]:
+    def _send_points(self) -> list[msg.Message]:
         self._curve_key = CurveKey(self.each)
         points = self._curve_key.blind(self._ids)
         return self._pass_on(self.index, points)
 
-    def _take_points(self, peer: int, data: bytes) -> list[Message]:
+    def _take_points(self, peer: int, data: bytes) -> list[msg.Message]:
         owner = int.from_bytes(data[:4])
         points = data[4:]
         if self.method != "ecdh" or not owner < len(self._keys) or owner in self._owners_seen:
@@ -247,7 +238,7 @@ class PartyAlignment:
         """Return the parties a list passes, in order: the keyholders other than its owner, and the owner at the end."""
         return [party for party in range(min(KEYHOLDERS, len(self._keys))) if party != owner] + [owner]
 
-    def _pass_on(self, owner: int, points: bytes) -> list[Message]:
+    def _pass_on(self, owner: int, points: bytes) -> list[msg.Message]:
         way = self._way(owner)
         following = way[0] if owner == self.index else way[way.index(self.index) + 1]
         if following == self.index:  # a federation of one party
@@ -256,13 +247,13 @@ class PartyAlignment:
 
     # -- both ----------------------------------------------------------------------------------------------------------------
 
-    def _send_pseudonyms(self, values: NDArray[np.uint8]) -> Message:
+    def _send_pseudonyms(self, values: NDArray[np.uint8]) -> msg.Message:
         self._pseudonyms = values
         self._order = sort_order(values)
         assert self.session is not None
-        return Pseudonyms(session=self.session, values=values[self._order])
+        return msg.Pseudonyms(session=self.session, values=values[self._order])
 
-    def _take_rows(self, message: UserRows) -> list[Message]:
+    def _take_rows(self, message: msg.UserRows) -> list[msg.Message]:
         if not message.users:
             raise DataError("no user is at two parties: check that all spell user ids in the same way")
         if message.rows.shape != (len(self._ids),) or message.rows.dtype.kind != "i":
@@ -284,7 +275,7 @@ class PartyAlignment:
         self.users = users
         self.rows = np.full(self._table_users, -1)
         self.rows[self._places] = rows_here
-        return [Aligned(session=self.session, users=users)]
+        return [msg.Aligned(session=self.session, users=users)]
 
     def _check_rows(self, rows: NDArray[np.int64], users: int) -> None:
         """Raise `ProtocolError` unless the coordinator gave rows to exactly those of this party's users who must have one."""
@@ -308,10 +299,10 @@ class PartyAlignment:
             )  # all parties have all users
         return hashlib.sha256(repr(shared).encode()).hexdigest()
 
-    def _seal(self, peer: int, kind: bytes, data: bytes) -> Message:
+    def _seal(self, peer: int, kind: bytes, data: bytes) -> msg.Message:
         assert self.session is not None
         sealed = self._sealer.seal(self._keys[peer], kind + bytes.fromhex(self.session), data)
-        return Sealed(session=self.session, peer=peer, data=np.frombuffer(kind + b":" + sealed, np.uint8))
+        return msg.Sealed(session=self.session, peer=peer, data=np.frombuffer(kind + b":" + sealed, np.uint8))
 
 
 def check_user_count(users: int, fewest: int) -> None:
@@ -346,23 +337,23 @@ class CoordinatorAlignment:
         self.most_users = most_users
         self.least_overlap = least_overlap
         """Share of each party's users that some other party must have."""
-        self.hellos: dict[str, AlignHello] = {}
+        self.hellos: dict[str, msg.AlignHello] = {}
         self.session: str | None = None
-        self.sets: dict[str, Pseudonyms] = {}
+        self.sets: dict[str, msg.Pseudonyms] = {}
         self.users: dict[str, int] = {}
         """Number of rows, as confirmed by the parties that have theirs."""
 
-    def handle(self, name: str, message: Message) -> list[tuple[str, Message]]:
+    def handle(self, name: str, message: msg.Message) -> list[tuple[str, msg.Message]]:
         """Take one message and return those to be sent, each with its recipient."""
-        if isinstance(message, AlignHello):
+        if isinstance(message, msg.AlignHello):
             return self._hello(name, message)
-        if not isinstance(message, Sealed | Pseudonyms | Aligned):
+        if not isinstance(message, msg.Sealed | msg.Pseudonyms | msg.Aligned):
             raise ProtocolError(f"{name}: unexpected {type(message).__name__} while users are aligned")
         if message.session != self.session:
             return []  # of an earlier session
-        if isinstance(message, Sealed):
+        if isinstance(message, msg.Sealed):
             return self._relay(name, message)
-        if isinstance(message, Pseudonyms):
+        if isinstance(message, msg.Pseudonyms):
             return self._gather(name, message)
         self._confirm(name, message)
         return []
@@ -386,7 +377,7 @@ class CoordinatorAlignment:
         self.sets = {}
         self.users = {}
 
-    def check_hello(self, name: str, message: AlignHello) -> None:
+    def check_hello(self, name: str, message: msg.AlignHello) -> None:
         """Raise `ProtocolError` if a party has another agreement, or more users than agreed."""
         if message.party != name or message.agreement != self.agreement:
             raise ProtocolError(
@@ -397,27 +388,30 @@ class CoordinatorAlignment:
                 f"{name}: it brings {message.users - PROBES:,} users, but the agreement allows {self.most_users:,}"
             )
 
-    def _hello(self, name: str, message: AlignHello) -> list[tuple[str, Message]]:
+    def _hello(self, name: str, message: msg.AlignHello) -> list[tuple[str, msg.Message]]:
         self.check_hello(name, message)
         self.hellos[name] = message
         self._reset()
         if self.missing:
-            return [(name, Waiting(missing=self.missing))]
+            return [(name, msg.Waiting(missing=self.missing))]
         self.session = secrets.token_hex(16)
         hellos = [self.hellos[name] for name in self.names]
         keys = [hello.seal_key for hello in hellos]
         signatures = [hello.seal_signature for hello in hellos]
         return [
-            (name, AlignStart(session=self.session, index=index, seal_keys=keys, seal_signatures=signatures))
+            (
+                name,
+                msg.AlignStart(session=self.session, index=index, seal_keys=keys, seal_signatures=signatures),
+            )
             for index, name in enumerate(self.names)
         ]
 
-    def _relay(self, name: str, message: Sealed) -> list[tuple[str, Message]]:
+    def _relay(self, name: str, message: msg.Sealed) -> list[tuple[str, msg.Message]]:
         if not message.peer < len(self.names):
             raise ProtocolError(f"{name}: a sealed message for a party that does not exist")
         return [(self.names[message.peer], message.model_copy(update={"peer": self.names.index(name)}))]
 
-    def _gather(self, name: str, message: Pseudonyms) -> list[tuple[str, Message]]:
+    def _gather(self, name: str, message: msg.Pseudonyms) -> list[tuple[str, msg.Message]]:
         if name in self.sets:
             raise ProtocolError(f"{name}: it sends pseudonyms twice")
         values: NDArray[Any] = message.values
@@ -436,7 +430,7 @@ class CoordinatorAlignment:
         self._check_overlap(sets)
         rows, users = match_users(sets, self.fewest, probes=PROBES)
         return [
-            (name, UserRows(session=message.session, users=users, rows=places.astype(np.int32)))
+            (name, msg.UserRows(session=message.session, users=users, rows=places.astype(np.int32)))
             for name, places in zip(self.names, rows, strict=True)
         ]
 
@@ -457,7 +451,7 @@ class CoordinatorAlignment:
                 "spelled, or lower min_overlap in federation.toml at all members"
             )
 
-    def _confirm(self, name: str, message: Aligned) -> None:
+    def _confirm(self, name: str, message: msg.Aligned) -> None:
         self.users[name] = message.users
         if len(set(self.users.values())) > 1:
             raise ProtocolError(f"{name}: it counts {message.users:,} users, other parties another number")

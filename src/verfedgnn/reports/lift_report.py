@@ -34,16 +34,12 @@ TONES: dict[str, Tone] = {
     verdict.NO: "bad",
 }
 """The tone of each word of a verdict."""
-WORDS_NOTE = (
-    f"{verdict.YES}, {verdict.NO}: clear, also after a correction for the verdicts of one party (Holm, "
-    f"{ERROR:.0%}). {verdict.LIKELY_BETTER}, {verdict.LIKELY_WORSE}: the 95 % interval excludes 0, but this can be "
-    f"chance. {verdict.NO_DIFFERENCE}: the whole interval lies within ±{verdict.SMALL:g} % of the error, or "
-    f"±{verdict.SMALL:g} of 100 customers. {verdict.UNCLEAR}: anything else, or fewer than {FEWEST_USERS} customers."
-)
-_WAYS_NOTE = (
-    "simple: own means, or the most popular items. means: own models and means shared with the others (preset means). alone: the best mixture of own models. "
-    "federated: what joining gives. The gain is over the better of simple and alone. New customers: all their ratings here were "
-    "withheld from the training that is judged."
+NOTE = (
+    f"{verdict.YES}, {verdict.NO}: clear, also after Holm's correction for the verdicts of one party ({ERROR:.0%}). "
+    f"{verdict.LIKELY_BETTER}, {verdict.LIKELY_WORSE}: only the 95 % interval excludes 0. "
+    f"{verdict.NO_DIFFERENCE}: the interval lies within ±{verdict.SMALL:g} % of the error, or ±{verdict.SMALL:g} of 100 customers. "
+    f"{verdict.UNCLEAR}: anything else, or fewer than {FEWEST_USERS} customers. The gain is over the better of simple (own means, or "
+    "the most popular items) and alone (the best mixture of own models)."
 )
 _NAMES = {"hitrate@20": "lists", "rmse": "predicted stars"}
 _AXES = {"hitrate@20": "more of 100 customers find something they like", "rmse": "% less error"}
@@ -70,25 +66,40 @@ def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
 
 def add_lift(document: Document, lift: Mapping[str, Any]) -> None:
     """Add, folded, all tables and the charts that do not stand beside the headline."""
-    fold = Fold("All figures of the verdict, with intervals", [Paragraph(f"{WORDS_NOTE} {_WAYS_NOTE}")])
+    fold = Fold("All figures of the verdict, with intervals", [Paragraph(NOTE)])
     for place, (customers, table) in enumerate(verdict.judged_tables(lift)):
         name = f"{_NAMES[table['metric']].capitalize()} of {customers}"
-        fold.add(_draw(customers, table) if place else None)
-        fold.add(Table(*_rows(table), name, TONES))
-        groups = [(row["name"], group) for row in table["parties"] for group in row["by_own_ratings"]]
-        if groups:
-            cells = [[name, band(group), *_cells(group)] for name, group in groups]
-            header = ["party", "own ratings", *_header(table["overall"])]
-            fold.add(Paragraph("By training ratings at the party:"), Table(header, cells, name, TONES))
-    if "partners" in lift:
-        partners = verdict.partner_rows(lift["partners"])
-        document.add(
-            Paragraph(
-                "**Which partner is worth it:** each party's gain in federations without one of the others."
-            ),
-            Table(verdict.PARTNERS_HEADER, partners, "Gain without each partner"),
+        fold.add(
+            _draw(customers, table) if place else None,
+            Table(*_rows(table), name, TONES),
+            _groups(table, name),
         )
+    if "partners" in lift:
+        partners = Table(
+            verdict.PARTNERS_HEADER, verdict.partner_rows(lift["partners"]), "Gain without each partner"
+        )
+        why = "**Which partner is worth it:** each party's gain in federations without one of the others."
+        document.add(Paragraph(why), partners)
     document.add(fold)
+
+
+def _groups(table: Mapping[str, Any], title: str) -> Table | None:
+    """Return the gain of each party by its customers' training ratings there, bold where it is clear; None without groups."""
+    groups = {
+        row["name"]: {band(group): group for group in row["by_own_ratings"]} for row in table["parties"]
+    }
+    bands = {name: group["from"] for found in groups.values() for name, group in found.items()}
+    header = sorted(bands, key=bands.__getitem__)
+    rows = [[party, *(_gain_of_group(found.get(name)) for name in header)] for party, found in groups.items()]
+    first = "% less error, by ratings there" if table["metric"] == "rmse" else "more of 100, by ratings there"
+    return Table([first, *header], rows, f"{title} by ratings at the party") if header else None
+
+
+def _gain_of_group(row: Mapping[str, Any] | None) -> str:
+    if row is None or row["gain"] is None:
+        return "-"
+    gain = _format_gain(row)
+    return f"**{gain}**" if row["pays"] in (verdict.YES, verdict.NO) else gain
 
 
 def lift_html(lift: Mapping[str, Any]) -> str:
@@ -124,9 +135,10 @@ def _rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def _header(row: Mapping[str, Any]) -> list[str]:
     ways = [way for way in WAYS if way in row]
-    metric = "HitRate@20" if "ndcg@20" in row or row["gain"] is None else "RMSE"
-    lists = ["NDCG@20 before, after"] if "ndcg@20" in row else []
-    return ["customers", *(f"{way} {metric}" for way in ways), *lists, "gain", "verdict"]
+    lists = "ndcg@20" in row or row["gain"] is None
+    before_after = ["NDCG@20 before, after"] if "ndcg@20" in row else []
+    figures = [f"{way} {'HitRate@20' if lists else 'RMSE'}" for way in ways]
+    return ["customers", *figures, *before_after, "gain, of 100" if lists else "gain, %", "verdict"]
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
@@ -134,13 +146,13 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     if row["gain"] is None:
         return [f"{row['users']:,}", *ways, "-", row["pays"]]
     low, high = map(format_signed, verdict.gain_ends(row))
-    if "ndcg@20" not in row:
-        gained = f"{format_signed(row['gain']['percent'])} % ({low} to {high})"
-        return [f"{row['users']:,}", *ways, gained, row["pays"]]
-    figures = row["ndcg@20"]
-    lists = f"{figures[row['reference']]:.4f}, {figures['federated']:.4f}"
-    gained = f"{format_signed(100 * row['gain']['value'])} of 100 ({low} to {high})"
-    return [f"{row['users']:,}", *ways, lists, gained, row["pays"]]
+    figures = row.get("ndcg@20")
+    lists = [] if figures is None else [f"{figures[row['reference']]:.4f}, {figures['federated']:.4f}"]
+    return [f"{row['users']:,}", *ways, *lists, f"{_format_gain(row)} ({low} to {high})", row["pays"]]
+
+
+def _format_gain(row: Mapping[str, Any]) -> str:
+    return format_signed(100 * row["gain"]["value"] if "ndcg@20" in row else row["gain"]["percent"])
 
 
 def band(row: Mapping[str, Any]) -> str:
@@ -151,7 +163,7 @@ def band(row: Mapping[str, Any]) -> str:
 
 def format_weights(weights: Mapping[str, float]) -> str:
     """Format the weights of a gate, largest first, such as `0.60 federated, 0.30 alone, 0.10 means`."""
-    used = sorted(((weight, name) for name, weight in weights.items() if abs(weight) >= 0.005), reverse=True)
+    used = sorted(((weight, name) for name, weight in weights.items() if abs(weight) >= 0.05), reverse=True)
     return ", ".join(f"{weight:.2f} {name}" for weight, name in used) or "-"
 
 
@@ -169,7 +181,4 @@ def gate_rows(metrics: Mapping[str, Any]) -> list[list[str]]:
 
 
 GATE_HEADER = ["party", "of", "customers it knows", "customers new to it"]
-GATE_NOTE = (
-    "Each party chose these weights on its own validation part. Weights of ratings sum to 1. "
-    "Weights of lists multiply scores of different spread, so they are not shares."
-)
+GATE_NOTE = "Weights of lists multiply scores of different spread: they are no shares."

@@ -88,20 +88,22 @@ def audit_records() -> Mapping[str, Mapping[str, Any]]:
     return records
 
 
-def describe_learnt(config: Config) -> str:
-    """Return what others learn, from the record of the preset's audit if the configuration protects as the preset does."""
+def find_record(config: Config) -> Mapping[str, Any]:
+    """Return the record of the preset's audit if the configuration protects as the preset does, else an empty one."""
     from verfedgnn.config import Config
 
-    record = audit_records().get(config.base)
-    if record is not None:
-        preset = Config.preset(config.base)
-        own, *audited = (
-            (each.gradients, each.exchange, each.masking, each.unprotected)
-            for each in (config, preset, preset.for_parties(2))
-        )
-        if own in audited:
-            return str(record["learnt"])
-    return "see `verfedgnn audit` and `settings visibility`"
+    record = audit_records().get(config.base, {})
+    preset = Config.preset(config.base)
+    own, *audited = (
+        (each.gradients, each.exchange, each.masking, each.unprotected)
+        for each in (config, preset, preset.for_parties(2))
+    )
+    return record if own in audited else {}
+
+
+def describe_learnt(config: Config) -> str:
+    """Return what others learn, from the record of the preset's audit if it applies."""
+    return str(find_record(config).get("learnt", "see `verfedgnn audit` and `settings visibility`"))
 
 
 def describe_served(metrics: Mapping[str, Any]) -> str:
@@ -113,18 +115,29 @@ def describe_served(metrics: Mapping[str, Any]) -> str:
     return f"the judged models, which have not seen the test part ({judged})"
 
 
+def describe_about(metrics: Mapping[str, Any], config: Config) -> dict[str, str]:
+    """Return what terminal, report and page say beside the verdict: the cost, what others learn, and what is served."""
+    return {
+        "Cost": f"{describe_cost(metrics)}.",
+        "Others learn": describe_learnt(config),
+        "Served": f"{describe_served(metrics)}.",
+    }
+
+
 def warn_of_lists(metrics: Mapping[str, Any]) -> str | None:
-    """Return sentences about parties whose lists do not reach the most popular items; None if there are none."""
+    """Return a sentence that names the parties whose lists do not reach the most popular items; None if there are none."""
     name = next((key for key in metrics["test"] if key.startswith("ndcg@")), "")
     figures = [(p["name"], p["test"].get(name), p["popularity"].get(name)) for p in metrics["parties"]]
     worse = [row for row in figures if None not in row and row[1] < row[2]]
     if not worse:
         return None
-    clearly = any(found < (1 - CLEAR_LOSS) * popular for _, found, popular in worse)
-    named = "; ".join(f"{who} {found:.4f}, popularity {popular:.4f}" for who, found, popular in worse[:5])
-    named += f"; and {len(worse) - 5} more" if len(worse) > 5 else ""
-    compared = "worse" if clearly else "no better"
-    text = f"Lists are {compared} than the most popular items ({name.upper()}: {named})."
+    clearly = [row for row in worse if row[1] < (1 - CLEAR_LOSS) * row[2]]
+    named = [
+        f"{who} ({name.upper()} {found:.4f}, popularity {popular:.4f})"
+        for who, found, popular in clearly or worse
+    ]
+    places = ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
+    text = f"Lists are {'worse' if clearly else 'no better'} than the most popular items at {places}."
     if metrics["test"]["rmse"] is not None and "lists" not in metrics:
         preset = option("preset", "best")
         return f"{text} They are ordered by predicted stars; train with {preset} to order them by a model of lists."

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from verfedgnn.config import Config
 from verfedgnn.core.installed import installed_version
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
 from verfedgnn.reports.document import (
     Block,
-    Code,
     Document,
     Fold,
     Heading,
@@ -25,51 +25,40 @@ from verfedgnn.reports.document import (
 )
 from verfedgnn.reports.lift_report import GATE_HEADER, GATE_NOTE, add_lift, add_verdict, gate_rows
 from verfedgnn.reports.phrases import (
-    describe_cost,
-    describe_learnt,
-    describe_served,
+    describe_about,
+    find_record,
     format_metric,
     format_size,
+    total_bytes,
     warn_of_lists,
 )
-from verfedgnn.reports.svg_charts import POINT_COLOUR, Bars, draw_bars, draw_lines
-from verfedgnn.runs.ledger import Ledger
+from verfedgnn.reports.svg_charts import GOOD_COLOUR, POINT_COLOUR, draw_lines
 from verfedgnn.runs.run import Run
 
+AUDIT = Path("audit", "headline.json")
+"""File in a run folder with the headline of its audit and what it covered."""
 
-def run_document(run: Run, name: str) -> Document:
-    """Build the report of a run. It names no user and no item."""
+
+def run_document(run: Run, name: str, folder: Path | None = None) -> Document:
+    """Build the report of a run, with the headline of the audit in its `folder`. It names no user and no item."""
     metrics, judged = run.metrics, run.judged
     document = Document(f"Run {name}")
     add_verdict(document, metrics.get("lift"))
-    document.add(
-        Points(
-            [
-                f"**Data:** {describe_data(judged)}",
-                f"**Cost:** {describe_cost(metrics)}.",
-                f"**Others learn:** {describe_learnt(judged.config)}",
-                f"**Served:** {describe_served(metrics)}.",
-            ]
-        )
-    )
+    about = {
+        "Data": describe_data(judged),
+        **describe_about(metrics, judged.config),
+        "Audit": _describe_audit(judged, folder),
+    }
+    document.add(Points([f"**{what}:** {text}" for what, text in about.items()]))
     if "lift" in metrics:
         add_lift(document, metrics["lift"])
     mixtures = gate_rows(metrics)
-    versions = ", ".join(f"{name} {version}" for name, version in metrics["environment"].items())
     folds = [
-        Fold.of("Accuracy on the test part", *_accuracy(metrics)),
-        Fold.of("Customers that the parties share", *_overlap(run)),
+        Fold.of("Accuracy on the test part", *_accuracy(metrics), _overlap(run)),
         Fold("What each party mixes", [Paragraph(GATE_NOTE), Table(GATE_HEADER, mixtures)] * bool(mixtures)),
-        Fold.of("Training and traffic", *training_curves(judged), *_traffic(run)),
+        Fold.of("Training and traffic", training_curves(judged), _describe_traffic(metrics)),
         _protection(run),
-        Fold.of(
-            "Configuration",
-            Code(judged.config.to_toml()),
-            Paragraph(
-                f"verfedgnn {installed_version()}, {versions}. Configuration `{judged.config.fingerprint()}`, "
-                f"public parameters `{metrics['public']}`."
-            ),
-        ),
+        Fold("Configuration", [Points(_describe_settings(judged))]),
     ]
     document.add(*(fold for fold in folds if fold.blocks))
     if "after" in metrics:
@@ -82,7 +71,7 @@ def run_html(run: Run) -> str:
     document = Document("Run")
     document.add(Paragraph(describe_data(run.judged)))
     add_verdict(document, run.metrics.get("lift"))
-    document.add(accuracy_table(run.metrics), *training_curves(run.judged))
+    document.add(accuracy_table(run.metrics), training_curves(run.judged))
     return document.fragment()
 
 
@@ -95,6 +84,17 @@ def describe_data(run: Run) -> str:
     gnn = f", {run.config.model.gnn.upper()}" if run.config.model.form == "propagation" else ""
     preset = f"Preset `{run.config.base}`{gnn}, seed {run.config.seed}."
     return f"{parties} with {users:,} users and {ratings:,} ratings. {preset}"
+
+
+def _describe_audit(run: Run, folder: Path | None) -> str:
+    """Return what the audit in the run's folder found and covered, or what the record of its preset covers."""
+    try:
+        found = json.loads(((folder or Path()) / AUDIT).read_text("utf-8")) if folder else {}
+        return f"**{found['headline']}** {found['learnt']} {found['covered']}"
+    except (OSError, ValueError, KeyError):
+        measured = find_record(run.config).get("data")
+        record = f"What others learn was measured on {measured}. " if measured else ""
+        return f"{record}`verfedgnn audit` attacks this run."
 
 
 def accuracy_table(metrics: Mapping[str, Any]) -> Table:
@@ -118,74 +118,93 @@ def _figures(found: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 def _accuracy(metrics: Mapping[str, Any]) -> list[Block | None]:
     warning = warn_of_lists(metrics)
-    kept = [f"round {metrics['best_round']:,} of {metrics['rounds']:,} for ratings"]
-    if "lists" in metrics:
-        kept.append(f"round {metrics['lists']['best_round']:,} of {metrics['lists']['rounds']:,} for lists")
-    note = Paragraph(
-        "Neither training nor the choice of a model has seen the test part. Lower is better for RMSE and MAE, higher for all "
-        f"other metrics. Kept, as best on the validation part: {' and '.join(kept)}."
-    )
+    note = Paragraph("Only RMSE and MAE are better when lower.")
     return [accuracy_table(metrics), Paragraph(f"**Warning:** {warning}") if warning else None, note]
 
 
-def training_curves(run: Run) -> list[Picture | None]:
-    """Return charts of the validation metric by round, for ratings and for lists."""
-    return [_draw_curve(run, "curve"), None if run.lists is None else _draw_curve(run.lists, "curve-lists")]
+def training_curves(run: Run) -> Picture | None:
+    """Return a chart of the validation metric by round, of ratings and of lists, in per cent of the round that is kept."""
+    curves, marks = {}, {}
+    for part in (run, run.lists):
+        name = next(
+            (
+                key
+                for entry in (part.history[:1] if part else ())
+                for key in entry
+                if key.startswith("valid_")
+            ),
+            None,
+        )
+        if part is None or name is None:
+            continue
+        metric, kept = name.removeprefix("valid_").upper(), part.metrics["best_round"]
+        rounds = [entry["round"] for entry in part.history]
+        values = np.array([entry[name] for entry in part.history], np.float64)
+        best = values[rounds.index(kept)] or 1.0
+        shares = best / np.where(values, values, best) if metric in ("RMSE", "MAE") else values / best
+        curves[metric] = rounds, (100 * shares).tolist()
+        marks[f"{metric}: round {kept:,} is kept"] = kept
+    title = "Validation by round, in per cent of the round that is kept"
+    colours = dict(zip(curves, (POINT_COLOUR, GOOD_COLOUR), strict=False))
+    return picture(
+        "curve", title, draw_lines(title, curves, "round", "higher is better", colours, marks=marks)
+    )
 
 
-def _draw_curve(run: Run, file: str) -> Picture | None:
-    name = next((key for entry in run.history[:1] for key in entry if key.startswith("valid_")), None)
-    if name is None:
-        return None
-    metric = name.removeprefix("valid_").upper()
-    rounds, values = ([entry[key] for entry in run.history] for key in ("round", name))
-    kept = run.metrics["best_round"]
-    title = f"{metric} on the validation part by round"
-    label, marks = f"validation {metric}", {f"round {kept:,} is kept": kept}
-    svg = draw_lines(title, {metric: (rounds, values)}, "round", label, {metric: POINT_COLOUR}, marks=marks)
-    return picture(file, title, svg)
-
-
-def _overlap(run: Run) -> list[Block | None]:
-    """Return how many customers each party shares with others, and a chart of customers by their number of parties."""
-    if len(run.parties) < 2:
-        return []
+def _overlap(run: Run) -> Paragraph | None:
+    """Return how many customers each party shares with others."""
     present = np.zeros((len(run.parties), run.parties[0].ratings.n_users), bool)
     for row, party in zip(present, run.parties, strict=True):
         row[party.ratings.user] = True
-    parties = present.sum(0)
-    rows = []
-    for row, party in zip(present, run.parties, strict=True):
-        elsewhere = int((parties[row] > 1).sum())
-        users = int(row.sum())
-        rows.append([party.name, f"{users:,}", f"{elsewhere:,}", f"{elsewhere / max(1, users):.1%}"])
-    counts = np.bincount(parties, minlength=len(run.parties) + 1)[1:]
-    total = max(1, int(counts.sum()))
-    title = "Customers by the number of parties at which they have ratings"
-    bars = [
-        Bars("1 party" if place == 1 else f"{place} parties", [count], f"{count:,} ({count / total:.1%})")
-        for place, count in enumerate(counts.tolist(), 1)
+    shared = present & (present.sum(0) > 1)
+    texts = [
+        f"{party.name} {elsewhere.sum():,} of {users.sum():,}"
+        for party, users, elsewhere in zip(run.parties, present, shared, strict=True)
     ]
+    return (
+        Paragraph(f"Customers who are at other parties, too: {', '.join(texts)}.") if len(texts) > 1 else None
+    )
+
+
+def _describe_traffic(metrics: Mapping[str, Any]) -> Paragraph:
+    up, down = (format_size(total_bytes(metrics)[way]) for way in ("up", "down"))
+    return Paragraph(f"All trainings sent {up} to the coordinator and {down} to parties.")
+
+
+def _describe_settings(run: Run) -> list[str]:
+    """Return the settings that differ from the preset, and what identifies the run."""
+    preset = Config.preset(run.config.base).values()
+    changed = [f"{name}={value}" for name, value in run.config.values().items() if preset.get(name) != value]
+    environment = ", ".join(f"{name} {version}" for name, version in run.metrics["environment"].items())
     return [
-        picture("overlap", title, draw_bars(title, bars, {"customers": POINT_COLOUR})),
-        Table(["party", "customers", "also elsewhere", "share"], rows, "Customers that a party shares"),
+        f"Beside preset `{run.config.base}`: {', '.join(changed) or 'none'}.",
+        f"verfedgnn {installed_version()}, {environment}.",
+        f"Configuration `{run.config.fingerprint()}`, public parameters `{run.metrics['public'][:16]}`.",
     ]
 
 
 def _protection(run: Run) -> Fold:
     metrics = run.metrics
-    fold = Fold("Who sees what, and what is guaranteed")
-    fold.add(
-        Paragraph("`verfedgnn audit` attacks the run as each of them could."),
-        Table(HEADER, who_sees_what(run.config, len(metrics["parties"])), "Who sees what"),
-    )
-    add_guarantees(fold, metrics["privacy"])
-    if "lists" in metrics:
-        add_guarantees(fold, metrics["lists"]["privacy"], "Privacy guarantees of the lists' training")
-    if "final" in metrics and metrics["final"]["rounds"]:
-        title = "Privacy guarantees of the training on all ratings"
-        add_guarantees(fold, metrics["final"]["privacy"], title)
+    seen = who_sees_what(run.config, len(metrics["parties"]))
+    fold = Fold("Who sees what, and what is guaranteed", [Table(HEADER, seen, "Who sees what")])
+    trainings = {
+        "Privacy guarantees": metrics,
+        "Privacy guarantees of the lists' training": metrics.get("lists", {}),
+        "Privacy guarantees of the training on all ratings": metrics.get("final", {}),
+    }
+    private = {
+        title: part["privacy"] for title, part in trainings.items() if part.get("rounds") and _spends(part)
+    }
+    for title, privacy in private.items():
+        add_guarantees(fold, privacy, title)
+    if not private:
+        fold.add(Paragraph("No release has a guarantee of differential privacy; preset private gives one."))
     return fold
+
+
+def _spends(training: Mapping[str, Any]) -> bool:
+    """Return whether a training spends a privacy budget."""
+    return any(event["event"] for event in training["privacy"].get("events", ()))
 
 
 def add_guarantees(document: Fold, privacy: Mapping[str, Any], title: str = "Privacy guarantees") -> None:
@@ -195,10 +214,8 @@ def add_guarantees(document: Fold, privacy: Mapping[str, Any], title: str = "Pri
         part = privacy[name]
         times, neighbours = f"{part.get('releases', 0):,}", part.get("neighbouring", "–")
         rows.append([name, part["mechanism"], times, part["guarantee"], neighbours])
-    persons = privacy.get("persons")
-    if persons:
-        together = "everything together"
-        rows.append([together, "composed", "–", persons["guarantee"], persons["neighbouring"]])
+    if persons := privacy.get("persons"):
+        rows.append(["everything together", "composed", "–", persons["guarantee"], persons["neighbouring"]])
     document.add(
         Heading(title),
         Table(["release", "mechanism", "times", "guarantee", "neighbouring inputs"], rows, title),
@@ -219,9 +236,7 @@ def add_guarantees(document: Fold, privacy: Mapping[str, Any], title: str = "Pri
     if privacy.get("events"):
         events = [_describe_event(**event) for event in privacy["events"]]
         document.add(
-            Paragraph(
-                "The releases as events for a privacy accountant (`dp-accounting`). Composed, they give the figures above."
-            ),
+            Paragraph("The releases as events for `dp-accounting`. Composed, they give the figures above."),
             Table(["release", "times", "event", "parameters"], events, f"{title}: events"),
         )
 
@@ -237,51 +252,13 @@ def _add_drift(document: Document, before: Mapping[str, Any]) -> None:
     for name, drift in before["drift"].items():
         shares = (drift[what] for what in ("rating_distance", "unknown_users", "unknown_items"))
         rows.append([name, *("-" if share is None else f"{100 * share:.1f} %" for share in shares)])
-    header = ["party", "ratings with another value", "new users", "new items"]
+    public = f"The run before has the public parameters `{before['public'][:16]}`."
     document.add(
         Heading("Since the run before"),
-        Paragraph(
-            f"The run before has the public parameters `{before['public'][:16]}`. `verfedgnn diff EARLIER LATER` compares two runs."
+        Paragraph(f"{public} `verfedgnn diff EARLIER LATER` compares two runs."),
+        Table(
+            ["party", "ratings with another value", "new users", "new items"],
+            rows,
+            "Drift of the parties' data",
         ),
-        Table(header, rows, "Drift of the parties' data"),
     )
-
-
-MESSAGES = {
-    "Hello": "requests to join",
-    "Welcome": "sizes, and full copies of the public parameters for parties that need them",
-    "RoundStart": "sums of the last round, and instructions",
-    "RoundReply": "protected contributions to a round",
-    "Finish": "best round, and its public parameters for parties that rejoined",
-    "Finished": "confirmations",
-    "Waiting": "lists of missing parties",
-    "Refused": "refusals",
-}
-"""Descriptions of the protocol's messages, by their names in docs/protocol.md."""
-
-
-def _traffic(run: Run) -> list[Block | None]:
-    """Return the bytes of all trainings by kind of message and direction, largest first."""
-    runs = [run] if run.final_of is None else [run, run.final_of]
-    ledger = reduce(
-        Ledger.joined, (each.ledger for one in runs for each in (one, one.lists) if each is not None)
-    )
-    sizes: Counter[tuple[str, str]] = Counter()
-    counts: Counter[tuple[str, str]] = Counter()
-    for (kind, way, _), amount in ledger.bytes.items():
-        sizes[kind, way] += amount
-    for (kind, way, _), count in ledger.messages.items():
-        counts[kind, way] += count
-    directions = {"up": "to the coordinator", "down": "to parties"}
-    total = sum(sizes.values()) or 1
-    rows, bars = [], []
-    for sort, amount in sizes.most_common():
-        name, direction, size = MESSAGES.get(sort[0], sort[0]), directions[sort[1]], format_size(amount)
-        rows.append([name, direction, f"{counts[sort]:,}", size, f"{amount / total:.1%}"])
-        if amount:
-            bars.append(Bars(f"{name} {direction}", [amount], size))
-    title = "Bytes by message and direction, all trainings"
-    return [
-        picture("bytes", title, draw_bars(title, bars, {"bytes": POINT_COLOUR})),
-        Table(["message", "direction", "messages", "size", "share"], rows, title),
-    ]

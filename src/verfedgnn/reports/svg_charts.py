@@ -248,11 +248,13 @@ def draw_lines(
     for tick in across.ticks():
         canvas.text(across.place(tick), bottom + 16, f"{tick:,g}", "middle")
     canvas.line(left, bottom, right, bottom, "currentColor")
-    for name, mark in (marks or {}).items():
+    for row, (name, mark) in enumerate((marks or {}).items()):
         x = across.place(mark)
         canvas.line(x, top, x, bottom, UNCLEAR_COLOUR, 1.5, "4 3")
         late = x > (left + right) / 2
-        canvas.text(x - 5 if late else x + 5, top + 11, name, "end" if late else "start", soft=True)
+        canvas.text(
+            x - 5 if late else x + 5, top + 11 + 14 * row, name, "end" if late else "start", soft=True
+        )
     for name, (xs, ys) in curves.items():
         points = [(across.place(x), upward.place(y)) for x, y in zip(xs, ys, strict=True)]
         canvas.path(points, colours[name])

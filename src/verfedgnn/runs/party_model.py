@@ -1,14 +1,22 @@
-"""The model that one party serves: vectors of users and items and, for lists, weights between items (EASE)."""
+"""The model that one party serves: vectors of users and items and, for lists, weights between items (EASE); its vectors as tables."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from verfedgnn.core.array_files import read_arrays, write_arrays
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.core.pairs import Pairs
+from verfedgnn.data import PartyData
 
 
 @dataclass(frozen=True)
@@ -50,16 +58,12 @@ class PartyModel:
 
     def arrays(self) -> dict[str, Tensor]:
         """Return all tensors by name, as they are stored."""
-        found = {"users": self.users, "items": self.items, "embeddings": self.embeddings}
+        tensors = {"users": self.users, "items": self.items, "embeddings": self.embeddings}
         if self.item_scores is not None:
             own = self.item_scores
-            found |= {
-                "item_weights": own.weights.half(),
-                "item_rows": own.kept,
-                "history_pointers": own.pointers,
-                "history": own.history,
-            }
-        return found
+            tensors |= {"item_weights": own.weights.half(), "item_rows": own.kept}
+            tensors |= {"history_pointers": own.pointers, "history": own.history}
+        return tensors
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Tensor]) -> PartyModel:
@@ -75,3 +79,53 @@ class PartyModel:
             )
             own.check(len(arrays["users"]))
         return cls(arrays["users"], arrays["items"], arrays["embeddings"], own)
+
+
+def write_model(path: Path, model: PartyModel) -> None:
+    """Write the model that one party serves."""
+    write_arrays(path, {name: tensor.contiguous().cpu().numpy() for name, tensor in model.arrays().items()})
+
+
+def read_model(path: Path) -> PartyModel:
+    """Read the model that `write_model` wrote."""
+    return PartyModel.from_arrays(
+        {name: torch.from_numpy(array) for name, array in read_arrays(path).items()}
+    )
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """One party's vectors: N users, M items, C components. The inner product of two is the predicted rating, or the score of a list.
+
+    What lists add by weights between items (EASE) is in no vector.
+    """
+
+    users: pa.Table
+    """Table with the columns `user`, the id, and `vector`, C numbers."""
+    items: pa.Table
+    """Table with the columns `item`, the id, `title`, further columns of the catalogue, and `vector`, C numbers."""
+
+    @classmethod
+    def of(cls, party: PartyData, model: PartyModel) -> Embeddings:
+        """Return the vectors that a party serves, with ids and titles."""
+        table = party.ratings
+        titles = np.full(table.n_items, "") if table.titles is None else table.titles
+        more = {
+            name: texts for name, texts in table.columns.items() if name not in ("item", "title", "vector")
+        }
+        known = table.known_users
+        return cls(
+            _table({"user": table.user_ids[known]}, model.users[torch.from_numpy(known)]),
+            _table({"item": table.item_ids, "title": titles, **more}, model.items),
+        )
+
+    def arrays(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the vectors of users (N, C) and of items (M, C)."""
+        users, items = (table["vector"].combine_chunks() for table in (self.users, self.items))
+        return tuple(vectors.flatten().to_numpy().reshape(len(vectors), -1) for vectors in (users, items))
+
+
+def _table(columns: Mapping[str, Any], vectors: Tensor) -> pa.Table:
+    values = vectors.cpu().numpy().astype(np.float32)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+    return pa.table({name: pa.array(column.tolist()) for name, column in columns.items()} | {"vector": lists})

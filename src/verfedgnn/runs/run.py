@@ -24,7 +24,7 @@ from torch import Tensor
 
 from verfedgnn import plugins
 from verfedgnn.config import Config, load_config
-from verfedgnn.core.array_files import ArrayFile, read_arrays, write_arrays
+from verfedgnn.core.array_files import ArrayFile, write_arrays
 from verfedgnn.core.errors import PluginWarning, RunError, RunWarning
 from verfedgnn.core.files import check_links, lock_folder, make_folder, write_bytes, writing
 from verfedgnn.core.installed import make_frame
@@ -33,10 +33,9 @@ from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.data.ids import StrArray, as_text, find_positions, id_text, to_numpy
 from verfedgnn.data.ratings import format_count
 from verfedgnn.runs.added_items import AddedItem, added_file, extend_model, extend_party, read_added
-from verfedgnn.runs.embeddings import Embeddings, party_embeddings
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import evaluate
-from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.party_model import Embeddings, PartyModel, read_model, write_model
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run_folder import FINAL, LISTS, empty_run, holds_run
@@ -310,15 +309,9 @@ class Run:
         return predicted
 
     def embeddings(self, party: str | None = None) -> dict[str, Embeddings]:
-        """Return the vectors of all parties, or of one, as Arrow tables with ids and titles, by the party's name.
-
-        The inner product of a user's and an item's vector is the predicted rating, or the score of a ranking.
-        """
-        gates = {row["name"]: row.get("gate") for row in self.metrics.get("parties", [])}
-        chosen = [(self.parties[p], self.models[p]) for p in self._chosen(party)]
+        """Return the vectors of all parties, or of one, as Arrow tables with ids and titles, by the party's name."""
         return {
-            each.name: party_embeddings(each, model, self.config, gated=gates.get(each.name) is not None)
-            for each, model in chosen
+            self.parties[p].name: Embeddings.of(self.parties[p], self.models[p]) for p in self._chosen(party)
         }
 
     def _user_rows(self, ids: StrArray, remedy: str = "leave them out") -> NDArray[np.int64]:
@@ -434,19 +427,20 @@ class Run:
     ) -> Run:
         """Read the run in `folder`, of ratings or of lists, for parties that were read before."""
         config = config or load_config(folder / "config.toml")
+        files = safe_names(parties)
         try:
             run = cls(
                 config,
                 parties,
                 parts,
-                _read_models(folder / "model", parties),
+                [read_model(folder / "model" / f"{file}.safetensors") for file in files],
                 json.loads((folder / "metrics.json").read_text("utf-8")),
                 read_history(folder),
                 Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8"))),
                 torch.from_numpy(ArrayFile(folder / "model" / "_public.safetensors")["public"]),
             )
             if (folder / "model" / "alone").is_dir():
-                run.alone = _read_models(folder / "model" / "alone", parties)
+                run.alone = [read_model(folder / "model/alone" / f"{file}.safetensors") for file in files]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"the run {folder} cannot be read ({error}); restore the folder or train again"
@@ -482,20 +476,6 @@ def describe_code_change(config: Config) -> str | None:
         return None
     here = plugins.format_code(now) if now is not None else "without a file"
     return f"other code of GNN '{config.model.gnn}': {plugins.format_code(then)} then, {here} now"
-
-
-def write_model(path: Path, model: PartyModel) -> None:
-    """Write the model that one party serves."""
-    arrays = {key: value.contiguous().cpu().numpy() for key, value in model.arrays().items()}
-    write_arrays(path, arrays)
-
-
-def _read_models(folder: Path, parties: Sequence[PartyData]) -> list[PartyModel]:
-    models = []
-    for name in safe_names(parties):
-        arrays = read_arrays(folder / f"{name}.safetensors")
-        models.append(PartyModel.from_arrays({key: torch.from_numpy(value) for key, value in arrays.items()}))
-    return models
 
 
 def begin_folder(

@@ -1,9 +1,18 @@
-"""Names in a run folder, whether it may be replaced by a new run, and emptying it. The import loads neither NumPy nor torch."""
+"""Names in a run folder, whether it may be replaced, emptying it, and a list of run folders, read from small files only.
+
+The import loads neither NumPy nor torch.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import tomllib
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from verfedgnn.core.errors import ConfigError, RunError
@@ -59,7 +68,7 @@ def holds_run(folder: Path, overwrite: bool) -> bool:
 def check_outside(out: Path) -> None:
     """Raise `RunError` if a file about users would be written into a run folder, where `forget` does not look for it."""
     for place in out.resolve().parents:
-        if (place / "config.toml").is_file() and (place / "history.jsonl").is_file():
+        if _is_run(place):
             raise RunError(
                 f"{out} is inside the run folder {place}, and `forget` would not find the users in it; choose another "
                 f"{option('out')}"
@@ -74,3 +83,121 @@ def empty_run(folder: Path) -> None:
                 shutil.rmtree(each)
             elif each.name not in _KEPT:
                 each.unlink()
+
+
+# -- a list of run folders ----------------------------------------------------------------------------------
+
+DEPTH = 3
+"""Levels of folders below the given one in which runs are looked for."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a list of runs shows of one of them; figures that are missing are None."""
+
+    folder: str
+    """Path, relative to the folder that was searched."""
+    finished: bool
+    date: str
+    """Time of the last file that the training wrote, in UTC."""
+    data: list[str]
+    preset: str | None
+    parties: list[str]
+    users: int | None = None
+    ratings: int | None = None
+    rounds: int | None = None
+    rmse: float | None = None
+    ndcg: float | None = None
+    """NDCG@20 of the lists that are served."""
+    bytes: int | None = None
+    """Bytes that parties sent and received, with those of the training of lists."""
+    epsilon: float | None = None
+    """Epsilon that gradients have spent; None if the mechanism has none."""
+    after: str | None = None
+    """Folder of the run before this one, or the hash of its public parameters if it is not in the list."""
+    public: str | None = None
+    """Hash of the public parameters."""
+    links: tuple[str, ...] = ()
+    """Symbolic links in the searched folders that lead to this run."""
+
+
+def list_runs(folder: Path) -> list[RunSummary]:
+    """Return a summary of `folder` or of every run below it, oldest first. Trainings of lists belong to their runs."""
+    if not folder.is_dir():
+        raise RunError(f"{folder} is not a folder; pass the folder that contains your runs")
+    found = list(_find_runs(folder, DEPTH))
+    links = [place for place in found if place.is_symlink() and place != folder]
+    runs = []
+    for place in found:
+        if place not in links:
+            named = sorted(_relative(link, folder) for link in links if link.resolve() == place.resolve())
+            runs.append(replace(_summarise(place, folder), links=tuple(named)))
+    runs.sort(key=lambda run: (run.date, run.folder))
+    by_public: dict[str | None, str] = {}
+    for run in runs:
+        by_public.setdefault(run.public, run.folder)
+    return [
+        run if run.after is None else replace(run, after=by_public.get(run.after, run.after)) for run in runs
+    ]
+
+
+def _find_runs(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the run folders, and the links to folders, which are not followed."""
+    if _is_run(folder):
+        yield folder
+    elif depth:
+        with suppress(OSError):
+            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+                if not entry.name.startswith(".") and entry.is_dir():
+                    place = Path(entry.path)
+                    yield from [place] if entry.is_symlink() else _find_runs(place, depth - 1)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.toml").is_file() and (folder / "history.jsonl").is_file()
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return path.name if path == folder else str(path.relative_to(folder))
+
+
+def _summarise(place: Path, folder: Path) -> RunSummary:
+    try:
+        config = tomllib.loads((place / "config.toml").read_text("utf-8"))
+        metrics, before = (
+            json.loads((place / name).read_text("utf-8")) if (place / name).is_file() else {}
+            for name in ("metrics.json", AFTER)
+        )
+    except (OSError, ValueError) as error:
+        raise RunError(f"the run {place} cannot be read ({error}); restore or remove the folder") from None
+    written = (place / ("metrics.json" if metrics else "history.jsonl")).stat().st_mtime
+    summary = RunSummary(
+        folder=_relative(place, folder),
+        finished=bool(metrics),
+        date=datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds"),
+        data=[],
+        preset=config.get("base"),
+        parties=sorted(path.stem for path in (place / "parties").glob("[!_]*.parquet")),
+        after=before.get("public"),
+    )
+    if not metrics:
+        return summary
+    test = metrics.get("test", {})  # a coordinator's run has costs only
+    gradients = metrics.get("privacy", {}).get("gradients", {})
+    spends = gradients.get("mechanism") in ("laplace", "skellam") and "composed" in gradients
+    final = metrics.get("final", {})
+    parts = (metrics, metrics.get("lists", {}), final, final.get("lists", {}))
+    costs = [part["bytes"] for part in parts if "bytes" in part]
+    return replace(
+        summary,
+        data=list(dict.fromkeys(str(data["name"]) for data in metrics.get("data", []))),
+        parties=[row["name"] for row in metrics["parties"]],
+        users=metrics.get("users"),
+        ratings=sum(row["ratings"] for row in metrics["parties"]) if test else None,
+        rounds=metrics.get("rounds"),
+        rmse=test.get("rmse"),
+        ndcg=test.get("ndcg@20"),
+        bytes=sum(cost["up"] + cost["down"] for cost in costs) if costs else None,
+        epsilon=gradients["composed"]["epsilon"] if spends else None,
+        public=metrics.get("public"),
+    )

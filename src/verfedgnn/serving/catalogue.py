@@ -18,7 +18,6 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.data import TRAIN, PartyData, Ratings
 from verfedgnn.data.ids import StrArray
-from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run import Run
 from verfedgnn.serving.fold_in import FoldedUser, PartyPrior, UserRatings, fit_user_prior, fold_in
 from verfedgnn.serving.ranker import ItemRanker, Rows
@@ -26,7 +25,6 @@ from verfedgnn.serving.split_test import ALONE, FEDERATED, ModelName, SplitTest
 
 Parts = NDArray[np.int8]
 WITHOUT_ALONE = "train with a gate (preset best, or --set gate=true), which also trains every party alone"
-"""What to do about a run without models of the parties alone."""
 CACHED_FILTERS = 256
 """Item filters kept in memory per party, at one byte per item each."""
 NEIGHBOURS = 200
@@ -99,6 +97,11 @@ class PartyCatalogue:
             rows = rows[self._part[rows] == TRAIN]
         return self.table.item[rows].astype(np.int64), self.table.rating[rows]
 
+    def place(self, rating: float) -> float:
+        """Return the position of a rating in the party's scale, from 0 to 1 for ratings within it."""
+        low, high = self.table.scale
+        return (rating - low) / ((high - low) or 1.0)
+
     @cached_property
     def names(self) -> list[str]:
         """Title and id of each item, as they are searched."""
@@ -135,10 +138,8 @@ class ServedModels:
         """Take the models of `run` for these parties; `data` holds their ratings and the parts of these."""
         self.ranks = run.config.ranks
         """Whether they order lists; their scores are then no predicted ratings."""
-        found = {FEDERATED: run.models} | ({} if run.alone is None else {ALONE: run.alone})
-        self.by_name: dict[ModelName, list[PartyModel]] = {
-            name: [models[p].cpu() for p in parties] for name, models in found.items()
-        }
+        models = {FEDERATED: run.models} | ({} if run.alone is None else {ALONE: run.alone})
+        self.by_name = {name: [found[p].cpu() for p in parties] for name, found in models.items()}
         self._data = data
 
     @cached_property
@@ -153,17 +154,12 @@ class ServedModels:
     def fold_in(
         self, name: ModelName, rated: Sequence[UserRatings], parties: Iterable[int]
     ) -> dict[int, FoldedUser]:
-        """Return the position of a user with these ratings at each of `parties`.
-
-        A party whose model was trained alone knows only the ratings at that party.
-        """
+        """Return a user's position at each of `parties`; a model trained alone knows only the ratings at its party."""
         priors = self.priors[name]
         if name == FEDERATED:
             return dict.fromkeys(parties, fold_in(priors, rated, ranks=self.ranks))
-        local = {
-            p: [UserRatings(0, own.items, own.ratings) for own in rated if own.party == p] for p in parties
-        }
-        return {p: fold_in([priors[p]], own, ranks=self.ranks) for p, own in local.items()}
+        own = {p: [UserRatings(0, r.items, r.ratings) for r in rated if r.party == p] for p in parties}
+        return {p: fold_in([priors[p]], ratings, ranks=self.ranks) for p, ratings in own.items()}
 
 
 class Catalogue:

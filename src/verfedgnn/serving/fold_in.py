@@ -1,36 +1,23 @@
 r"""Folding in: a newcomer's position in taste space from their own ratings alone, with the contribution of each rating.
 
-Let :math:`x_u` be a user's vectors at all served parties, concatenated. Let :math:`h_v` be an item's vector, with zeros in the
-columns of the other parties, so that a prediction is :math:`x_u \cdot h_v`. The trained users have a mean and a covariance,
-which are the prior of a newcomer:
+:math:`x_u` are a user's vectors at all served parties, and :math:`h_v` is an item's vector with zeros in the columns of other
+parties, so that a prediction is :math:`x_u \cdot h_v`. Mean and covariance of the trained users are the prior of a newcomer:
 
 .. math::
     x = m + L z, \qquad L L^\top = \mathrm{Cov}(x_u), \qquad z \sim N(0, I)
 
-A rating is a prediction plus an error of variance :math:`\sigma_p^2`, the party's squared error on its validation part. There is
-no hyperparameter to choose:
-
-- Columns in which users do not differ (the 1 beside an item's bias, a party's mean rating) have no variance and keep their value.
-- The user's bias is a direction like any other, and the trained users determine the ridge weights.
-- Vectors that a gate built from several models are correlated, and so are one user's vectors at two parties. A rating at one
-  party therefore informs the predictions at another.
-- What the item weights of a model of lists add is no part of the vectors. It follows from the newcomer's items alone.
-
-For ratings, let :math:`b_i = L^\top h_i`, and let :math:`y_i` be the rating minus the average user's prediction. Then
+There is no hyperparameter to choose. Columns in which users do not differ keep their value. Vectors of one user at two parties are
+correlated, so a rating at one party informs the predictions at another. A rating is a prediction plus an error of variance
+:math:`\sigma_p^2`, the party's squared error on its validation part. With :math:`b_i = L^\top h_i` and :math:`y_i` the rating
+minus the average user's prediction,
 
 .. math::
     z = A^{-1} \sum_i b_i y_i / \sigma_i^2, \qquad A = I + \sum_i b_i b_i^\top / \sigma_i^2
 
-so a prediction is a sum over the user's own ratings,
-:math:`\hat r_j = h_j \cdot m + \sum_i b_j^\top A^{-1} b_i y_i / \sigma_i^2`.
-
-For a model of lists, whose scores are softmax shares of the party's catalogue, z maximises
-:math:`\sum_i \log \mathrm{softmax}_i - |z|^2 / 2` over the liked items, by Newton's method. At the maximum
-:math:`z = \sum_i (b_i - \bar b)`, where :math:`\bar b` is the mean of the catalogue weighted by the shares. This is again a sum
-over the user's own items. The item weights have no part in it: trained vectors were fitted without them, too.
-
-Two items are similar when users who like one also like the other. The similarity is the cosine of :math:`L^\top h_v`, without
-the columns in which items do not differ (how high a user rates in general).
+so a prediction is a sum over the user's own ratings. For a model of lists, whose scores are softmax shares of the party's
+catalogue, z maximises :math:`\sum_i \log \mathrm{softmax}_i - |z|^2 / 2` over the liked items, by Newton's method. At the
+maximum :math:`z = \sum_i (b_i - \bar b)`, where :math:`\bar b` is the mean of the catalogue weighted by the shares. What item
+weights add is no part of the vectors, here as in training.
 """
 
 from __future__ import annotations
@@ -46,7 +33,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.data import Ratings
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.upkeep.item_prior import climb, measure_variance
+from verfedgnn.upkeep.new_items import climb, measure_variance
 
 Matrix = NDArray[np.float32]
 Vector = NDArray[np.float64]
@@ -56,14 +43,11 @@ SAMPLE = 100_000
 
 @dataclass(frozen=True)
 class PartyPrior:
-    """One party's share of the user prior, in a common taste space of R directions."""
+    """One party's share of the user prior in R directions of taste: m_p (C,), L_p (C, R), and the average user's predictions (M,)."""
 
     mean: Vector
-    """Vector of the average user, m_p (C,)."""
     factor: Vector
-    """Factor of the covariance, L_p (C, R)."""
     level: Matrix
-    """Predictions for the average user (M,)."""
     items: Matrix
     """Item directions L_p^T h_v (M, R), without the columns that all items share."""
     common: Matrix
@@ -139,8 +123,7 @@ class FoldedUser:
     z: Vector
     """Position (R,)."""
     pulls: list[Vector]
-    """Contribution of each rating to z, an (n, R) matrix for each `UserRatings`; 0 for what a model of lists does not count
-    as liked."""
+    """Contribution of each rating to z, an (n, R) matrix per `UserRatings`; 0 for what a model of lists does not count as liked."""
 
     def split_score(self, targets: Vector) -> list[Vector]:
         """Return each rating's contribution to the scores of `targets` (T, R), a (T, n) matrix per `UserRatings`."""

@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,18 +33,16 @@ class RankingQuery:
     vector: Tensor
     """User vector h_u (C,)."""
     k: int
-    """Maximum number of items to return."""
     exclude: Rows
-    """Rows of the items the user has already rated."""
+    """Items the user has already rated."""
     allowed: Tensor | None = None
-    """Boolean mask of the items that may be returned; None allows all."""
+    """Mask of the items that may be returned; None allows all."""
     owned: Rows = field(default_factory=lambda: NO_ITEMS)
-    """Rows of the items that score others through the item weights: the user's training ratings, or a newcomer's."""
+    """Items that score others through the item weights: the user's training ratings, or a newcomer's."""
 
 
-@dataclass(frozen=True)
-class RankedItems:
-    """The answer to a `RankingQuery`: at most k items in descending order of score."""
+class RankedItems(NamedTuple):
+    """At most k items in descending order of score."""
 
     rows: list[int]
     scores: list[float]
@@ -66,8 +65,7 @@ class ItemWeights:
 
     def add_scores(self, scores: Tensor, owned: Sequence[Rows]) -> None:
         """Add to `scores` (n, M or more) what the items `owned` by each of n users contribute."""
-        places = [self._place[rows] for rows in owned]
-        places = [place[place >= 0] for place in places]
+        places = [place[place >= 0] for place in (self._place[rows] for rows in owned)]
         counts = np.array([len(place) for place in places])
         if not counts.any():
             return
@@ -107,15 +105,10 @@ class ItemRanker:
         return NO_ITEMS if self.item_weights is None else self.item_weights.find_owned(user)
 
     def rank(self, queries: Sequence[RankingQuery]) -> list[RankedItems]:
-        """Return the answers in the order of `queries`.
-
-        Scores are predicted ratings. For a ranking model they are softmax shares of the items that are not excluded.
-        """
+        """Return the answers: predicted ratings or, of a model of lists, softmax shares of the items that are not excluded."""
         step = max(1, MAX_SCORES // self._columns.shape[1])
-        answers: list[RankedItems] = []
-        for start in range(0, len(queries), step):
-            answers += self._rank(queries[start : start + step])
-        return answers
+        blocks = (self._rank(queries[start : start + step]) for start in range(0, len(queries), step))
+        return [answer for block in blocks for answer in block]
 
     def _rank(self, queries: Sequence[RankingQuery]) -> list[RankedItems]:
         scores = _score_memory(len(queries), self._columns.shape[1])
@@ -136,11 +129,8 @@ class ItemRanker:
         available = (values > -torch.inf).sum(1).tolist()
         if total is not None:
             values = (values - total).exp()
-        ends = [min(query.k, count) for query, count in zip(queries, available, strict=True)]
-        return [
-            RankedItems(r[:end], v[:end])
-            for r, v, end in zip(rows.tolist(), values.tolist(), ends, strict=True)
-        ]
+        answers = zip(queries, rows.tolist(), values.tolist(), available, strict=True)
+        return [RankedItems(r[: min(query.k, end)], v[: min(query.k, end)]) for query, r, v, end in answers]
 
 
 def _score_memory(rows: int, columns: int) -> Tensor:

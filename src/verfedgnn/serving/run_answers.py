@@ -19,7 +19,7 @@ from verfedgnn.data import Ratings
 from verfedgnn.data.ids import id_text
 from verfedgnn.evaluation.verdict import headline, list_points, narrow_lift, party_word
 from verfedgnn.reports.lift_report import TONES
-from verfedgnn.reports.phrases import describe_cost, describe_learnt, describe_served, warn_of_lists
+from verfedgnn.reports.phrases import describe_about, warn_of_lists
 from verfedgnn.reports.run_report import run_document, run_html
 from verfedgnn.runs.run import Recommendation, Recommendations, Run
 from verfedgnn.runs.run_folder import check_outside
@@ -202,11 +202,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
             }
         )
     served = [figures[party["name"]] for party in parties if party["name"] in figures]
-    about = [
-        f"Cost: {describe_cost(metrics)}.",
-        f"Others learn: {describe_learnt(run.config)}".replace("`", ""),
-        f"Served: {describe_served(metrics)}.",
-    ]
+    about = [f"{what}: {text}".replace("`", "") for what, text in describe_about(metrics, run.config).items()]
     return {
         "name": catalogue.name,
         "users": len(run.parties[0].ratings.known_users),

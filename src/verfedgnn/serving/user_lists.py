@@ -1,15 +1,12 @@
 r"""The list of one user: what the models know about the user at each party, one merged list, and why each item is in it.
 
-A model of lists orders the catalogue of one party. Its softmax gives shares of this catalogue alone and says
-nothing about the party, so shares of a small catalogue are large. Items of several parties are therefore
-ordered by
+A model of lists gives shares of one party's catalogue, which are large where the catalogue is small. Items of several parties are
+therefore ordered by
 
 .. math:: P(p, v \mid u) = P(p \mid u) \, P(v \mid p, u), \qquad P(p \mid u) = \frac{n_{up} + a \pi_p}{\sum_q (n_{uq} + a \pi_q)}
 
-- n_up is the number of items that u likes at party p, and pi_p the share of p in the likes of all users;
-- P(v | p, u) is the softmax over the items of p that u has not rated.
-
-For one party P(p | u) is 1. Predicted ratings of parties are compared by their position in the party's scale.
+with n_up the items that u likes at party p, pi_p the share of p in the likes of all users, and P(v | p, u) the softmax over the
+items of p that u has not rated. Predicted ratings of parties are compared by their position in the party's scale.
 """
 
 from __future__ import annotations
@@ -34,6 +31,7 @@ ScoredItem = tuple[int, int, float]
 """Party, row of the item, and unclipped score."""
 Filters = Mapping[str, str]
 NO_FILTERS: Filters = MappingProxyType({})
+Kind = Literal["liked", "popular", "similar", "none"]
 PRIOR_LIKES = 1.0
 """a: as many likes as all users' habit counts for."""
 MOST_REASONS = 2
@@ -42,13 +40,14 @@ CLEAR_LIKE = 0.02
 """Smallest contribution of a liked item that a reason names, to the score of a model of lists."""
 CLEAR_STARS = 0.05
 """Smallest contribution of a liked item that a reason names, in stars."""
+_DESCRIBED = ConfigDict(use_attribute_docstrings=True)
 
 
 @dataclass(frozen=True)
 class Reason(DescribedItem):
     """An item that the user liked and that moved a recommendation up."""
 
-    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+    __pydantic_config__ = _DESCRIBED
     rating: float
     adds: float
     """Contribution of this rating to `taste` and `items`."""
@@ -58,7 +57,7 @@ class Reason(DescribedItem):
 class Explanation:
     """The parts of a score: score = average + habit + taste + items + rest, before the softmax, or before a rating is clipped."""
 
-    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+    __pydantic_config__ = _DESCRIBED
     average: float
     """Score for the average user."""
     habit: float
@@ -71,7 +70,7 @@ class Explanation:
     """Contribution of what the trained model knows beyond the user's own ratings; 0 for a newcomer."""
     average_rank: int
     """Rank of the item for the average user, among the items of the party that the user has not rated and that match the filters."""
-    kind: Literal["liked", "popular", "similar", "none"]
+    kind: Kind
     """Why the item is in the list: liked items moved it up (`because`); the average user would see it, too;
     other customers with a similar taste like it; or nothing of this."""
     because: list[Reason]
@@ -79,7 +78,7 @@ class Explanation:
 
     def in_words(self) -> str:
         """Say why the item is in the list; empty if there is no reason that people would follow."""
-        names = list(dict.fromkeys(each.title or each.item for each in self.because))[:MOST_REASONS]
+        names = list(dict.fromkeys(reason.title or reason.item for reason in self.because))[:MOST_REASONS]
         return {
             "liked": f"liked {' and '.join(names)}",
             "popular": "popular with many customers",
@@ -92,7 +91,7 @@ class Explanation:
 class RecommendedItem(DescribedItem):
     """A recommended item."""
 
-    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+    __pydantic_config__ = _DESCRIBED
     score: float
     """What orders the list; the predicted rating if the run has no lists. Compare it within one list only: it is not calibrated."""
     rating: float | None
@@ -109,18 +108,16 @@ class SimilarItem(DescribedItem):
 
 @dataclass(frozen=True)
 class UserAtParty:
-    """One user as the models of one party see them."""
+    """One user as the models of one party see them: vectors in the model of lists and in that of ratings, items and likes."""
 
     vector: Tensor
-    """Vector in the model that orders lists (C,)."""
+    rating_vector: NDArray[np.float32]
     owned: Rows
-    """Rows of the items that score others through the item weights."""
+    """Items that score others through the item weights."""
     rated: Rows
-    """Rows of the rated items, which are not recommended."""
+    """Rated items, which are not recommended."""
     likes: int
     """Number of items at the party that the user likes."""
-    rating_vector: NDArray[np.float32]
-    """Vector in the model that predicts ratings."""
 
 
 @dataclass(frozen=True)
@@ -173,35 +170,33 @@ class UserProfile:
         else:
             found = user.find_ratings(self.catalogue, [p])
             likes = sum(int((given.ratings >= served.liked_from).sum()) for given in found)
-        return UserAtParty(vector, owned, rated, likes, rating_vector.numpy())
+        return UserAtParty(vector, rating_vector.numpy(), owned, rated, likes)
 
     def _ranker(self, party: int) -> ItemRanker:
         return self.catalogue.rankers[self.user.model][party]
 
     def _place_user(self, served: ServedModels) -> dict[int, Tensor]:
-        r"""Return the user's vector at each party.
+        r"""Return the user's vector at each party. A newcomer is folded in.
 
-        A newcomer is folded in. The trained vector of a user with newer ratings moves by as much as the
-        folded-in position does: :math:`x_u + L (z_\mathrm{new} - z_\mathrm{old})`. So it keeps what training
-        learnt from others.
+        The trained vector of a user with newer ratings keeps what training learnt from others: it moves by as much as the
+        folded-in position does, to :math:`x_u + L (z_\mathrm{new} - z_\mathrm{old})`.
         """
         row, name = self.user.row, self.user.model
         models = served.by_name[name]
         if self.user.trained:
             return {p: models[p].users[row] for p in self.parties}
         priors = served.priors[name]
-        everywhere = range(len(self.catalogue.parties))
 
         def fold(user: ServedUser) -> dict[int, FoldedUser]:
-            rated = user.find_ratings(self.catalogue, everywhere, training=True)
+            rated = user.find_ratings(self.catalogue, range(len(self.catalogue.parties)), training=True)
             return served.fold_in(name, rated, self.parties)
 
         now = fold(self.user)
         if row is None:
             return {p: priors[p].make_vector(now[p].z) for p in self.parties}
         before = fold(ServedUser(row))
-        moved = {p: priors[p].factor @ (now[p].z - before[p].z) for p in self.parties}
-        return {p: models[p].users[row] + torch.from_numpy(moved[p].astype(np.float32)) for p in self.parties}
+        moved = {p: (priors[p].factor @ (now[p].z - before[p].z)).astype(np.float32) for p in self.parties}
+        return {p: models[p].users[row] + torch.from_numpy(moved[p]) for p in self.parties}
 
     def make_queries(self, k: int, filters: Filters) -> list[tuple[ItemRanker, RankingQuery]]:
         """Return the queries for the user's k best items, one per party."""
@@ -223,12 +218,11 @@ class UserProfile:
             for p, weight, items in zip(self.parties, weights, ranked, strict=True)
             for row, score in zip(items.rows, items.scores, strict=True)
         ]
-        places = [
-            score if self.catalogue.ranks else place_in_scale(score, self.catalogue.parties[p].table.scale)
-            for p, _, score in found
-        ]
-        order = sorted(range(len(found)), key=places.__getitem__, reverse=True)
-        return [found[number] for number in order[:k]]
+
+        def place(item: ScoredItem) -> float:
+            return item[2] if self.catalogue.ranks else self.catalogue.parties[item[0]].place(item[2])
+
+        return sorted(found, key=place, reverse=True)[:k]
 
     def describe(
         self, best: Sequence[ScoredItem], why: Sequence[Explanation | None] = ()
@@ -265,9 +259,8 @@ class UserProfile:
     ) -> list[Explanation]:
         """Explain each item of a list by the user's ratings at the parties `visible`, with up to `max_reasons` liked items.
 
-        A reason is given only where it moved the item: the user's ratings add to it, they place it above its
-        rank for the average user, and each named item adds clearly. `average`, `habit` and `taste` come from
-        folding in (`fold_in.py`).
+        A reason is given only where it moved the item: the user's ratings add to it, they place it above its rank for the
+        average user, and each named item adds clearly. `average`, `habit` and `taste` come from folding in (`fold_in.py`).
         """
         catalogue = self.catalogue
         rated = self.user.find_ratings(catalogue, visible, training=True)
@@ -301,12 +294,12 @@ class UserProfile:
             # someone without ratings here may be known elsewhere
             moved = rank > places[p] and (taste + items > 0 if mine else joint and rest > 0)
             because = self._name_reasons(adds, mine, max_reasons) if moved else []
-            kind: Literal["liked", "popular", "similar", "none"] = "none"
+            kind: Kind = "none"
             if because:
                 kind = "liked"
             elif rank <= len(best):
                 kind = "popular"
-            elif moved and (stars is None or place_in_scale(stars, catalogue.parties[p].table.scale) >= 0.5):
+            elif moved and (stars is None or catalogue.parties[p].place(stars) >= 0.5):
                 kind = "similar"
             explanations.append(Explanation(average, habit, taste, items, rest, rank, kind, because))
         return explanations
@@ -342,12 +335,6 @@ def weigh_parties(likes: ArrayLike, totals: ArrayLike) -> NDArray[np.float64]:
     return weights
 
 
-def place_in_scale(rating: float, scale: tuple[float, float]) -> float:
-    """Return the position of a rating in its scale, from 0 to 1 for ratings within it."""
-    low, high = scale
-    return (rating - low) / ((high - low) or 1.0)
-
-
 def find_user(
     catalogue: Catalogue, user: str | None, newer: Sequence[UserRatings] = (), model: ModelName | None = None
 ) -> ServedUser:
@@ -372,10 +359,10 @@ def make_lists(
 def find_similar(
     catalogue: Catalogue, party: int, item: int, parties: Sequence[int], k: int, filters: Filters = NO_FILTERS
 ) -> list[SimilarItem]:
-    """Return the k items most similar to `item`, by the cosine of item directions in taste space.
+    """Return the k items most similar to `item`: users who like one also like the other.
 
-    The directions are those of the model that orders lists. A party that mixes only popularity and item
-    weights into its lists has none, so the directions of the predicted ratings are used instead.
+    The similarity is the cosine of item directions, those of the model that orders lists. A party that mixes only popularity
+    and item weights into its lists has none, so the directions of the predicted ratings are used instead.
     """
     priors = catalogue.lists.priors[FEDERATED]
     if catalogue.predicts and not priors[party].items[item].any():

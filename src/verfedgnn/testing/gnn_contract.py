@@ -26,14 +26,12 @@ USERS = 14
 ITEMS = 9
 OPEN = {
     "unprotected": ["degrees", "projection"],
-    "optimizer": "sgd",
     "lr": 1e-4,
     "exchange": 0,
     "estimators": False,
     "mechanism": "none",
     "gradients.clip": None,
     "batch": 0,
-    "init_std": 0.3,
     "epochs": 9,
     "evaluate_every": 1,
 }
@@ -135,7 +133,6 @@ class GNNContract:
             others=torch.stack(drawn.others),
             batch=Batch(pairs),
         )
-        assert found.public_gradient is not None
         parameters = {**drawn.public, **drawn.private}
         for name, gradient in {**model.views(found.public_gradient), **found.private_gradients}.items():
             direction = torch.from_numpy(rng.normal(size=tuple(gradient.shape)))

@@ -34,11 +34,6 @@ class TrainingCost:
     bytes: float
     """Bytes of all parties, in both directions."""
 
-    def of_rounds(self, rounds: int) -> TrainingCost:
-        """Return the cost of a training of fewer rounds."""
-        share = rounds / self.rounds
-        return TrainingCost(rounds, share * self.seconds, share * self.bytes)
-
 
 @dataclass(frozen=True)
 class CostForecast:
@@ -81,7 +76,10 @@ def forecast(parties: Sequence[PartyData], config: Config, *, device: str = "cpu
         final = config.for_final()
         for name in list(federated):
             whole = final.for_lists() if name == "lists" and not final.ranks else final
-            federated[f"{name}, all ratings"] = federated[name].of_rounds(whole.training.epochs)
+            rounds, judged = whole.training.epochs, federated[name]
+            share = rounds / judged.rounds
+            repeated = TrainingCost(rounds, share * judged.seconds, share * judged.bytes)
+            federated[f"{name}, all ratings"] = repeated
     return CostForecast(federated, alone)
 
 

@@ -25,9 +25,11 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import read_history, write_history
-from verfedgnn.training.finished import resume_hint
 from verfedgnn.training.local_runtime import local_federation
-from verfedgnn.training.progress import Progress, Stop, Watcher, never
+from verfedgnn.training.progress import Progress, Stop, Watcher, never, resume_hint
+
+CHECKPOINT_SECONDS = 60.0
+"""Time between two checkpoints. A training that is stopped or done writes one, too."""
 
 
 class TrainingLoop:
@@ -49,6 +51,8 @@ class TrainingLoop:
         self.runtime = local_federation(inputs, config, device_of(prepared), party=party, start=start)
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
+        self.saved = time.monotonic()
+        """Time of the last checkpoint."""
         self.releases = {
             name: Counter({"gradients": 0, "neighbourhoods": 0}) for name in self.coordinator.names
         }
@@ -83,9 +87,8 @@ class TrainingLoop:
                 watch(self._progress(closed.round, error))
             done = coordinator.done
             stopping = not done and stop()
-            if self.folder is not None and (
-                stopping or done or closed.round % self.config.training.checkpoint_every == 0
-            ):
+            due = time.monotonic() - self.saved >= CHECKPOINT_SECONDS
+            if self.folder is not None and (stopping or done or due):
                 self.write_checkpoint()
             if stopping:
                 raise Interrupted(
@@ -98,8 +101,9 @@ class TrainingLoop:
 
     def _progress(self, round: int, error: float | None) -> Progress:
         judged = self.config.judged
+        name = "lists" if self.config.ranks else "federation"
         return Progress(
-            label=training_label(self.config),
+            label=f"{name}, all ratings" if self.config.split.kind == "all" else name,
             round=round,
             rounds=self.coordinator.rounds,
             valid=None if error is None else judged(error),
@@ -152,6 +156,7 @@ class TrainingLoop:
             "releases": {name: dict(counts) for name, counts in self.releases.items()},
         }
         self._checkpoints.write(self.coordinator.round, join_states(states), values)
+        self.saved = time.monotonic()
 
     def _restore(self, folder: Path) -> None:
         """Begin in a folder, or restore the last checkpoint that it holds."""
@@ -176,12 +181,6 @@ class TrainingLoop:
 
     def _files(self) -> list[str]:
         return safe_names([p.party for p in self.prepared])
-
-
-def training_label(config: Config) -> str:
-    """Return the name of a training in progress reports."""
-    name = "lists" if config.ranks else "federation"
-    return f"{name}, all ratings" if config.split.kind == "all" else name
 
 
 def device_of(prepared: Sequence[Prepared]) -> torch.device:

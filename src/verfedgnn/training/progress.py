@@ -1,9 +1,12 @@
-"""Progress reports of a running training, and the functions that receive them or stop it."""
+"""Progress reports of a running training, the functions that receive them or stop it, and how to go on after a stop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+from verfedgnn.core.option_names import option, resume_words
 
 
 @dataclass(frozen=True)
@@ -32,3 +35,10 @@ Stop = Callable[[], bool]
 def never() -> bool:
     """Return False: never stop early."""
     return False
+
+
+def resume_hint(folder: Path | None) -> str:
+    """Return a hint on how to resume an interrupted training."""
+    if folder is None:
+        return f"nothing is kept; pass {option('out')} to be able to resume"
+    return f"resume with {resume_words(folder)}"

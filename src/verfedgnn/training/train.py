@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from verfedgnn.runs.prepared_data import Prepared, choose_config, leave_out_twin
 from verfedgnn.runs.run import Run, begin_folder, describe_code_change
 from verfedgnn.runs.run_before import read_before, recorded_before, write_before
 from verfedgnn.runs.run_folder import FINAL, FORGOTTEN, LISTS, empty_run, holds_run
-from verfedgnn.training.finished import make_run
+from verfedgnn.training.gate import make_run
 from verfedgnn.training.loop import TrainingLoop, usable_device
 from verfedgnn.training.own_models import all_like
 from verfedgnn.training.progress import Progress, Stop, Watcher, never
@@ -74,9 +74,8 @@ def train(
     prepared = prepare(parties, config, usable_device(device), parts)
     if config.split.kind == "random" and parts is None:
         prepared = leave_out_twins(prepared, config)
-    training = Training(prepared, config, folder, party)
     if folder is None:
-        return training.run(watch, stop, before)
+        return _train_and_judge(prepared, config, None, before, watch, stop, party)
     with lock_folder(folder):
         if replaced:
             empty_run(folder)
@@ -84,8 +83,8 @@ def train(
             write_before(folder, before)
         if forgotten.hashes:
             forgotten.write(folder / FORGOTTEN)
-        begin_folder(folder, config, parties, [each.parts for each in training.prepared])
-        return training.run(watch, stop, before)
+        begin_folder(folder, config, parties, [data.parts for data in prepared])
+        return _train_and_judge(prepared, config, folder, before, watch, stop)
 
 
 def resume(
@@ -144,8 +143,8 @@ def _resume(folder: Path, *, device: str | torch.device, watch: Watcher | None, 
             f"{folder} was begun with {other}; install the earlier version to resume, or train again with {option('overwrite', True)}"
         )
     parties, parts = read_party_tables(folder / "parties")
-    training = Training(prepare(parties, config, usable_device(device), parts), config, folder)
-    return training.run(watch, stop, recorded_before(folder))
+    prepared = prepare(parties, config, usable_device(device), parts)
+    return _train_and_judge(prepared, config, folder, recorded_before(folder), watch, stop)
 
 
 def _leave_out(
@@ -162,49 +161,46 @@ def _leave_out(
     return [PartyData(party.name, table) for party, table in zip(parties, tables, strict=True)], parts
 
 
-@dataclass(frozen=True)
-class Training:
-    """The trainings of one run: the judged one, of ratings and of lists, and the one on all ratings."""
+def _train_and_judge(
+    prepared: Sequence[Prepared],
+    config: Config,
+    folder: Path | None,
+    before: dict[str, Any] | None,
+    watch: Watcher | None,
+    stop: Stop,
+    party: type[Party] = Party,
+) -> Run:
+    """Train and judge, then train on all ratings what is served, and return the run with its metrics.
 
-    prepared: Sequence[Prepared]
-    config: Config
-    folder: Path | None
-    party: type[Party] = Party
+    Trainings that have begun in the folder continue from their checkpoints.
+    """
+    judged = _train(prepared, config, folder, [None, None], watch, stop, party)
+    final: list[Trained] = []
+    if config.trains_final and config.model.solved:
+        whole = [data.with_everything(config) for data in prepared]
+        inside = None if folder is None else folder / FINAL
+        starts = [result.public for result in judged]
+        final = _train(whole, config.for_final(), inside, starts, watch, stop, party)
+    return make_run(prepared, config, judged, final, folder=folder, before=before, watch=watch, stop=stop)
 
-    def run(self, watch: Watcher | None, stop: Stop, before: dict[str, Any] | None) -> Run:
-        """Train and judge, then train on all ratings what is served, and return the run with its metrics.
 
-        Trainings that have begun in the folder continue from their checkpoints.
-        """
-        judged = self._train(watch, stop, [None, None])
-        final: list[Trained] = []
-        if self.config.trains_final and self.config.model.solved:
-            folder = None if self.folder is None else self.folder / FINAL
-            whole = [each.with_everything(self.config) for each in self.prepared]
-            everything = Training(whole, self.config.for_final(), folder, self.party)
-            final = everything._train(watch, stop, [each.public for each in judged])
-        return make_run(
-            self.prepared,
-            self.config,
-            judged,
-            final,
-            folder=self.folder,
-            before=before,
-            watch=watch,
-            stop=stop,
-        )
-
-    def _train(self, watch: Watcher | None, stop: Stop, starts: Sequence[Tensor | None]) -> list[Trained]:
-        """Run the configured training and, if the configuration asks for it and there are likes, one for lists."""
-        trainings = [(self.config, self.folder)]
-        if len(starts) > 1 and self.config.federates_lists and all_like(self.prepared):
-            own = None if self.folder is None else self.folder / LISTS
-            trainings.append((self.config.for_lists(), own))
-        loops = [
-            TrainingLoop(self.prepared, config, folder=folder, party=self.party, start=start)
-            for (config, folder), start in zip(trainings, starts, strict=False)
-        ]
-        return [loop.run(watch, stop) for loop in loops]
+def _train(
+    prepared: Sequence[Prepared],
+    config: Config,
+    folder: Path | None,
+    starts: Sequence[Tensor | None],
+    watch: Watcher | None,
+    stop: Stop,
+    party: type[Party],
+) -> list[Trained]:
+    """Run the configured training and, if the configuration asks for it and there are likes, one for lists."""
+    trainings = [(config, folder)]
+    if len(starts) > 1 and config.federates_lists and all_like(prepared):
+        trainings.append((config.for_lists(), None if folder is None else folder / LISTS))
+    return [
+        TrainingLoop(prepared, config, folder=folder, party=party, start=start).run(watch, stop)
+        for (config, folder), start in zip(trainings, starts, strict=False)
+    ]
 
 
 def compare_partners(run: Run, *, watch: Watcher | None = None, stop: Stop = never) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@
    before the gate, checkpoints, reports.
 2. Items that were added after the training lose the users' ratings, and their vectors are estimated again. Forgotten ones go.
 3. In every model, forgotten users get the vector of the average user, and the items that they rated are estimated again from the other
-   users' ratings (`item_prior.py`). EASE loses the users' items. Rows of forgotten items go from the models of their party; users'
+   users' ratings (`new_items.py`). EASE loses the users' items. Rows of forgotten items go from the models of their party; users'
    vectors stay, since they are public and only a training can change them.
 4. The tables lose the ratings and the ids.
 5. The record says what was done and what remains, and the journal is removed.
@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,12 +38,11 @@ from verfedgnn.data.ratings import format_count
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
 from verfedgnn.runs.forget_record import append_record, hash_ids, is_federated, note_forgotten
-from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.party_model import PartyModel, read_model, write_model
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
-from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
+from verfedgnn.runs.run import Run, read_run_config, write_json
 from verfedgnn.runs.run_folder import FINAL, FORGET_JOURNAL, LAST_RELEASE, REPORT, TRAININGS
-from verfedgnn.upkeep.item_prior import absorb_item_scores, fit_item_prior, user_items
-from verfedgnn.upkeep.new_items import NewItems
+from verfedgnn.upkeep.new_items import NewItems, absorb_item_scores, fit_item_prior, user_items
 
 Rows = NDArray[np.int64]
 Tables = tuple[list[PartyData], list[NDArray[np.int8]]]
@@ -69,44 +67,33 @@ class Journal:
     """Number of items of the party in training, before some are removed."""
 
 
-def forget_users(folder: Path, users: Sequence[str]) -> dict[str, Any]:
+def forget_users(folder: Path, users: Sequence[str]) -> dict[str, Any] | None:
     """Remove users from the finished run in `folder` and return the record; finish an interrupted request first."""
-    return _forget(folder, partial(_plan_users, folder, users))
+    return finish_forgetting(folder, partial(_plan_users, folder, users))
 
 
-def forget_items(folder: Path, items: Sequence[str], party: str | None = None) -> dict[str, Any]:
+def forget_items(folder: Path, items: Sequence[str], party: str | None = None) -> dict[str, Any] | None:
     """Remove items of one party from the finished run in `folder` and return the record; finish an interrupted request first.
 
     `party` is needed if several parties have items with these ids.
     """
-    return _forget(folder, partial(_plan_items, folder, items, party))
+    return finish_forgetting(folder, partial(_plan_items, folder, items, party))
 
 
-def _forget(folder: Path, plan: Callable[[], Journal]) -> dict[str, Any]:
-    with _open_run(folder):
-        _finish(folder)
-        with writing(folder):
-            write_json(folder / FORGET_JOURNAL, asdict(plan()))
-        record = _finish(folder)
-    assert record is not None
-    return record
-
-
-def finish_forgetting(folder: Path) -> dict[str, Any] | None:
-    """Carry out the journal of an interrupted request in `folder` and return the record; None if there is no journal."""
-    with _open_run(folder):
-        return _finish(folder)
-
-
-@contextmanager
-def _open_run(folder: Path) -> Iterator[None]:
+def finish_forgetting(folder: Path, plan: Callable[[], Journal] | None = None) -> dict[str, Any] | None:
+    """Carry out the journal of an interrupted request in `folder`, then that of `plan`; return the last record, None without one."""
     read_run_config(folder)  # raises if there is no run, before a lock creates the folder
     if not (folder / "metrics.json").is_file():
         raise RunError(
             f"{folder} is not finished and still holds every user; finish its training and forget then, or delete the folder"
         )
     with lock_folder(folder):
-        yield
+        record = _finish(folder)
+        if plan is not None:
+            with writing(folder):
+                write_json(folder / FORGET_JOURNAL, asdict(plan()))
+            record = _finish(folder)
+    return record
 
 
 def _plan_users(folder: Path, users: Sequence[str]) -> Journal:
@@ -188,16 +175,9 @@ def _describe(journal: Journal, federated: bool) -> dict[str, Any]:
     entry = {"users": journal.who, "ratings": journal.ratings}
     if journal.ids:
         remains = [f"the users' vectors were trained with the ratings of these items, {UNTIL}"]
-        if federated:
-            remains.append(
-                "sums that the other members received before; they did not learn which items there are"
-            )
-        return entry | {
-            "users": [],
-            "items": journal.who,
-            "items_estimated_again": {},
-            "remains": remains,
-        }
+        shared = "sums that the other members received before; they did not learn which items there are"
+        entry |= {"users": [], "items": journal.who, "items_estimated_again": {}}
+        return entry | {"remains": remains + [shared] * federated}
     remains = [
         f"the other users' vectors were trained together with these users, {UNTIL}",
         f"weights between items (EASE) and the mixture of the gate are sums over all users, {UNTIL}",
@@ -280,13 +260,9 @@ def _rewrite_models(
     """Replace the parties' models of a training, federated and alone, by changed ones."""
     ranks = load_config(place / "config.toml").ranks
     for file, party, part in zip(safe_names(parties), parties, parts, strict=True):
-        for path in (
-            place / "model" / f"{file}.safetensors",
-            place / "model" / "alone" / f"{file}.safetensors",
-        ):
+        for path in (place / "model" / f"{file}.safetensors", place / "model/alone" / f"{file}.safetensors"):
             if file in journal.items and path.is_file():
-                arrays = {key: torch.from_numpy(value) for key, value in read_arrays(path).items()}
-                model = PartyModel.from_arrays(arrays)
+                model = read_model(path)
                 if journal.ids:
                     changed = _cut_model(model, _staying(journal, file))
                 else:

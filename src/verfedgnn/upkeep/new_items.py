@@ -1,16 +1,55 @@
-"""Items that come after a training: a vector from their first ratings, at the party, without the federation."""
+r"""Items that come after a training: a vector from their first ratings, at the party, without the federation.
+
+A served prediction is :math:`x_u \cdot h_v`, whether the vectors come from one model or from the gate's mixture of several
+(`training/stacks.py`). The party's trained items have a mean and a covariance,
+
+.. math::
+    h = m + F z, \qquad F F^\top = \mathrm{Cov}(h_v), \qquad z \sim N(0, I)
+
+and a new item gets the most probable :math:`z` given its ratings, while all users stay as they are. For ratings, with
+:math:`a_u = F^\top x_u` and the party's squared error :math:`\sigma^2` on its validation part,
+
+.. math::
+    z = \Big(I + \sum_u a_u a_u^\top / \sigma^2\Big)^{-1} \sum_u a_u (r_u - x_u \cdot m) / \sigma^2 .
+
+An item with n ratings counts with weight n for ratings: a new rating is more often one of a popular item, and those are rated
+higher. Without ratings, a prediction is therefore the user's mean over ratings. For lists all items count alike.
+
+Columns in which items do not differ (the 1 beside a user's bias) keep their value. Columns of several models are correlated, so
+one regression gives all parts of a mixture: the item's mean, and its vectors in the party's own model and in the federated one.
+
+For a model of lists, z maximises the likelihood of the item's likes. Users come with the weights
+:math:`w_u = n_u / Z_u`, where :math:`n_u` counts the user's likes in training and :math:`Z_u = \sum_j e^{s_{uj}}` runs over the
+trained items. The first like says who likes the item. The others also say how popular it is, if the item has been on offer for a
+known share :math:`\tau` of the training period since then:
+
+.. math::
+    \sum_{u \text{ likes}} x_u \cdot h - \log W(h) - \tau W(h) - |z|^2 / 2, \qquad W(h) = \sum_u w_u e^{x_u \cdot h} .
+
+Without times, :math:`\tau` is unknown. All n likes then say only who likes the item, :math:`- n \log W(h)`, and its popularity
+comes from the prior.
+
+Weights between items (EASE) do not exist for a new item. Each trained item's share of them is therefore added to its vector first,
+by least squares over the users, so that the prior covers it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse
+import torch
+from numpy.typing import NDArray
 
 from verfedgnn.core.errors import ConfigError, DataError, RunError
+from verfedgnn.core.item_item import ItemScores
+from verfedgnn.core.pairs import upper_quarter
+from verfedgnn.data import TRAIN, VALID
 from verfedgnn.data.ids import find_positions
 from verfedgnn.data.rating_reader import read_table
 from verfedgnn.data.ratings import Ratings
@@ -25,10 +64,197 @@ from verfedgnn.runs.added_items import (
     rewrite_added,
 )
 from verfedgnn.runs.forget_record import ForgottenUsers, is_federated
+from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_folder import FORGOTTEN
-from verfedgnn.upkeep.item_prior import ItemPrior, fit_item_prior
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+SAMPLE = 4096
+"""Most users over which the sum in the likelihood of lists runs."""
+NEWTON_STEPS = 30
+
+
+@dataclass(frozen=True)
+class ItemDistribution:
+    """A normal distribution of item vectors, h = mean + factor z."""
+
+    mean: Floats
+    """m (C,)."""
+    factor: Floats
+    """F (C, R), without directions in which items do not differ."""
+
+
+@dataclass(frozen=True)
+class UserActivity:
+    """A sample of users and the logarithm of the weight w_u of each, scaled up to all users."""
+
+    rows: Rows
+    log_weight: Floats
+
+
+@dataclass(frozen=True)
+class ItemPrior:
+    """What a party's trained model says about an item that it has not seen."""
+
+    users: NDArray[np.float32]
+    """Vectors of all users (N, C)."""
+    items: ItemDistribution
+    variance: float
+    """Squared error of a predicted rating; not used by a model of lists."""
+    liked_from: float
+    """Lowest rating that a model of lists counts as liked."""
+    activity: UserActivity | None
+    """None for a model of ratings."""
+
+    def estimate(
+        self,
+        users: Rows,
+        ratings: NDArray[np.float32],
+        *,
+        exposure: float | None = None,
+    ) -> NDArray[np.float32]:
+        """Return the vector (C,) of an item that these users rated; without ratings, the mean of the distribution.
+
+        `exposure` is the time since the item's first rating, as a share of the training period; only a model of lists uses it.
+        """
+        prior = self.items
+        if self.activity is None:
+            z = self._fit_ratings(prior, users, ratings)
+        else:
+            z = self._fit_likes(prior, self.activity, users[ratings >= self.liked_from], exposure)
+        return (prior.mean + prior.factor @ z).astype(np.float32)
+
+    def _fit_ratings(self, prior: ItemDistribution, users: Rows, ratings: NDArray[np.float32]) -> Floats:
+        vectors = self.users[users].astype(np.float64)
+        slopes = vectors @ prior.factor
+        left = ratings - vectors @ prior.mean
+        matrix = np.eye(slopes.shape[1]) + slopes.T @ slopes / self.variance
+        return np.linalg.solve(matrix, slopes.T @ left / self.variance).astype(np.float64)
+
+    def _fit_likes(
+        self, prior: ItemDistribution, activity: UserActivity, likes: Rows, exposure: float | None
+    ) -> Floats:
+        size = prior.factor.shape[1]
+        if not len(likes) or not size:
+            return np.zeros(size)
+        every = self.users[activity.rows].astype(np.float64)
+        slopes = every @ prior.factor
+        level = every @ prior.mean + activity.log_weight
+        wanted = (self.users[likes].astype(np.float64) @ prior.factor).sum(0)
+
+        def derivatives(z: Floats) -> tuple[Floats, Floats]:
+            scores = level + slopes @ z
+            highest = scores.max()
+            share = np.exp(scores - highest)
+            total = share.sum()
+            share /= total
+            centre = share @ slopes
+            second = (slopes * share[:, None]).T @ slopes
+            count = float(len(likes)) if exposure is None else 1.0
+            expected = 0.0 if exposure is None else exposure * float(np.exp(min(highest, 50.0)) * total)
+            slope = wanted - (count + expected) * centre - z
+            return slope, np.eye(size) + (count + expected) * second - count * np.outer(centre, centre)
+
+        return climb(derivatives, size)
+
+
+def climb(derivatives: Callable[[Floats], tuple[Floats, Floats]], size: int) -> Floats:
+    """Return the maximum of a concave function of z (R,) by Newton's method, from its slope (R,) and negative curvature (R, R).
+
+    Long steps are shortened so that no typical score jumps by more than a few units.
+    """
+    z = np.zeros(size)
+    for _ in range(NEWTON_STEPS):
+        slope, curve = derivatives(z)
+        step = np.linalg.solve(curve, slope)
+        z = z + step * min(1.0, 3.0 / max(float(np.linalg.norm(step)), 1e-9))
+        if float(np.abs(step).max(initial=0.0)) < 1e-4:
+            break
+    return z
+
+
+def fit_item_prior(model: PartyModel, table: Ratings, part: NDArray[np.int8], *, ranks: bool) -> ItemPrior:
+    """Return the prior of a party's new items, from its trained items; `ranks` tells models of lists from those of ratings."""
+    users = model.users.numpy()
+    vectors = absorb_item_scores(model)
+    train = part == TRAIN
+    counts = np.bincount(table.item[train], minlength=table.n_items)[: len(vectors)]
+    rated = counts > 0
+    weights = (rated if ranks else counts).astype(np.float64)
+    items = fit_distribution(vectors, weights if rated.any() else np.ones(len(vectors)))
+    activity = _measure_activity(model, table, train) if ranks else None
+    return ItemPrior(
+        users,
+        items,
+        1.0 if ranks else measure_variance(model, table, part),
+        upper_quarter(table.scale),
+        activity,
+    )
+
+
+def fit_distribution(vectors: Floats, weights: Floats) -> ItemDistribution:
+    """Return the weighted mean and covariance of vectors (M, C); columns without variance stay constant."""
+    share = weights / weights.sum()
+    mean = share @ vectors
+    deviations = vectors - mean
+    values, basis = np.linalg.eigh((deviations * share[:, None]).T @ deviations)
+    kept = values > 1e-9 * max(values.max(initial=0.0), 1e-12)
+    return ItemDistribution(mean, basis[:, kept] * np.sqrt(values[kept]))
+
+
+def absorb_item_scores(model: PartyModel) -> Floats:
+    """Return the item vectors (M, C) plus the best linear substitute of the weights between items (EASE)."""
+    items = model.items.double().numpy()
+    if model.item_scores is None or not items.shape[1]:
+        return items
+    own = model.item_scores
+    users = model.users.double().numpy()
+    gram = users.T @ users
+    gram[np.diag_indices_from(gram)] += 1e-6 * np.trace(gram) / len(gram)
+    history = user_items(own, len(users))
+    sums = (history.T @ users).T @ own.weights.double().numpy()
+    found = items.copy()
+    found[own.kept.numpy()] += np.linalg.solve(gram, sums).T
+    return found
+
+
+def user_items(scores: ItemScores, users: int) -> scipy.sparse.csr_matrix:
+    """Return the items that each user has (N, k), as EASE stores them."""
+    places = scores.history.numpy()
+    return scipy.sparse.csr_matrix(
+        (np.ones(len(places)), places, scores.pointers.numpy()), shape=(users, len(scores.kept))
+    )
+
+
+def _measure_activity(model: PartyModel, table: Ratings, train: NDArray[np.bool_]) -> UserActivity:
+    liked = train & (table.rating >= upper_quarter(table.scale))
+    likes = np.bincount(table.user[liked], minlength=table.n_users)
+    active = np.flatnonzero(likes)
+    every = max(1, -(-len(active) // SAMPLE))
+    active = active[::every]
+    totals = [
+        torch.logsumexp(model.score(torch.from_numpy(block)), 1).double().numpy()
+        for block in _blocks(active, 512)
+    ]
+    return UserActivity(active, np.log(every * likes[active]) - np.concatenate(totals or [np.empty(0)]))
+
+
+def _blocks(rows: Rows, size: int) -> Sequence[Rows]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def measure_variance(model: PartyModel, table: Ratings, part: NDArray[np.int8]) -> float:
+    """Return the squared error of a model on the validation part, or on all ratings if that is empty."""
+    chosen = part == VALID if (part == VALID).any() else np.ones(len(part), bool)
+    if not chosen.any():
+        return 1.0
+    predicted = model.predict_rows(torch.from_numpy(table.user[chosen]), torch.from_numpy(table.item[chosen]))
+    return max(float((predicted - torch.from_numpy(table.rating[chosen])).square().mean()), 1e-6)
+
+
+# -- new items of a run ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,8 @@ All trainings are kept in one JSON file, from which the table is made.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
-import os
 import statistics
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -22,57 +18,16 @@ import torch
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, Interrupted
-from verfedgnn.data import PartyData, read_parties
 from verfedgnn.evaluation.verdict import judged_tables
 from verfedgnn.runs.metrics_file import describe_environment
 from verfedgnn.runs.run import Run
 from verfedgnn.training.progress import Watcher
 from verfedgnn.training.train import train
 from verfedgnn_research.experiments.result_tables import markdown, mean_std, write_text
-from verfedgnn_research.experiments.training_cell import commit
-from verfedgnn_research.names import CASES
+from verfedgnn_research.experiments.training_cell import commit, read_case
 
-CIAO = ("1", "10", "3", "2")
-"""Categories of Ciao that stand for organisations, those with most ratings."""
 HEADER = ("data", "seeds", "RMSE", "rounds", "NDCG@20", "rounds of lists", "MB a party", "CPU seconds")
 Record = dict[str, Any]
-
-
-def read_case(name: str, seed: int, parties: int | None = None) -> list[PartyData]:
-    """Read a data set as the parties that it is divided among; `parties` is their number where `seed` divides it."""
-    if name not in CASES:
-        return read_parties([name], parties=parties, seed=seed)
-    folder = Path(os.environ.get("VERFEDGNN_DATA", ""))
-    if not folder.name:
-        raise ConfigError(f"{name} is read from the folder VERFEDGNN_DATA, which is not set; name the folder")
-    if name == "genre":
-        return read_parties(["ml-1m"], parties=3, seed=seed, by="genre")
-    if name == "amazon":
-        shops = folder / "amazon-books-movies-dense"
-        files = {shop: shops / f"Amazon-{shop.title()}-Dense.inter" for shop in ("books", "movies")}
-        return read_parties(files, duplicates="first")
-    with tempfile.TemporaryDirectory() as made:
-        return read_parties(
-            _divide_ciao(folder / "ciao" / "ratings.csv.gz", Path(made)),
-            users="all" if name == "ciao-all" else "any",
-        )
-
-
-def _divide_ciao(source: Path, folder: Path) -> dict[str, Path]:
-    """Write one file per category; ids of items get the category as a prefix, because some are in two."""
-    rows: dict[str, dict[tuple[str, str], tuple[str, str]]] = {category: {} for category in CIAO}
-    with gzip.open(source, "rt") as file:
-        for row in csv.DictReader(file):
-            if row["category"] in rows and float(row["rating"]) > 0:
-                rows[row["category"]].setdefault((row["user"], row["item"]), (row["rating"], row["time"]))
-    files = {}
-    for category, ratings in rows.items():
-        lines = [
-            f"{user},{category}-{item},{stars},{time}\n" for (user, item), (stars, time) in ratings.items()
-        ]
-        files[f"category-{category}"] = folder / f"{category}.csv"
-        files[f"category-{category}"].write_text("user,item,rating,time\n" + "".join(lines))
-    return files
 
 
 def measure(
@@ -92,6 +47,9 @@ def measure(
         **_key(name, config, parties),
         "cpu_seconds": round(time.process_time() - began, 2),
         "parties": len(data),
+        "users": data[0].ratings.n_users,
+        "items": sum(party.ratings.n_items for party in data),
+        "all_ratings": sum(len(party.ratings) for party in data),
         "commit": commit(),
         "environment": describe_environment(torch.device(device)),
         "ratings": _figures(run.judged),

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 METHODS = (
+    "popularity",
     "bias",
+    "itemknn",
+    "itemknn-alone",
+    "ease",
+    "ease-alone",
+    "ials",
+    "ials-alone",
+    "pipeline",
+    "pipeline-alone",
     "mf",
     "biased-mf",
     "central",
@@ -30,6 +39,6 @@ EXPERIMENTS = (
     "figure5",
 )
 """Names of methods and experiments. A test compares them with the modules that define them."""
-CASES = ("amazon", "ciao-all", "ciao-any", "genre")
-"""Data sets of `bench` that are divided among parties in a fixed way: two shops, categories of Ciao with the users of all or of
-any, and the genres of ML-1M."""
+CASES = ("amazon", "ciao-all", "ciao-any", "douban", "genre", "sport-cloth")
+"""Data sets of `bench` and `compare` that are divided among parties in a fixed way: two shops, categories of Ciao with the users of
+all or of any, books and music, the genres of ML-1M, and two shops without ratings."""

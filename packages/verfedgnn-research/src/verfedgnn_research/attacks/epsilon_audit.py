@@ -27,6 +27,7 @@ from scipy.stats import beta, norm
 from verfedgnn.config import Config
 from verfedgnn.data import TRAIN, VALID, PartyData, make_ratings
 from verfedgnn.privacy.rating_dp import rating_epsilon
+from verfedgnn.privacy.release_events import DELTA
 from verfedgnn_research.attacks.overlap_attack import Listener
 from verfedgnn_research.attacks.recording import record_federation
 
@@ -84,9 +85,8 @@ def audit_epsilon(
             strict=True,
         )
     )
-    delta = config.gradients.delta
     return [
-        _bound(features[name][:, chosen], features["none"][:, chosen], name, channel, delta, error)
+        _bound(features[name][:, chosen], features["none"][:, chosen], name, channel, DELTA, error)
         for name in WORLDS
         for channel, chosen in columns.items()
     ]
@@ -96,7 +96,7 @@ def claimed_epsilon(config: Config) -> float:
     """Return the epsilon that a whole training promises."""
     rounds = config.training.epochs
     validations = -(-rounds // (config.training.evaluate_every or 1))
-    return rating_epsilon(config, rounds=rounds, validations=validations, delta=config.gradients.delta)
+    return rating_epsilon(config, rounds=rounds, validations=validations)
 
 
 def lower_bound(hits: int, false_alarms: int, count: int, delta: float, error: float) -> tuple[float, float]:

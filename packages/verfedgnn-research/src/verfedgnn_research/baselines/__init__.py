@@ -11,6 +11,17 @@ from verfedgnn_research.baselines.fedsage import FedSage, FedSagePlus
 from verfedgnn_research.baselines.matrix_factorization import MF, BiasedMF
 from verfedgnn_research.baselines.means_baseline import Bias
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
+from verfedgnn_research.baselines.simple_methods import (
+    EASE,
+    IALS,
+    EASEAlone,
+    IALSAlone,
+    ItemKNN,
+    ItemKNNAlone,
+    Pipeline,
+    PipelineAlone,
+    Popularity,
+)
 from verfedgnn_research.baselines.verfedgnn_method import (
     VerFedGNN,
     VerFedGNNBest,
@@ -21,7 +32,16 @@ from verfedgnn_research.baselines.verfedgnn_method import (
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
+        Popularity(),
         Bias(),
+        ItemKNN(),
+        ItemKNNAlone(),
+        EASE(),
+        EASEAlone(),
+        IALS(),
+        IALSAlone(),
+        Pipeline(),
+        PipelineAlone(),
         MF(),
         BiasedMF(),
         CentralGNN(),

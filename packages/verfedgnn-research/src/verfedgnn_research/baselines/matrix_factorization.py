@@ -68,9 +68,7 @@ class BiasedMF(MF):
                     "training.lr": 0.15,
                     "training.evaluate_every": 10,
                     "training.patience": 6,
-                    "training.l2": 0.0,
-                    "training.l2_user_bias": 3.0,
-                    "training.l2_item_bias": 3.0,
+                    "training.l2_bias": 3.0,
                 }
             )
         )
@@ -79,7 +77,7 @@ class BiasedMF(MF):
         """Train once for every weight and keep the model with the lowest validation error; the cost of all
         counts.
         """
-        tries = [pooled(parties, config.with_values({"l2_row": weight}), where) for weight in self.GRID]
+        tries = [pooled(parties, config.with_values({"l2": weight}), where) for weight in self.GRID]
         prepared = prepare(parties, config, where.device)
 
         def error(tried: MethodResult) -> float:

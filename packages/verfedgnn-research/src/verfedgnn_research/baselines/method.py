@@ -59,10 +59,10 @@ class MethodResult:
 class Method(MethodPlugin, ABC):
     """A method of the comparison. Instances hold no state."""
 
-    name: ClassVar[str]
+    name: str
     """Name on the command line."""
     built_in = METHODS
-    title: ClassVar[str]
+    title: str
     """Name in tables."""
     preset: ClassVar[str] = "paper"
     """Preset on which the settings are based."""
@@ -74,7 +74,7 @@ class Method(MethodPlugin, ABC):
     """Version of the arithmetic. Raise it when results change and settings do not, so that old records are
     not reused.
     """
-    declares: ClassVar[Declaration]
+    declares: Declaration
 
     def gnns(self, wanted: Sequence[str]) -> Sequence[str]:
         """Return those of `wanted` that the method supports; a method without a GNN is listed under gcn."""

@@ -80,7 +80,8 @@ def audit(
             clock.finish(number)
     page, text = audit_document(work).write(run / "audit", "audit")
     reached = strongest(work.found[THIS])
-    headline, _ = summarise_findings(work.found[THIS])
+    headline, learnt = summarise_findings(work.found[THIS])
+    work.conclude(headline, learnt)
     style = "bold red" if any(each.learnt for each in reached) else "bold green"
     header = ["attacker", "tries to learn", "strongest attack", "guess", "more than a guess"]
     lines = Table(*header, title_justify="left", caption_justify="left")

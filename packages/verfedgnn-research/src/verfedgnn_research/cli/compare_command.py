@@ -67,7 +67,7 @@ def compare(request: CompareRequest) -> None:
     from verfedgnn.config import parse_settings
     from verfedgnn.core.files import check_writable
     from verfedgnn.reports.phrases import format_size
-    from verfedgnn_research.baselines import in_all, method
+    from verfedgnn_research.baselines import in_all
     from verfedgnn_research.experiments.comparison import (
         HEADER,
         comparison_cells,
@@ -76,7 +76,7 @@ def compare(request: CompareRequest) -> None:
         comparison_rows,
         diagnose_comparison,
     )
-    from verfedgnn_research.experiments.result_tables import declarations, in_order, write_text
+    from verfedgnn_research.experiments.result_tables import write_text
     from verfedgnn_research.experiments.training_queue import run_cells
 
     output, out = request.output, request.out
@@ -111,12 +111,6 @@ def compare(request: CompareRequest) -> None:
         sent = format_size(figures["bytes a party and round"])
         seconds = str(figures["seconds"])
         table.add_row(figures["method"], figures["model"], figures["RMSE"], figures["NDCG@20"], sent, seconds)
-    header, declared = declarations(in_order(names))
-    traits = Table(*header, title="What the methods declare", title_justify="left")
-    for declaration in declared:
-        traits.add_row(*declaration)
-    protects = [f"{method(name).title}: {method(name).declares.protects}" for name in names]
-    sources = [f"{method(name).title}: {method(name).settings}" for name in names]
     trained = [
         {
             "method": cell.method,
@@ -129,11 +123,7 @@ def compare(request: CompareRequest) -> None:
     output.result(
         {"page": page, "table": file, "trainings": trained},
         table,
-        traits,
-        *protects,
-        "\nSettings:",
-        *sources,
-        f"written: {page}, {file}",
+        f"written: {page}, {file} (with what each method protects, and where its settings come from)",
     )
     again = TrainRequest(
         data=given,

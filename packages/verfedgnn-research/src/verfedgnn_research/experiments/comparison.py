@@ -78,25 +78,45 @@ def comparison_rows(records: Mapping[Cell, Record]) -> list[list[Any]]:
 
 
 def diagnose_comparison(records: Mapping[Cell, Record]) -> list[str]:
-    """Return sentences on a comparison: which method predicts ratings best, and which ones their settings do not suit."""
-    groups: dict[str, list[float]] = {}
+    """Return sentences on a comparison: the best methods, what joining realises of pooling, and what is worse than means."""
+    groups: dict[str, list[Record]] = {}
     for cell, record in records.items():
-        if record["test"]["rmse"] is not None:
-            groups.setdefault(cell.method, []).append(record["test"]["rmse"])
-    errors = {name: statistics.mean(group) for name, group in groups.items()}
-    if not errors:
-        return []
-    best = min(errors, key=lambda name: errors[name])
-    sentences = [f"{method(best).title} has the lowest RMSE ({errors[best]:.4f})."]
-    means = errors.get("bias")
-    if means is not None:
-        worse = [each.name for each in in_order(errors) if errors[each.name] > means and each.name != "bias"]
+        groups.setdefault(cell.method, []).append(record["test"])
+    sentences = []
+    means: dict[str, dict[str, float]] = {}
+    for figure, wording, sign in (("rmse", "the lowest RMSE", 1), ("ndcg@20", "the highest NDCG@20", -1)):
+        known = {name: [test[figure] for test in tests] for name, tests in groups.items()}
+        means[figure] = found = {
+            name: statistics.mean(values) for name, values in known.items() if None not in values
+        }
+        if found:
+            best = min(found, key=lambda name: sign * found[name])
+            sentences.append(f"{method(best).title} has {wording} ({found[best]:.4f}).")
+    shares = pooled_shares(means)
+    if shares:
+        said = " and ".join(f"{share:.0%} in {name}" for name, share in shares.items())
+        sentences.append(f"Of what pooling all ratings would gain, preset best realises {said}.")
+    errors = means["rmse"]
+    if "bias" in errors:
+        worse = [each.name for each in in_order(errors) if errors[each.name] > errors["bias"]]
         if worse:
             named = ", ".join(f"{method(name).title} {errors[name]:.4f}" for name in worse)
-            sentences.append(f"No better than the means ({means:.4f}): {named}.")
+            sentences.append(f"No better than the means ({errors['bias']:.4f}): {named}.")
         if any(method(name).preset == "paper" for name in worse):
             sentences.append("Methods with the paper's settings are not tuned to these data.")
     return sentences
+
+
+def pooled_shares(means: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return, by figure, which share of the gain of pooling the federation has, where pooling gains more than half a percent."""
+    shares = {}
+    for figure, label in (("rmse", "RMSE"), ("ndcg@20", "NDCG@20")):
+        found = means[figure]
+        if {"pipeline", "pipeline-alone", "best-gated"} <= found.keys():
+            gain = found["pipeline"] - found["pipeline-alone"]
+            if abs(gain) > 0.005 * found["pipeline-alone"]:
+                shares[label] = (found["best-gated"] - found["pipeline-alone"]) / gain
+    return shares
 
 
 def comparison_page(records: Mapping[Cell, Record], command: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import hashlib
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,13 +19,17 @@ import numpy as np
 
 from verfedgnn import plugins
 from verfedgnn.config import Config, build_config
+from verfedgnn.core.errors import ConfigError
 from verfedgnn.data import PartyData, check_parties, read_parties
 from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.runs.metrics_file import describe_environment, evaluate, summarise_cost
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn_research.baselines import METHODS, Where, method
 from verfedgnn_research.baselines.pooled_parties import declare_sizes, pool_parties
+from verfedgnn_research.names import CASES
 
+CIAO = ("1", "10", "3", "2")
+"""Categories of Ciao that stand for organisations, those with most ratings."""
 RECORDS = 1
 """Version of the records. Raise it when a change of arithmetic makes old records wrong, so that they are
 recomputed.
@@ -130,8 +137,63 @@ class Cell:
         }
 
 
+def read_case(name: str, seed: int, parties: int | None = None) -> list[PartyData]:
+    """Read a data set as the parties that it is divided among; `parties` is their number where `seed` divides it."""
+    if name not in CASES:
+        return read_parties([name], parties=parties, seed=seed)
+    folder = Path(os.environ.get("VERFEDGNN_DATA", ""))
+    if not folder.name:
+        raise ConfigError(f"{name} is read from the folder VERFEDGNN_DATA, which is not set; name the folder")
+    if name == "genre":
+        return read_parties(["ml-1m"], parties=3, seed=seed, by="genre")
+    if name == "amazon":
+        shops = folder / "amazon-books-movies-dense"
+        files = {shop: shops / f"Amazon-{shop.title()}-Dense.inter" for shop in ("books", "movies")}
+        return read_parties(files, duplicates="first")
+    if name == "douban":
+        return read_parties(
+            {kind: folder / "douban" / f"douban_{kind}" / "ratings.dat" for kind in ("book", "music")}
+        )
+    if name == "sport-cloth":
+        shops = folder / "amazon-sport-cloth"
+        return read_parties(
+            {kind: shops / f"{kind}.csv.gz" for kind in ("sport", "cloth")},
+            events=5,
+        )
+    with tempfile.TemporaryDirectory() as made:
+        return read_parties(
+            _divide_ciao(folder / "ciao" / "ratings.csv.gz", Path(made)),
+            users="all" if name == "ciao-all" else "any",
+        )
+
+
+def _divide_ciao(source: Path, folder: Path) -> dict[str, Path]:
+    """Write one file per category; ids of items get the category as a prefix, because some are in two."""
+    rows: dict[str, dict[tuple[str, str], tuple[str, str]]] = {category: {} for category in CIAO}
+    with gzip.open(source, "rt") as file:
+        for row in csv.DictReader(file):
+            if row["category"] in rows and float(row["rating"]) > 0:
+                rows[row["category"]].setdefault((row["user"], row["item"]), (row["rating"], row["time"]))
+    files = {}
+    for category, ratings in rows.items():
+        lines = [
+            f"{user},{category}-{item},{stars},{time}\n" for (user, item), (stars, time) in ratings.items()
+        ]
+        files[f"category-{category}"] = folder / f"{category}.csv"
+        files[f"category-{category}"].write_text("user,item,rating,time\n" + "".join(lines))
+    return files
+
+
 def _short(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
+
+
+def _load(
+    data: tuple[str, ...], reading: ReadOptions, seed: int, parties: int | None = None, by: str | None = None
+) -> list[PartyData]:
+    if data[0] in CASES:
+        return read_case(data[0], seed)
+    return read_parties(list(data), parties=parties, seed=seed, by=by, reading=reading)
 
 
 @lru_cache(maxsize=4)
@@ -143,7 +205,7 @@ def _read(
     users: int | None,
     by: str | None,
 ) -> list[PartyData]:
-    found = read_parties(list(data), parties=parties, seed=seed, by=by, reading=reading)
+    found = _load(data, reading, seed, parties, by)
     if users is None:
         return found
     chosen = np.arange(min(users, found[0].ratings.n_users))
@@ -164,7 +226,7 @@ def checksum(cell: Cell) -> str:
 
 @lru_cache(maxsize=16)
 def _checksum(data: tuple[str, ...], reading: ReadOptions, seed: int) -> str:
-    table = pool_parties(read_parties(list(data), seed=seed, reading=reading))
+    table = pool_parties(_load(data, reading, seed))
     order = np.lexsort((table.item, table.user))
     digest = hashlib.sha256("\n".join([*table.user_ids.tolist(), "", *table.item_ids.tolist()]).encode())
     for column in (table.user, table.item, table.rating):

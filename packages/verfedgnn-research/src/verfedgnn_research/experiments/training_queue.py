@@ -154,12 +154,15 @@ def _fitting_processes(device: torch.device) -> int:
 # -- one worker ------------------------------------------------------------------------------------------------------------
 
 _shared: Any = None
-"""In a worker: the finished share of each cell by position, and the event that asks for a stop."""
+"""In a worker: the finished share of each cell by position, then 1 if all shall stop.
+
+It has no lock, since a worker that is killed while it holds one would stop the others for ever.
+"""
 
 
-def _begin_worker(progress: Any, halt: Any, threads: int) -> None:
+def _begin_worker(shared: Any, threads: int) -> None:
     global _shared
-    _shared = (progress, halt)
+    _shared = shared
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent says when to stop
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
@@ -175,15 +178,18 @@ def _exit_with_parent() -> None:
 
 
 def _train_cell(cell: Cell, place: int, device: str) -> Record:
-    progress, halt = _shared
+    shared = _shared
 
     def watch(event: Progress) -> None:
-        progress[place] = max(progress[place], min(0.99, event.round / event.rounds))
+        shared[place] = max(shared[place], min(0.99, event.round / event.rounds))
 
-    if halt.is_set():
+    def stops() -> bool:
+        return bool(shared[-1])
+
+    if stops():
         raise Interrupted("stopped")
-    record = cell.run(Where(torch.device(device), watch, halt.is_set))
-    progress[place] = 1.0
+    record = cell.run(Where(torch.device(device), watch, stops))
+    shared[place] = 1.0
     return record
 
 
@@ -206,28 +212,26 @@ class _TrainingWorkers:
     """Trainings under way in a pool of processes."""
 
     futures: list[Future[Record]]
-    progress: Any
-    event: Any
+    shared: Any
 
     def shares(self) -> Sequence[float]:
-        return list(self.progress)
+        return list(self.shared)[:-1]
 
     def halt(self) -> None:
-        self.event.set()
+        self.shared[-1] = 1.0
 
 
 @contextmanager
 def _start_workers(jobs: int, device: str, cells: Sequence[Cell]) -> Iterator[_TrainingWorkers]:
     """Train all cells in `jobs` processes; nothing is left running at the end, also after an error."""
     context = get_context("spawn")
-    progress = context.Array("d", len(cells), lock=False)
-    halt = context.Event()
+    shared = context.Array("d", len(cells) + 1, lock=False)
     threads = 1 if jobs > 1 else torch.get_num_threads()
-    with ProcessPoolExecutor(jobs, context, _begin_worker, (progress, halt, threads)) as pool:
+    with ProcessPoolExecutor(jobs, context, _begin_worker, (shared, threads)) as pool:
         with _ignored_signals():
             futures = [pool.submit(_train_cell, cell, place, device) for place, cell in enumerate(cells)]
         try:
-            yield _TrainingWorkers(futures, progress, halt)
+            yield _TrainingWorkers(futures, shared)
         finally:
-            halt.set()
+            shared[-1] = 1.0
             pool.shutdown(cancel_futures=True)

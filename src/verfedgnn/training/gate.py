@@ -1,0 +1,227 @@
+"""The gate: each party mixes its own models with the federated ones, so that joining costs no accuracy, and the run that follows.
+
+For ratings it mixes its means, the federated means, EASE on what means leave, its models alone and the federated ones; for lists
+popularity, EASE, its model alone and the federated model (`stacks.py`). The weights come from the party's own validation part and are
+sent to nobody. Under preset private, a party first re-estimates its items. The same mixture without the federated models is what the
+party would serve if it had not joined.
+
+Then the verdict is measured, and all ratings are put to use. It is the same for all parties on one machine and for one party of a
+federation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verfedgnn.config import Config
+from verfedgnn.core.errors import Interrupted
+from verfedgnn.core.pairs import Choices, PartyInput, scale_unit
+from verfedgnn.data.splits import suits
+from verfedgnn.evaluation.lift import measure_lift
+from verfedgnn.gnn.model import Model
+from verfedgnn.protocol.solved_round import own_totals
+from verfedgnn.runs.ledger import Ledger
+from verfedgnn.runs.metrics_file import Trained, build_metrics
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.prepared_data import Prepared, describe_twins
+from verfedgnn.runs.run import Run
+from verfedgnn.training.own_models import (
+    OwnRatings,
+    ease_model,
+    fit_party_means,
+    means_model,
+    model_without_items,
+    own_list_model,
+    own_rating_models,
+    popularity_model,
+    refit_items,
+    residual_model,
+    training_counts,
+)
+from verfedgnn.training.progress import Stop, Watcher, never, resume_hint
+from verfedgnn.training.stacks import FEDERATED, Mixture, stack_lists, stack_ratings
+
+Models = dict[str, PartyModel]
+
+
+def make_run(
+    prepared: Sequence[Prepared],
+    config: Config,
+    judged: Sequence[Trained],
+    final: Sequence[Trained] = (),
+    *,
+    folder: Path | None = None,
+    before: dict[str, Any] | None = None,
+    watch: Watcher | None = None,
+    stop: Stop = never,
+) -> Run:
+    """Return the run of trainings of ratings and, if there is a second one, of lists; with a `folder`, also write it.
+
+    The `judged` ones give the figures and choose the mixtures. Then what is served repeats these choices on all ratings, with the
+    `final` trainings. With privacy of single ratings, another training would cost budget: the parties only repeat what they do at
+    home. `before` is what the run records of the run before it.
+    """
+    if config.trains_lists and not config.federates_lists:
+        # each party orders lists by its own models
+        empty = [model_without_items(party.input) for party in prepared]
+        ratings, privacy = judged[0].ratings, judged[0].privacy
+        nothing = Trained(empty, torch.zeros(1), 0, 0, 0.0, ratings, [], Ledger(), privacy)
+        judged, final = [*judged, nothing], [*final, nothing] if final else final
+    choices = [[Choices() for _ in prepared] for _ in judged]
+    try:
+        run = _serve(prepared, config, judged, choices, watch, stop)
+        if config.trains_final and (final or not config.model.solved):
+            whole = [party.with_everything(config) for party in prepared]
+            repeated = [[choice.repeat() for choice in made] for made in choices]
+            at_home = [replace(result, rounds=0, seconds=0.0, ledger=Ledger()) for result in judged]
+            served = _serve(whole, config.for_final(), final or at_home, repeated, watch, stop)
+            run = served.as_final_of(run)
+    except Interrupted:
+        raise Interrupted(
+            "the federation is trained, but the parties' own models are not", resume_hint(folder)
+        ) from None
+    if before is not None:
+        run.metrics["after"] = before
+    if folder is not None:
+        run.complete_folder(folder)
+    return run
+
+
+def _serve(
+    prepared: Sequence[Prepared],
+    config: Config,
+    trained: Sequence[Trained],
+    choices: Sequence[Sequence[Choices]],
+    watch: Watcher | None,
+    stop: Stop,
+) -> Run:
+    """Let every party choose its mixtures, or repeat them, and return the run of ratings with that of lists."""
+    configs = [config, config.for_lists()] if config.trains_lists else [config]
+    runs, lifts = [], []
+    for own, result, chosen in zip(configs, trained, choices, strict=False):
+        models, gated = result.models, []
+        if own.training.gate:
+            gated = [
+                gate_party(party, model, result.public, own, made, watch=watch, stop=stop)
+                for party, model, made in zip(prepared, models, chosen, strict=True)
+            ]
+            models = [ways["federated"].model for ways in gated]
+        runs.append(
+            Run(
+                own,
+                [party.party for party in prepared],
+                [party.parts for party in prepared],
+                models,
+                build_metrics(prepared, models, own, result, [ways["federated"].weights for ways in gated]),
+                result.history,
+                result.ledger,
+                result.public,
+                torch.device(prepared[0].train.user.device),
+                alone=[ways["alone"].model for ways in gated] or None,
+            )
+        )
+        lifts.append((own.ranks, [{way: mixed.model for way, mixed in ways.items()} for ways in gated]))
+    run, *lists = runs
+    for orders in lists:
+        run.add_lists(orders)
+    if config.training.gate and config.split.kind != "all":
+        kind, dates = config.split.kind, config.split.dates
+        dated = kind == "date" or (kind == "auto" and all(suits(p.party.ratings, dates) for p in prepared))
+        run.metrics["lift"] = measure_lift(prepared, lifts)
+        run.metrics["split"] = f"on ratings since {dates[1]}" if dated and dates else "on ratings at random"
+        if kind == "random":
+            run.metrics["lift"]["twins"] = describe_twins(prepared)
+    return run
+
+
+def gate_party(
+    party: Prepared,
+    model: PartyModel,
+    public: Tensor,
+    config: Config,
+    choices: Choices,
+    *,
+    watch: Watcher | None = None,
+    stop: Stop = never,
+) -> dict[str, Mixture]:
+    """Train a party's own models and return what it can serve, by way.
+
+    The ways are simple, means (own models and shared means, for ratings), alone and federated, which is served. `model` is the
+    party's federated model, and `public` are the public parameters, flat. `choices` records what the party chooses, or repeats it.
+    """
+    data = party.input
+    if config.gradients.protects_ratings:
+        model = refit_items(model, data, choices)
+    if config.ranks:
+        alone = own_list_model(data, config.seed, choices, watch=watch, stop=stop)
+        parts = {"popularity": popularity_model(data), "EASE": ease_model(data, choices), "alone": alone}
+        parts |= {"federated": model} if model.items.shape[1] else {}
+    else:
+        own = own_rating_models(data, config.seed, choices, watch=watch, stop=stop)
+        parts = _rating_parts(party, choices, _others_totals(data, public, config)) | own
+        parts |= {} if config.means_only else _split_models(model, config)
+
+    def mix(name: str, without: Sequence[str] = (), start: Mixture | None = None) -> Mixture:
+        """Return the mixture of models that is best on the validation part, or the one of the choices called `name`."""
+        models = {part: parts[part] for part in parts if part not in without}
+        counts = training_counts(data)
+        if choices.repeats:
+            known, newcomers = choices.recorded[name]
+            return Mixture.of(models, known, newcomers, counts)
+        mixed = (
+            stack_lists(models, data, start) if config.ranks else stack_ratings(models, data.valid, counts)
+        )
+        choices.recorded[name] = list(mixed.known.values()), list(mixed.newcomers.values())
+        return mixed
+
+    ways = {"simple": Mixture(next(iter(parts.values())), {}, {})}
+    if FEDERATED[0] in parts and not config.means_only:
+        ways["means"] = mix("mixture with means", FEDERATED[1:])
+    ways["alone"] = mix("mixture alone", FEDERATED)
+    return ways | {"federated": mix("mixture", start=ways["alone"])}
+
+
+def _rating_parts(party: Prepared, choices: Choices, others: Tensor | None) -> Models:
+    """Return the models that a party can mix to predict ratings without training one, by name; the simplest comes first.
+
+    `others` are the other parties' numbers of ratings and sums of residuals by user.
+    """
+    data = party.input
+    device = party.train.user.device
+    means = fit_party_means(data, choices)
+    parts = {"means": means_model(means, means.user_offset, device)}
+    if others is not None:
+        elsewhere = others.cpu().double().numpy()
+        offset = means.federated_offset(elsewhere, scale_unit(data.scale), data.valid, data.scale, choices)
+        parts["federated means"] = means_model(means, offset, device)
+    return parts | {"EASE": residual_model(data, parts["means"], choices)}
+
+
+def _others_totals(data: PartyInput, public: Tensor, config: Config) -> Tensor | None:
+    """Return the other parties' number of ratings of each user, and the sum of their residuals (N, 2); None if nobody shares them."""
+    model = Model(config.model, data.users)
+    if model.solved is None:
+        return None
+    own = OwnRatings.of(data)
+    return model.views(public)["totals"] - own_totals(model, own.graph, own.targets)
+
+
+def _split_models(model: PartyModel, config: Config) -> Models:
+    """Return the two models that a federated model with `model.raters` averages, or the model itself, by name."""
+    name = FEDERATED[1]
+    own = config.model.dim + 2
+    both = own + config.model.raters + 2
+    if not config.model.raters or model.users.shape[1] != both + 1:
+        return {name: model}
+    parts = {}
+    for part, columns in ((name, slice(own)), (f"{name} raters", slice(own, both))):
+        users = torch.cat([model.users[:, columns], model.users[:, both:]], 1)
+        items = torch.cat([2 * model.items[:, columns], model.items[:, both:]], 1)
+        parts[part] = PartyModel(users, items, model.embeddings)
+    return parts
