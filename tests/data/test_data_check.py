@@ -400,11 +400,11 @@ def test_different_spellings_and_shared_items_are_pointed_out(command: Command, 
     music = put(tmp_path / "music.csv", ratings_of([f"anna{u}" for u in range(10)], "b"))
     code, out, _ = command("data", "check", film, music)
     assert code == 2
-    assert "no user is at two parties" in out
+    assert "shares 0 of its" in out
     assert "0 users are at two or more parties, 10 if capitals did not matter" in out
     books = put(tmp_path / "books.csv", ratings_of([f"Anna{u}" for u in range(5, 20)], "b"))
     code, out, _ = command("data", "check", film, music, books)
-    assert code == 0
+    assert code == 2, "music shares nobody"
     assert "3 item ids at both music and books: they count as different items" in out
 
 

@@ -148,7 +148,8 @@ def verdict_texts(metrics: dict[str, Any], config: Config, *, details: bool = Fa
     }.items():
         about.add_row(Text(name, "bold"), Text(text))
     verdict = Text(headline(lift), _style(party_word(lift)))
-    points = ["", *(Text(f"- {point}") for point in list_points(lift))] if details else []
+    points: list[RenderableType] = [""] if details else []
+    points += [Text(f"- {point}") for point in list_points(lift) if details]
     return [verdict, "", table, *(Text(note, "dim") for note in notes), "", about, *points]
 
 

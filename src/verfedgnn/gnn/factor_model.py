@@ -195,7 +195,7 @@ def solve_factors(graph: Graph, targets: Tensor, public: PublicFactors, home: It
 
 def add_up(values: Tensor) -> Tensor:
     """Return the sum of all values (), the same for any number of threads: torch shares longer sums out to them."""
-    return torch.stack([part.sum() for part in values.flatten().split(2**15 - 1)]).sum()
+    return torch.stack([part.sum() for part in torch.split(values.flatten(), 2**15 - 1)]).sum()
 
 
 def predict_edges(graph: Graph, users: Tensor, items: Tensor) -> Tensor:
