@@ -88,7 +88,6 @@ CLAIMS = [
         "RMSE on ML-1M is {}, and {} as each party serves it.",
         PRIVATE + SERVED_PRIVATE,
     ),
-    Claim("docs/scale.md", "took {} ms a round", cell("federation.md", "overhead", "ms")),
     Claim(
         "docs/faq.md",
         "GCN reaches {} (paper {}), GAT {} ({}) and GGNN {} ({})",

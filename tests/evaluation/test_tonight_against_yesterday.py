@@ -163,7 +163,7 @@ def test_only_test_ratings_of_both_are_judged(runs: tuple[vf.Run, vf.Run]) -> No
 
 def test_a_worse_run_is_worse(runs: tuple[vf.Run, vf.Run]) -> None:
     before, after = runs
-    models = [replace(model, users=model.users * 0.8) for model in after.judged.models]
+    models = [replace(model, vectors=model.users * 0.8) for model in after.judged.models]
     figures = difference(before, replace(after.judged, models=models))["figures"]
     assert figures["rmse"]["overall"]["better"] == "no"
 

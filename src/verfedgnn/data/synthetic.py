@@ -68,9 +68,7 @@ class _World:
             self.item_bias[items],
         )
 
-    def choose(
-        self, rng: np.random.Generator, ratings: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def choose(self, rng: np.random.Generator, ratings: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Draw about so many distinct (user, item) pairs: users by activity, items by taste and popularity."""
         users, items = len(self.taste), len(self.genre)
         most = max(FEWEST, items // 2)
