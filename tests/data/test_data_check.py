@@ -398,9 +398,10 @@ def test_several_sources_show_their_overlap(command: Command, tmp_path: Path) ->
 def test_different_spellings_and_shared_items_are_pointed_out(command: Command, tmp_path: Path) -> None:
     film = put(tmp_path / "film.csv", ratings_of([f"Anna{u}" for u in range(10)], "f"))
     music = put(tmp_path / "music.csv", ratings_of([f"anna{u}" for u in range(10)], "b"))
-    code, out, _ = command("data", "check", film, music)
+    code, out, err = command("data", "check", film, music)
     assert code == 2
-    assert "shares 0 of its" in out
+    assert "film shares 0 of its 10 users" in err
+    assert "--read ids=lower" in err
     assert "0 users are at two or more parties, 10 if capitals did not matter" in out
     books = put(tmp_path / "books.csv", ratings_of([f"Anna{u}" for u in range(5, 20)], "b"))
     code, out, _ = command("data", "check", film, music, books)
