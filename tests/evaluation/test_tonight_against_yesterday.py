@@ -28,6 +28,8 @@ from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.runs.run_folder import list_runs
 from verfedgnn.upkeep.forget import forget_users
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 Command = Callable[..., tuple[int, str, str]]
 SHORT = vf.Config.preset("best", epochs=6, dim=8, evaluate_every=2, fractions=(0.6, 0.2, 0.2))
 

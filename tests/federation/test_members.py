@@ -223,7 +223,7 @@ def test_the_status_says_who_has_accepted(tmp_path: Path, small_parties: list[vf
         wait_until(lambda: service.publisher.status["accepted"] == [first])
 
         def offered() -> bool:
-            members = federated.services[second].publisher.status["members"]
+            members = federated.services[second].publisher.status.get("members") or {"offer": ""}
             told.append(members["offer"])
             return told[-1] == changed.digest()
 
