@@ -75,8 +75,6 @@ NOT_RUN = [
         "the port is taken; tests/serving/test_split_test.py serves a split test",
     ),
     ("docs/serving.md", 'curl -H "Authorization', "needs another machine"),
-    ("docs/terminal.md", "verfedgnn --install-completion", "changes the shell's start-up files"),
-    ("docs/terminal.md", "verfedgnn --show-completion", "asks which shell called it, and here none did"),
     *(
         (
             "docs/tutorials/walk-through.md",
@@ -370,6 +368,8 @@ def reader(
     monkeypatch.setattr(plugins, "_gnns", {})  # forget what a page registers
     monkeypatch.setenv(plugins.FILES, "")
     plugins._run.cache_clear()
+    if reader.page not in UNCHANGED:
+        monkeypatch.setattr("verfedgnn.training.own_models.ROUNDS", ROUNDS)
     for make in READY.get(reader.page, []):
         make(reader.work)
     yield reader

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option, worded
-from verfedgnn.data.ids import TEXT
+from verfedgnn.data.ids import TEXT, find_stranger, to_numpy
 from verfedgnn.data.rating_checks import SHOWN, DataProblem, RowReport
 from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn.data.ratings import Mask, count_rows, format_count
@@ -26,17 +26,14 @@ from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time
 FEW = 5
 """Number of ratings below which little can be learnt about a user."""
 MOST_RATIO = 1.5
-"""Largest ratio of two rating scales' widths without a warning."""
 FEWEST_SHARED = 0.5
 """Share of users at two or more parties below which the overlap is called small."""
 FEWEST_RATINGS = 30
 """Ratings of a party below which its validation or test part may be empty, so that `train` refuses it."""
 FEWEST_USERS = 20
-"""Users below which a result says nothing about others."""
 PARTIES = 10
 """Parties among which `train` divides the items of one source by default."""
 _VALUES = 11
-"""Most distinct ratings that have a bar each."""
 Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[np.int64] | None]
 """Codes of users and items, ratings and times."""
 
@@ -69,7 +66,6 @@ class CheckedSource:
     problems: tuple[DataProblem, ...]
     notes: tuple[str, ...]
     shape: Distribution | None
-    """Distribution of the rows without a problem."""
     users: pa.Array
     items: pa.Array
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -301,11 +297,9 @@ class Conclusion:
     """What follows from a check."""
 
     usable: bool
-    """Whether a training takes the sources."""
     text: str
     """What a training will do with them, or why it refuses them and what to do."""
     doubtful: bool = False
-    """Whether a training may refuse the sources, because one of them is very small."""
 
 
 def conclude(
@@ -323,8 +317,10 @@ def conclude(
         first = next(problem.text for problem in broken[0].problems if problem.fatal)
         reason = first.removeprefix(f"{broken[0].name}: ").partition("; ")[0]
         refusal = f"{names} cannot be used ({reason}). Correct it as the errors say, then check again."
-    elif overlap is not None and not overlap.shared:
-        refusal = "no user is at two parties. Spell user ids in the same way in all tables, then check again."
+    elif overlap is not None and (
+        stranger := find_stranger({source.name: to_numpy(source.users) for source in sources})
+    ):
+        refusal = f"{stranger}. Then check again."
     elif named and len(sources) == 1:
         refusal = (
             f"'{sources[0].name}' is the only party and joining needs two or more. Pass one table per party, or try it on "
@@ -382,6 +378,6 @@ def _foresee_federation(sources: Sequence[CheckedSource], overlap: UserOverlap) 
     if overlap.shared and overlap.shared < FEWEST_SHARED * users:
         warnings.append(
             f"{users - overlap.shared:,} of {users:,} users are at one party only: they take part and are served, but only shared users "
-            f"connect the parties; look at the lift by other parties ({worded('`train --lift`', '`lift()`')})"
+            f"connect the parties; look at the lift by other parties ({worded('`verfedgnn lift RUN`', '`lift()`')})"
         )
     return warnings

@@ -5,7 +5,8 @@ million ids of 14 characters take 112 MB. One very long id would widen all of th
 """
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from decimal import Decimal
 from typing import Any, TypeAlias
@@ -23,7 +24,6 @@ from verfedgnn.core.option_names import option
 TEXT = pa.large_string()
 """Text whose offsets have 64 bits, since a column of ids may have more than 2 GiB."""
 CODED_TEXT = pa.dictionary(pa.int32(), pa.string())
-"""Text that is held once per distinct value, with four bytes a row."""
 StrArray = NDArray[np.str_]
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 
@@ -34,10 +34,9 @@ NOTHING = pa.csv.ConvertOptions().null_values
 
 
 def as_text(values: Any, what: str) -> Column:
-    """Convert a numpy array, a pyarrow (chunked) array or a sequence of ids to pyarrow text.
+    """Convert an array or a sequence of ids to pyarrow text, with null for None and NaN; `what` names the column in errors.
 
-    Whole numbers of any type are written without a decimal point, so 17, 17.0 and "17" are one id. None and NaN become
-    null. `what` names the column in errors.
+    Whole numbers of any type are written without a decimal point, so 17, 17.0 and "17" are one id.
     """
     array = values if isinstance(values, Column) else _from_python(values, what)
     kind, types = array.type, pa.types
@@ -51,15 +50,10 @@ def as_text(values: Any, what: str) -> Column:
             array = pc.cast(array, pa.float64())
             return pc.cast(pc.cast(pc.if_else(pc.is_nan(array), None, array), pa.int64()), TEXT)
         # Some writers of Parquet store text as binary.
-        castable = (
-            types.is_integer,
-            types.is_boolean,
-            types.is_null,
-            types.is_binary,
-            types.is_temporal,
-            is_text,
+        plain = (
+            types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind) or types.is_temporal(kind)
         )
-        if any(test(kind) for test in castable):
+        if plain or types.is_binary(kind) or is_text(kind):
             return pc.cast(array, TEXT)
     except pa.ArrowInvalid as error:
         if not types.is_floating(kind):
@@ -224,3 +218,46 @@ def find_positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:
     """Return the position of each id in `among`, or -1 if it is absent."""
     positions = pc.index_in(pa.array(ids, TEXT), value_set=pa.array(among, TEXT))
     return pc.fill_null(positions, -1).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+
+
+def _as_number(text: str) -> str:
+    return re.sub(r"\.0+$", "", text).lstrip("0") or "0" if re.fullmatch(r"[0-9]+(\.0+)?", text) else text
+
+
+SPELLINGS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "number": ("leading zeros or a .0", _as_number),
+    "lower": ("capitals or spaces", lambda text: "".join(text.casefold().split())),
+    "mail": ("the domains of mail addresses", lambda text: text.casefold().partition("@")[0].strip()),
+}
+"""Ways to spell user ids alike: in what the ids differ, and the rule."""
+FEWEST_SHARED = 0.02
+"""Smallest share of a party's users, or of the others' if they are fewer, who are at another party."""
+
+
+def spell(ids: StrArray, way: str) -> StrArray:
+    """Return ids spelled in one of the `SPELLINGS`; other ids stay as they are."""
+    if way not in SPELLINGS:
+        raise DataError(f"{option('ids', way)} is no spelling of ids; use {', '.join(SPELLINGS)}")
+    return np.array([SPELLINGS[way][1](text) for text in ids.tolist()], np.str_)
+
+
+def find_stranger(users: Mapping[str, StrArray]) -> str | None:
+    """Say which party shares nearly no user with the others, and what its ids would need; None if all share some."""
+    everybody, count = np.unique(np.concatenate([*users.values()]), return_counts=True)
+    known = everybody[count > 1]
+    for name, own in users.items():
+        shared = int((find_positions(own, known) >= 0).sum())
+        others = len(everybody) - len(own) + shared
+        if len(users) == 1 or shared >= max(1, FEWEST_SHARED * min(len(own), others)):
+            continue
+        elsewhere = np.concatenate([ids for other, ids in users.items() if other != name])
+        found = {way: len(np.intersect1d(spell(own, way), spell(elsewhere, way))) for way in SPELLINGS}
+        best = max(found, key=lambda way: found[way])
+        start = f"{name} shares {shared:,} of its {len(own):,} users with the others"
+        if found[best] > 2 * shared + FEWEST_SHARED * len(own):
+            return (
+                f"{start}, but {found[best]:,} if ids differ only in {SPELLINGS[best][0]}: read all sources with "
+                f"{option('ids', best)}"
+            )
+        return f"{start}: spell user ids in the same way in all sources, or leave {name} out"
+    return None
