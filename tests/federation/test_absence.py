@@ -196,6 +196,6 @@ def test_another_agreement_is_named_while_users_are_aligned(
     wait_until(lambda: name in federated.errors)
     federated.stopping = True
     federated.join()
-    assert "its federation file is not the coordinator's; fetch the current one" in str(
+    assert "its federation file is not the coordinator's; run `verfedgnn federation accept`" in str(
         federated.errors[name][0]
     )

@@ -381,7 +381,7 @@ class CoordinatorAlignment:
         """Raise `ProtocolError` if a party has another agreement, or more users than agreed."""
         if message.party != name or message.agreement != self.agreement:
             raise ProtocolError(
-                f"{name}: its federation file is not the coordinator's; fetch the current one"
+                f"{name}: its federation file is not the coordinator's; run `verfedgnn federation accept`"
             )
         if self.most_users and message.users - PROBES > self.most_users:
             raise ProtocolError(
