@@ -200,16 +200,7 @@ def _align(
         alignment = hashlib.sha256("\n".join(ids.tolist()).encode()).hexdigest()
     else:
         party = PartyAlignment(
-            identity.name,
-            ratings.user_ids,
-            agreement.alignment,
-            agreement.digest(),
-            identity,
-            each,
-            pad_to=pad_to,
-            most_users=agreement.max_users,
-            fewest_users=agreement.min_users,
-            rule=agreement.config.users,
+            identity.name, ratings.user_ids, agreement.alignment_rules, identity, each, pad_to=pad_to
         )
         about = {"users": ratings.n_users - party.ambiguous, "ambiguous": party.ambiguous or None}
         log_event("aligning users", method=agreement.alignment, rule=agreement.config.users, **about)

@@ -32,7 +32,7 @@ from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, remove_masks
 from verfedgnn.protocol import messages as msg
-from verfedgnn.protocol.aggregation import FULL_COPY, largest_array, largest_from_party, sum_neighbourhoods
+from verfedgnn.protocol.aggregation import FULL_COPY, largest_array, largest_message, sum_neighbourhoods
 from verfedgnn.protocol.masks import MaskedRound, fewest_survivors, mask_context, sum_digest
 from verfedgnn.protocol.messages import Finish, Hello, Message, Place, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.replica import (
@@ -583,13 +583,12 @@ class Coordinator:
     @property
     def largest_array(self) -> int:
         """Bytes of the largest array that a reply may hold."""
-        gradient = self.model.size * self.replica.protection.sent_type.itemsize
-        return largest_array(self.config, self.model, gradient)
+        return largest_array(self.config, self.model, self.replica.protection.sent_type.itemsize)
 
     @property
     def largest_message(self) -> int:
-        """Bytes of the largest message that a party may send."""
-        return largest_from_party(self.config, self.model, len(self.names))
+        """Bytes of the largest message that a party may send: a RoundReply."""
+        return largest_message(self.config, self.model, self.replica.protection.sent_type.itemsize)
 
     # -- the end, and checkpoints ------------------------------------------------------------------------
 

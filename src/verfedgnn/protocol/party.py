@@ -32,7 +32,7 @@ from verfedgnn.protocol.aggregation import (
     FULL_COPY,
     from_fixed,
     largest_array,
-    largest_from_coordinator,
+    largest_message,
     neighbourhood_type,
     participation_scale,
     to_fixed,
@@ -401,13 +401,12 @@ class Candidate:
     @property
     def largest_array(self) -> int:
         """Bytes of the largest packed array that a RoundStart may hold; missed updates take at most a full copy."""
-        model = self.setup.model
-        return largest_array(self.setup.config, model, FULL_COPY * model.size)
+        return largest_array(self.setup.config, self.setup.model, FULL_COPY)
 
     @property
     def largest_message(self) -> int:
-        """Bytes of the largest message that the coordinator may send."""
-        return largest_from_coordinator(self.setup.config, self.setup.model)
+        """Bytes of the largest message that the coordinator may send: a RoundStart with a full copy, missed updates and a sum."""
+        return largest_message(self.setup.config, self.setup.model, 2 * FULL_COPY)
 
     def hello(self) -> msg.Hello:
         """Return the first message of a new stay, with a new mask key."""
