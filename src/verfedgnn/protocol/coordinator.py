@@ -43,7 +43,6 @@ from verfedgnn.protocol.replica import (
     reply_problem,
     to_tensor,
 )
-from verfedgnn.protocol.solved_round import compute_update
 from verfedgnn.protocol.states import COORDINATOR_STATES, CoordinatorAction, CoordinatorState
 
 KEPT_UPDATES = 8
@@ -68,14 +67,12 @@ class NeighbourhoodSum:
     """A sum of neighbourhoods that the coordinator hands out."""
 
     parties: list[int]
-    """Indices of the parties in the sum."""
     round: int
-    """Round in which they sent their neighbourhoods."""
+    """Round in which these parties sent their neighbourhoods."""
     total: NDArray[np.integer[Any]] | None
 
 
 NO_SUM = NeighbourhoodSum([], 0, None)
-"""What the coordinator hands out before the first sum."""
 
 
 class Membership:
@@ -218,7 +215,6 @@ class Coordinator:
         self.replies: dict[str, RoundReply] = {}
         """Replies to the open round, or to the last one."""
         self.masks: MaskedRound | None = None
-        """The masks of the open round; None without masks."""
         self.commitment: list[int] | None = None
         """The survivor list that parties committed to in the open round; no other sum can be completed."""
         self._gone: set[str] = set()
@@ -459,15 +455,10 @@ class Coordinator:
         error = self._end_round(CoordinatorAction.CLOSE)
         # Nobody would use the step of the last round, and all members end in the same state without it.
         if self.config.means_only or not self.done:
-            if replica.model.solved is not None:
-                total = compute_update(
-                    replica.model,
-                    replica.parameters,
-                    replica.accumulator,
-                    torch.from_numpy(total).to(self.device),
-                    ratings=replica.ratings,
-                    items=sum(replica.items),
-                ).astype(replica.protection.sum_type)
+            if replica.solved is not None:
+                summed = torch.from_numpy(total).to(self.device)
+                update = replica.solved.compute_update(replica.parameters, replica.accumulator, summed)
+                total = update.astype(replica.protection.sum_type)
             replica.apply(torch.from_numpy(total).to(self.device), parties, self.round)
             self.updates.append(Update(self.round, parties, total))
         if self.config.means_only:  # the first step has all that is shared

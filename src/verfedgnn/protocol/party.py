@@ -58,19 +58,17 @@ from verfedgnn.protocol.replica import (
     rounds_per_epoch,
     to_tensor,
 )
-from verfedgnn.protocol.solved_round import SolvedStep, encode_release, solve_at_home
+from verfedgnn.protocol.solved_round import SolvedStep
 from verfedgnn.protocol.states import PARTY_STATES, PartyState
 
 
 @dataclass(frozen=True)
 class FinishedTraining:
-    """A party's result of a training."""
+    """A party's result of a training, with the public parameters, flat, and the model (h_u, h_v, e_v^0) of the best validation."""
 
     reply: msg.Finished
     public: Tensor
-    """Public parameters of the best validation, flat."""
     model: dict[str, Tensor]
-    """The party's model of the best validation: h_u, h_v and e_v^0."""
 
 
 class Party:
@@ -86,7 +84,6 @@ class Party:
         """The party's place in the order that fixes every sum."""
         self.replica = replica
         self.graph = setup.make_graph(sum(replica.items))
-        """Graph of the training ratings."""
         self.exchange = exchange
         self.masks = candidate.masks
         self.ledger = candidate.ledger
@@ -179,17 +176,10 @@ class Party:
     def release(self, start: RoundStart, home: PassResult | SolvedStep) -> dict[str, NDArray[Any]]:
         """Step the private parameters, and return what leaves the party by kind, before masks."""
         if isinstance(home, SolvedStep):  # its items are in place
-            protection = self.replica.protection
+            assert self.replica.solved is not None
             key = noise_key(self.setup, NoiseStream.GRADIENT, start, [home.gradient])
-            release = encode_release(
-                self.model,
-                self.replica.parameters,
-                home,
-                protection.rounding(key),
-                largest=protection.largest,
-                noise=protection.noise,
-            )
-            return {GRADIENT: release}
+            public, protection = self.replica.parameters, self.replica.protection
+            return {GRADIENT: self.replica.solved.encode_release(public, home, protection, key)}
         values = {}
         if home.neighbourhoods is not None:
             kind = neighbourhood_type(self.config)
@@ -262,16 +252,9 @@ class Party:
 
     def _solve_items(self, public: Tensor, drawn: Tensor) -> SolvedStep:
         """Solve the items for public parameters; `drawn` chooses what the second model reads."""
-        return solve_at_home(
-            self.model,
-            public,
-            self.progress.private.parameters,
-            self.graph,
-            self.setup.solved_targets,
-            drawn,
-            ratings=self.replica.ratings,
-            items=sum(self.replica.items),
-        )
+        assert self.replica.solved is not None
+        private, targets = self.progress.private.parameters, self.setup.solved_targets
+        return self.replica.solved.solve(public, private, self.graph, targets, drawn)
 
     def _served(self, users: Tensor, items: Tensor) -> dict[str, Tensor]:
         """Return an evaluated model that predicts in the party's own rating scale."""
@@ -391,12 +374,10 @@ class Candidate:
         """Public parameters of the training that this one continues; None if it begins anew."""
         self.party_class = party
         self.ledger = ledger or NoLedger(config)
-        """Account of what the party releases."""
         self.commitments = commitments or ListCommitments()
         self.stay = ""
         """Random name of the Hello that waits for a Welcome; empty if none does."""
         self.masks = self._new_masks()
-        """Masks of the present stay."""
 
     @property
     def largest_array(self) -> int:

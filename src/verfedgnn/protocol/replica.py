@@ -26,7 +26,7 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.protections import protection_of
 from verfedgnn.protocol.aggregation import neighbourhood_shape, neighbourhood_type, participation_scale
 from verfedgnn.protocol.messages import RoundReply, RoundStart, Welcome, copied_state
-from verfedgnn.protocol.solved_round import apply_update
+from verfedgnn.protocol.solved_round import SolvedRound
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ class Replica:
         """Number of items of each party."""
         self.ratings = ratings
         """Training ratings of all parties."""
+        self.solved = SolvedRound(model, model.solved, ratings, sum(items)) if model.solved else None
+        """The arithmetic of rounds in which items are solved; None where they are trained."""
         drawn = model.initial_public(config.seed, typical) if start is None else start.clone()
         self.parameters = drawn.to(device)
         if start is not None:
@@ -175,8 +177,8 @@ class Replica:
         if round != self.round + 1:
             raise AssertionError(f"update of round {round} on a replica of round {self.round}")
         self.round = round
-        if self.model.solved is not None:
-            apply_update(self.model, self.parameters, self.accumulator, total)
+        if self.solved is not None:
+            self.solved.apply_update(self.parameters, self.accumulator, total)
             return
         training = self.config.training
         factor = self.protection.worth(participation_scale(self.items, parties))

@@ -196,9 +196,9 @@ class PartyAlignment:
             return self._pass_on(self.index, self._curve_key.blind(self._ids))
         if self.index:
             return []
-        key = secrets.token_bytes(32)
-        sealed = [self._seal(peer, _KEY, key) for peer in range(1, len(keys))]
-        return [*sealed, self._send_pseudonyms(make_pseudonyms(self._ids, key))]
+        drawn = secrets.token_bytes(32)
+        sealed = [self._seal(peer, _KEY, drawn) for peer in range(1, len(keys))]
+        return [*sealed, self._send_pseudonyms(make_pseudonyms(self._ids, drawn))]
 
     def _take_key(self, peer: int, key: bytes) -> list[msg.Message]:
         if peer or self.rules.method != "keyed" or len(key) != 32:
