@@ -32,6 +32,7 @@ from verfedgnn.federation.stores import RELEASES, PartyStore, SurvivorLog, open_
 from verfedgnn.federation.transcript import ALIGNMENT, SPENT
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.privacy.id_matching import Each
+from verfedgnn.privacy.projection import Exchange
 from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.coordinator import mean_error
 from verfedgnn.protocol.party import Candidate, Party
@@ -406,15 +407,14 @@ class PartyService:
             party.replica.ratings,
             self.history,
             self.link.ledger,
-            self._report_privacy(),
+            self._report_privacy(party.exchange),
         )
         self.store.write_result(self.stage, result)
         self.link.send(finished.reply)
         about = {"stage": self.stage.name, "rounds": message.round, "best_round": message.best_round}
         log_event("training finished", **about, public=finished.reply.digest)
 
-    def _report_privacy(self) -> dict[str, Any]:
-        exchange = self.candidate.exchange
+    def _report_privacy(self, exchange: Exchange) -> dict[str, Any]:
         report = privacy_report(
             self.config,
             releases=self.ledger.count(GRADIENT),

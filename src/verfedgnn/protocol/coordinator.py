@@ -459,8 +459,7 @@ class Coordinator:
                 summed = torch.from_numpy(total).to(self.device)
                 update = replica.solved.compute_update(replica.parameters, replica.accumulator, summed)
                 total = update.astype(replica.protection.sum_type)
-            replica.apply(torch.from_numpy(total).to(self.device), parties, self.round)
-            self.updates.append(Update(self.round, parties, total))
+            self._apply(Update(self.round, parties, total))
         if self.config.means_only:  # the first step has all that is shared
             replica.best = (self.round, replica.parameters.clone())
             self.best.holders = set()
@@ -469,9 +468,13 @@ class Coordinator:
     def abandon(self) -> ClosedRound:
         """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
         error = self._end_round(CoordinatorAction.ABANDON)
-        self.replica.skip(self.round)
-        self.updates.append(Update(self.round, [], np.zeros(0, self.replica.protection.sum_type)))
+        self._apply(Update(self.round, [], np.zeros(0, self.replica.protection.sum_type)))
         return ClosedRound(self.round, error, abandoned=True)
+
+    def _apply(self, update: Update) -> None:
+        """Take the public step of an update, and keep the update for the parties."""
+        self.replica.apply(update)
+        self.updates.append(update)
 
     def _end_round(self, action: CoordinatorAction) -> float | None:
         """End the open round and return its validation error; None if it has no validation."""

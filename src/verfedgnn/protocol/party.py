@@ -11,7 +11,6 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from verfedgnn.core.metrics import mean_by_user, squared_errors
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import NoiseStream, PartyStream
 from verfedgnn.privacy import masking, rating_dp
-from verfedgnn.privacy.projection import Exchange, make_exchange
 from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.aggregation import (
     FULL_COPY,
@@ -74,7 +72,7 @@ class FinishedTraining:
 class Party:
     """One organisation that has joined a training. `Candidate.welcome` creates it."""
 
-    def __init__(self, candidate: Candidate, index: int, replica: Replica, exchange: Exchange) -> None:
+    def __init__(self, candidate: Candidate, index: int, replica: Replica) -> None:
         self.setup = setup = candidate.setup
         self.name = setup.name
         self.data = setup.data
@@ -84,7 +82,7 @@ class Party:
         """The party's place in the order that fixes every sum."""
         self.replica = replica
         self.graph = setup.make_graph(sum(replica.items))
-        self.exchange = exchange
+        self.exchange = replica.exchange
         self.masks = candidate.masks
         self.ledger = candidate.ledger
         self._last = (0, 0)
@@ -417,18 +415,11 @@ class Candidate:
             mask_signature=masks.signature,
         )
 
-    def welcome(
-        self, message: Welcome, replica: Replica | None = None, exchange: Exchange | None = None
-    ) -> Party:
-        """Return the joined party.
-
-        Without a `replica` or `exchange` to share, the party makes its own; on one machine all parties share theirs.
-        """
+    def welcome(self, message: Welcome, replica: Replica | None = None) -> Party:
+        """Return the joined party. On one machine all parties share one `replica`; otherwise the party makes its own."""
         self._check(message)
         self.masks.join(message.training, message.index, len(message.items))
-        joined = self.party_class(
-            self, message.index, replica or self._make_replica(message), exchange or self.exchange
-        )
+        joined = self.party_class(self, message.index, replica or self._make_replica(message))
         self.ledger.check_training(message.training, joined.replica.rounds)
         self.progress.training = message.training
         return joined
@@ -463,11 +454,6 @@ class Candidate:
             check_full_copy(message, setup.model)
         if self.progress.training not in (None, message.training):
             raise ProtocolError("the coordinator runs another training than that of this party's checkpoint")
-
-    @cached_property
-    def exchange(self) -> Exchange:
-        """Exchange of neighbourhoods for all users."""
-        return make_exchange(self.setup.config, self.setup.data.users, self.setup.device)
 
     def _make_replica(self, message: Welcome) -> Replica:
         """Return a replica with the public parameters of a Welcome, or as drawn from the agreed seed if it has none.
