@@ -4,8 +4,8 @@
 ARG PYTHON_IMAGE=python:3.12-slim
 FROM $PYTHON_IMAGE AS build
 
-# psi is needed for alignment = "ecdh" only, and there for x86_64 only: --build-arg EXTRAS=federation leaves it out.
-ARG EXTRAS=federation,psi
+# psi is needed for alignment = "ecdh" only, and there for x86_64 only: --build-arg EXTRAS=federation,serve leaves it out.
+ARG EXTRAS=federation,psi,serve
 # torch without CUDA, a fraction of the size; for GPUs: --build-arg TORCH_INDEX=https://pypi.org/simple
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # The version to call itself, such as 0.1.0: there is no .git in here. Unset: the fallback of pyproject.toml.

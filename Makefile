@@ -2,6 +2,7 @@
 # make test   run the whole test suite
 # make coverage  run the test suite and show the coverage of each module, lowest first
 # make fuzz   send a million hostile messages to the members of a federation (about ten minutes)
+# make soak   run nights of a federation with kills, a late party, a full disk and more (about ten minutes)
 # make lint   check style, types, the order of the rooms, spelling, prose and the size of the house
 # make docs   build the documentation site in site/
 # make setup  only set up the environment (.venv) with the product; tests also install packages/
@@ -10,7 +11,7 @@ BIN := .venv/bin
 PACKAGES := packages/verfedgnn-research packages/verfedgnn-flare
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test coverage fuzz lint docs clean
+.PHONY: setup demo test coverage fuzz soak lint docs clean
 
 setup: .venv/installed
 
@@ -39,6 +40,9 @@ coverage: .venv/installed-dev
 
 fuzz: .venv/installed-dev
 	@OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/fuzzer.py --messages 1000000
+
+soak: .venv/installed-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --out results/soak.md
 
 lint: .venv/installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo 2>/dev/null && $(BIN)/mypy

@@ -1,28 +1,26 @@
 """Attack default trainings as `verfedgnn audit` does, on ML-100K, Ciao and Douban. Writes results/attacks/CASE.json.
 
-    VERFEDGNN_DATA=... .venv/bin/python benchmarks/attack_numbers.py [--cases ml-100k ciao-any douban] [--seeds 0 1 2] [--one-model]
+    VERFEDGNN_DATA=... .venv/bin/python benchmarks/attack_numbers.py [--cases ml-100k ciao-any douban] [--seeds 0 1 2] [--one-model | --both]
 
 Douban has two parties, which add noise; it is also attacked without noise and with twice as much. Finished attacks are kept.
-`--one-model` attacks trainings of ratings without the second model, and writes CASE-one-model.json.
+`--one-model` attacks trainings of ratings without the second model, and writes CASE-one-model.json. `--both` asks what the training on
+all ratings adds to the judged one, and writes CASE-both.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import tempfile
 import time
 from pathlib import Path
 
 import torch
 
 from verfedgnn.config import Config
-from verfedgnn.data import PartyData, read_parties
+from verfedgnn.runs.prepared_data import choose_config
 from verfedgnn_research.attacks.item_attack import attack_items
 from verfedgnn_research.attacks.overlap_attack import attack_overlap
-from verfedgnn_research.bench import read_case
-from verfedgnn_research.experiments.training_cell import commit
+from verfedgnn_research.experiments.training_cell import commit, read_case
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "attacks"
 CASES = ("ml-100k", "ciao-any", "douban")
@@ -33,21 +31,6 @@ VICTIMS = {"ml-100k": 200}
 ITEMS = 200
 
 
-def read_data(case: str, seed: int) -> list[PartyData]:
-    """Read a case; Douban's two files have no header."""
-    if case != "douban":
-        return read_case(case, seed)
-    with tempfile.TemporaryDirectory() as folder:
-        files = {}
-        for name in ("book", "music"):
-            source = Path(os.environ["VERFEDGNN_DATA"]) / "douban" / f"douban_{name}" / "ratings.dat"
-            rows = (line.split("\t")[:3] for line in source.read_text().splitlines())
-            files[name] = Path(folder) / f"{name}.csv"
-            lines = [f"{user},{name}-{item},{rating}\n" for user, item, rating in rows]
-            files[name].write_text("user,item,rating\n" + "".join(lines))
-        return read_parties(files, users="any")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -55,23 +38,27 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--one-model", action="store_true")
+    parser.add_argument("--both", action="store_true")
     options = parser.parse_args()
     for seed in options.seeds:
         for case in options.cases:
-            path = RESULTS / f"{case}{'-one-model' if options.one_model else ''}.json"
+            path = RESULTS / f"{case}{'-one-model' * options.one_model}{'-both' * options.both}.json"
             found = json.loads(path.read_text()) if path.exists() else {"commit": commit()}
-            variants = VARIANTS.get(case, {"default": {}})
+            variants = {"default": {}} if options.both else VARIANTS.get(case, {"default": {}})
             if options.one_model:
                 variants = {"one model": {"model.raters": 0}}
             for name, values in variants.items():
-                attack(case, seed, name, values, found)
+                method = "party, both trainings" if options.both else ""
+                attack(case, seed, name, values, found, method)
                 path.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def attack(case: str, seed: int, variant: str, values: dict[str, float], found: dict[str, dict]) -> None:
-    """Attack both trainings of one variant, and add the figures to `found`."""
-    parties = read_data(case, seed)
-    config = Config.preset("best", seed=seed).with_values(values)
+def attack(
+    case: str, seed: int, variant: str, values: dict[str, float], found: dict[str, dict], method: str
+) -> None:
+    """Attack the trainings of ratings and lists of one variant, and add the figures to `found`."""
+    parties = read_case(case, seed)
+    config = choose_config(parties, Config.preset("best", seed=seed).with_values(values))
     for kind, each in {"ratings": config.with_values({"lists": False}), "lists": config.for_lists()}.items():
         figures = found.setdefault(variant, {}).setdefault(kind, {})
         if str(seed) in figures or (kind == "lists" and "model.raters" in values):
@@ -79,12 +66,17 @@ def attack(case: str, seed: int, variant: str, values: dict[str, float], found: 
         began = time.time()
         try:
             figures[str(seed)] = attack_items(
-                parties, each, rounds=each.training.epochs, victims=VICTIMS.get(case, 100), items=ITEMS
+                parties,
+                each,
+                rounds=each.training.epochs,
+                victims=VICTIMS.get(case, 100),
+                items=ITEMS,
+                method=method,
             )
         except torch.linalg.LinAlgError as failure:
             figures[str(seed)] = {"failed": str(failure)}
             continue
-        if kind == "ratings":
+        if kind == "ratings" and not method:
             told = attack_overlap(parties, each, seed=seed)
             best = {name: row["auc"] for name, row in told["attacks"].items()}
             figures[str(seed)]["overlap"] = {"guess": told["guess"], **best}

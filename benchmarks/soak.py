@@ -1,200 +1,381 @@
-"""Run a long federation with failures: thousands of rounds, a process killed every few hundred, memory
-recorded.
+"""Nights of a federation with faults, as real processes: what `make soak` runs.
 
-    python benchmarks/soak.py [--rounds 5000] [--parties 10] [--every 200] [--out results/soak.json]
+    python benchmarks/soak.py [--nights 10] [--seed 0] [--out results/soak.md]
 
-Parties are killed (SIGKILL) at random and restart two seconds later. In the first half the coordinator is
-killed as well; in the second half it keeps running, so that its memory can be judged. Two parties are never
-killed, for the same reason.
+A coordinator and three parties run `verfedgnn night` on ratings that grow. A server follows one party's nights and is asked all
+the while. Members are killed at random (SIGKILL); besides, one party is late, a disk is full, a load is bad, a customer is forgotten,
+one organisation joins and one leaves. Only documented commands mend what happened. The full disk is a small tmpfs, which needs root.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import random
+import shutil
 import signal
-import statistics
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import psutil
-import torch
-from safetensors.torch import load_file
+import numpy as np
 
 import verfedgnn as vf
-from federation_round import COMMAND, command, free_port, write_tables
 from verfedgnn.data import synthetic_ratings
 
+COMMAND = [sys.executable, "-m", "verfedgnn"]
+KEEP = 3
+FIRST, JOINS, LEAVES = ("film", "book", "music"), "games", "book"
+SETTINGS = ("--preset", "best", "--set", "epochs=12", "--set", "lists=false", "--set", "final=false")
 
-class Soak:
-    """The processes of one federation, killed and restarted."""
 
-    def __init__(self, folder: Path, parties: int, rounds: int) -> None:
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command(*words: object) -> str:
+    """Run a command to its end and return what it printed."""
+    done = subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, f"{words}: {done.stderr[-2000:]}"
+    return done.stdout
+
+
+class Reader(threading.Thread):
+    """A client that asks the server of one party without a pause, and counts failures."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.url = f"http://127.0.0.1:{port}/v1/recommendations?user=u0001&k=5"
+        self.answers: Counter[str] = Counter()
+        self.over = False
+
+    def run(self) -> None:
+        """Ask until told to stop."""
+        while not self.over:
+            try:
+                with urllib.request.urlopen(self.url, timeout=30) as answer:
+                    self.answers["answered" if answer.status == 200 else "failed"] += 1
+            except OSError as error:
+                self.answers["failed"] += 1
+                print(f"request failed: {error}", file=sys.stderr)
+            time.sleep(0.05)
+
+
+class Federation:
+    """The folders and processes of all members."""
+
+    def __init__(self, folder: Path, draw: random.Random) -> None:
         self.folder = folder
-        self.home = folder / "coordinator"
-        data = vf.split_items(
-            synthetic_ratings(users=600, items=400, ratings=30_000, seed=1), parties=parties, seed=1
-        )
-        write_tables(folder, data)
-        self.names = [party.name for party in data]
-        settings = {"batch": 0, "epochs": rounds, "evaluate_every": 50}
-        words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        self.draw = draw
+        self.port = free_port()
+        self.members = list(FIRST)
+        ratings = synthetic_ratings(users=300, items=240, ratings=24_000, seed=1)
+        self.tables = {
+            name: part.ratings
+            for name, part in zip((*FIRST, JOINS), vf.split_items(ratings, parties=4, seed=1), strict=True)
+        }
         command(
-            "federation", "init", self.home, "--address", f"127.0.0.1:{free_port()}", "--name", "soak", *words
+            "federation",
+            "init",
+            folder / "hub",
+            "--address",
+            f"127.0.0.1:{self.port}",
+            "--name",
+            "soak",
+            *SETTINGS,
         )
-        for name in self.names:
-            command("federation", "join-request", name, "--out", folder / name)
-            command("federation", "approve", self.home, folder / name / f"{name}.csr", "--yes")
+        for name in FIRST:
+            self.admit(name)
+        for name in FIRST:
+            self.mail(name)
+        self.kills: Counter[str] = Counter()
+        self.commands: Counter[str] = Counter()
+        """Documented commands that mended something."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.due: list[tuple[float, str]] = []
-        for name in ("server", *self.names):
-            self.start(name)
 
-    def start(self, name: str) -> None:
-        """Start a process that appends to its log."""
-        words = ["coordinator", self.home]
-        if name != "server":
-            words = [
+    def admit(self, name: str) -> None:
+        """Let a party join, at the party and at the coordinator."""
+        command("federation", "join-request", name, "--out", self.folder / name)
+        command("federation", "approve", self.folder / "hub", self.folder / name / f"{name}.csr", "--yes")
+
+    def mail(self, name: str) -> None:
+        """Put the coordinator's federation.toml into a party's folder."""
+        (self.folder / name / "federation.toml").write_bytes(
+            (self.folder / "hub" / "federation.toml").read_bytes()
+        )
+
+    def write(self, night: int, nights: int, *, bad: str | None = None) -> None:
+        """Write the ratings that each party has in a night."""
+        for name in self.members:
+            table = self.tables[name]
+            share = 0.6 + 0.4 * night / nights
+            chosen = np.random.default_rng(7).random(len(table)) < share
+            stars = 6 - table.rating[chosen] if name == bad else table.rating[chosen]
+            rows = zip(
+                table.user_ids[table.user[chosen]], table.item_ids[table.item[chosen]], stars, strict=True
+            )
+            lines = [f"{user},{item},{star:g}\n" for user, item, star in rows]
+            (self.folder / f"{name}.csv").write_text("user,item,rating\n" + "".join(lines))
+
+    def start(self, name: str, night: str) -> None:
+        """Start a member's night, as a timer would; its log grows."""
+        home = self.folder / ("hub" if name == "server" else name)
+        words = ["night", home / "nights", "--name", night, "--keep", KEEP, "--"]
+        if name == "server":
+            words += ["coordinator", home, "--listen", f"127.0.0.1:{self.port}"]
+        else:
+            words += [
                 "party",
+                "--federation",
+                home,
                 "--ratings",
                 self.folder / f"{name}.csv",
-                "--federation",
-                self.home / "federation.toml",
+                "--share-verdict",
             ]
-            words += ["--key", self.folder / name / "key.pem"]
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen([*COMMAND, *map(str, words)], stdout=log, stderr=log)
+            self.processes[name] = subprocess.Popen(
+                [*COMMAND, *map(str, words)], stdout=log, stderr=log, start_new_session=True
+            )
 
     def kill(self, name: str) -> None:
-        """Kill a process and set the time of its restart."""
-        self.processes[name].send_signal(signal.SIGKILL)
+        """Kill a member's night and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.processes[name].pid, signal.SIGKILL)
         self.processes[name].wait()
-        self.due.append((time.monotonic() + 2, name))
+        self.kills["coordinator" if name == "server" else "party"] += 1
 
-    def revive(self) -> None:
-        """Restart the processes whose time has come."""
-        for at, name in list(self.due):
-            if time.monotonic() > at:
-                self.due.remove((at, name))
-                self.start(name)
-
-    def status(self) -> dict[str, Any]:
-        """Return the coordinator's last status."""
+    def status(self, night: str) -> dict[str, Any]:
+        """Return the coordinator's status of a night."""
         try:
-            return dict(json.loads((self.home / "run" / "status.json").read_text()))
+            return dict(json.loads((self.folder / "hub" / "nights" / night / "status.json").read_text()))
         except (OSError, ValueError):
             return {}
 
-    def memory(self, name: str) -> float | None:
-        """Return the resident memory in megabytes, if the process is running."""
+    def run(
+        self,
+        night: str,
+        *,
+        kills: int,
+        late: str | None = None,
+        full: Path | None = None,
+    ) -> float:
+        """Run a night to its end at all members; return its seconds."""
+        began = time.monotonic()
+        for name in ("server", *self.members):
+            if name != late:
+                self.start(name, night)
+        due = time.monotonic() + 15 if late is not None else None
+        victims = [self.draw.choice(("server", *self.members)) for _ in range(kills)]
+        while any(process.poll() is None for process in self.processes.values()) or due is not None:
+            about = self.status(night)
+            if due is not None and time.monotonic() > due:
+                assert about["state"] == "gathering", about
+                assert about["waits_for"] == [late], about
+                self.start(str(late), night)
+                due = None
+            if victims and about.get("state") == "training" and about["round"] > 2:
+                victim = victims.pop()
+                if self.processes[victim].poll() is None:
+                    self.kill(victim)
+                    time.sleep(0.5)
+                    self.start(victim, night)
+            for name, process in self.processes.items():
+                if process.poll() == 1 and full is not None:  # the disk is full
+                    log = (self.folder / f"{name}.log").read_text()
+                    assert "No space left" in log, log[-2000:]
+                    full.unlink()
+                    self.commands["free some space, start again"] += 1
+                    full = None
+                    self.start(name, night)
+                    break
+            time.sleep(0.2)
+            assert time.monotonic() < began + 400, self.logs()
+        for name, process in self.processes.items():
+            assert process.returncode in (0, 5), f"{name}: {process.returncode}\n{self.logs()}"
+        self.processes = {}
+        publics = {self.public(name, night) for name in self.members}
+        assert len(publics) == 1, "the members' public parameters differ"
+        return time.monotonic() - began
+
+    def join(self) -> None:
+        """Let an organisation join between two nights."""
+        self.admit(JOINS)
+        self.offer()
+        self.mail(JOINS)
+        self.members.append(JOINS)
+        self.commands["join: approve, accept"] += 1
+
+    def leave(self) -> None:
+        """Let an organisation leave between two nights."""
+        command("federation", "approve", self.folder / "hub", "--remove", LEAVES)
+        self.members.remove(LEAVES)
+        self.offer()
+        self.commands["leave: approve --remove, accept"] += 1
+
+    def offer(self) -> None:
+        """Start the coordinator, which offers the changed agreement, and let the parties accept it."""
+        words = [
+            "coordinator",
+            self.folder / "hub",
+            "--out",
+            self.folder / "hub" / "offer",
+            "--listen",
+            f"127.0.0.1:{self.port}",
+        ]
+        with (self.folder / "server.log").open("ab") as log:
+            offering = subprocess.Popen([*COMMAND, *map(str, words)], stdout=log, stderr=log)
         try:
-            return float(psutil.Process(self.processes[name].pid).memory_info().rss) / 1e6
-        except psutil.NoSuchProcess:
-            return None
+            while socket.socket().connect_ex(("127.0.0.1", self.port)):
+                time.sleep(0.2)
+            for name in self.members:
+                command("federation", "accept", self.folder / name, "--yes")
+        finally:
+            offering.kill()
+            offering.wait()
+            shutil.rmtree(self.folder / "hub" / "offer")
+
+    def public(self, name: str, night: str) -> str:
+        """Return the hash of a party's public parameters."""
+        return str(json.loads((self.folder / name / "nights" / night / "metrics.json").read_text())["public"])
+
+    def logs(self) -> str:
+        """Return the ends of all logs."""
+        return "\n".join(
+            f"== {file.stem}\n{file.read_text()[-1500:]}" for file in sorted(self.folder.glob("*.log"))
+        )
+
+    def words(self, name: str) -> list[str]:
+        """Return the results of a party's nights."""
+        return [
+            each["result"] for each in json.loads(command("nights", self.folder / name / "nights", "--json"))
+        ]
+
+    def megabytes(self) -> dict[str, float]:
+        """Return what each member's nights take on disk."""
+        places = {name: self.folder / name / "nights" for name in ("hub", *self.members)}
+        return {
+            name: sum(
+                file.stat().st_size for file in place.rglob("*") if file.is_file() and not file.is_symlink()
+            )
+            / 1e6
+            for name, place in places.items()
+        }
+
+
+def small_disk(place: Path) -> bool:
+    """Mount a small disk; return whether that is allowed here."""
+    place.mkdir(parents=True, mode=0o700)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m,mode=0700", "tmpfs", str(place)], capture_output=True
+    )
+    return done.returncode == 0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5000)
-    parser.add_argument("--parties", type=int, default=10)
-    parser.add_argument("--every", type=int, default=200)
+    parser.add_argument("--nights", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    draw = random.Random(options.seed)
+    assert options.nights >= 9, "each kind of night takes place once"
     with tempfile.TemporaryDirectory() as name:
-        soak = Soak(Path(name), options.parties, options.rounds)
-        watched = ["server", *soak.names[:2]]
-        mortal = soak.names[2:]
-        samples: list[tuple[int, dict[str, float]]] = []
-        kills: list[tuple[int, str]] = []
-        next_kill = options.every
-        began = time.monotonic()
-        while soak.processes["server"].poll() is None or soak.due:
-            soak.revive()
-            round = soak.status().get("round", 0)
-            if round >= next_kill and not soak.due:
-                next_kill = (round // options.every + 1) * options.every
-                coordinator = round < options.rounds / 2 and draw.random() < 0.3
-                victim = "server" if coordinator else draw.choice(mortal)
-                if soak.processes[victim].poll() is None:
-                    soak.kill(victim)
-                    kills.append((round, victim))
-            found = {who: soak.memory(who) for who in watched}
-            samples.append((round, {who: size for who, size in found.items() if size is not None}))
-            if sys.stderr.isatty():
-                print(f"\rround {round} of {options.rounds}, {len(kills)} kills", end="", file=sys.stderr)
-            time.sleep(0.5)
-        for process in soak.processes.values():
-            process.wait(timeout=90)
-        seconds = time.monotonic() - began
-        publics = [
-            load_file(soak.folder / who / "run" / "model" / "_public.safetensors")["public"]
-            for who in soak.names
-        ]
-        publics.append(load_file(soak.home / "run" / "model" / "_public.safetensors")["public"])
-        metrics = json.loads((soak.home / "run" / "metrics.json").read_text())
-    figures = {
-        "rounds": metrics["rounds"],
-        "parties": options.parties,
-        "kills": len(kills),
-        "coordinator_kills": sum(who == "server" for _, who in kills),
-        "trips_begun_anew": metrics["repeats"],
-        "messages_refused": sum(metrics["refused"].values()),
-        "seconds": round_to(seconds),
-        "replicas_identical": all(torch.equal(publics[0], other) for other in publics),
-        "memory_mb": {who: growth(samples, who, options.rounds) for who in watched},
-    }
+        folder = Path(name)
+        federation = Federation(folder, random.Random(options.seed))
+        disk = folder / "music" / "nights"
+        limited = small_disk(disk)
+        try:
+            figures = play(federation, options.nights, disk if limited else None)
+        finally:
+            for process in federation.processes.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            if limited:
+                subprocess.run(["umount", "-l", str(disk)], check=False)
     print(json.dumps(figures, indent=1))
-    if options.out:
-        thin = samples[:: max(1, len(samples) // 300)]
-        curves = {who: [[r, round_to(s[who])] for r, s in thin if who in s] for who in watched}
-        options.out.write_text(json.dumps(figures | {"killed": kills, "memory": curves}) + "\n")
-        draw_memory(curves, kills, options.out.with_suffix(".png"))
+    if options.out is not None:
+        rows = [f"| {what} | {value} |" for what, value in figures.items()]
+        options.out.write_text("\n".join(["| what | value |", "|---|---|", *rows]) + "\n")
 
 
-def draw_memory(curves: dict[str, list[list[float]]], kills: list[tuple[int, str]], path: Path) -> None:
-    """Draw the resident memory of processes never killed in the second half, and the kills."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 3.5), layout="constrained")
-    for who, points in curves.items():
-        axes.plot(*zip(*points, strict=True), label=who.replace("server", "coordinator"))
-    top = axes.get_ylim()[1]
-    for who, colour in (("server", "tab:red"), ("party", "tab:grey")):
-        rounds = [r for r, name in kills if name.startswith(who)]
-        axes.plot(
-            rounds,
-            [top] * len(rounds),
-            "v",
-            color=colour,
-            label=f"{who.replace('server', 'coordinator')} killed",
-        )
-    axes.set(xlabel="round", ylabel="resident memory, MB", ylim=(0, None))
-    axes.legend(ncols=3, loc="lower center")
-    figure.savefig(path, dpi=120)
-
-
-def growth(samples: list[tuple[int, dict[str, float]]], who: str, rounds: int) -> dict[str, float]:
-    """Return the median resident memory in the third and in the last quarter of the rounds."""
-    quarters = [(rounds * 0.5, rounds * 0.75), (rounds * 0.75, rounds * 0.999)]
-    medians = [
-        statistics.median([s[who] for r, s in samples if low <= r < high and who in s])
-        for low, high in quarters
-    ]
-    return {"third_quarter": round_to(medians[0]), "last_quarter": round_to(medians[1])}
-
-
-def round_to(value: float) -> float:
-    return round(value, 1)
+def play(federation: Federation, nights: int, disk: Path | None) -> dict[str, Any]:
+    """Run all nights with their faults; return figures."""
+    seconds, sizes, expected = [], [], []
+    reader: Reader | None = None
+    server: subprocess.Popen[bytes] | None = None
+    forgotten = str(federation.tables["film"].user_ids[5])
+    try:
+        for number in range(nights):
+            night = f"night-{number:02}"
+            if number in (5, 8):
+                (federation.join if number == 5 else federation.leave)()
+            federation.write(number, nights, bad="film" if number == 6 else None)
+            full = None
+            if number == 3 and disk is not None:
+                full = disk / "filler"
+                with contextlib.suppress(OSError), full.open("wb") as file:
+                    while True:
+                        file.write(bytes(1 << 16))
+            kills = 0 if number in (0, 2, 3) else federation.draw.choice((1, 1, 2))
+            late = "book" if number == 2 else None
+            took = federation.run(night, kills=kills, late=late, full=full)
+            seconds.append(round(took, 1))
+            expected.append("kept" if number == 6 else "promoted")
+            if number == 0:
+                port = free_port()
+                words = ["serve", federation.folder / "film" / "nights" / "current", "--port", port]
+                server = subprocess.Popen([*COMMAND, *map(str, words)], stdout=subprocess.DEVNULL)
+                for _ in range(300):
+                    with contextlib.suppress(OSError):
+                        urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1).close()
+                        break
+                    time.sleep(0.1)
+                reader = Reader(port)
+                reader.start()
+            if number == 4:
+                command("forget", federation.folder / "film" / "nights" / "current", "--user", forgotten)
+                federation.commands["forget a customer"] += 1
+            if number > 4:
+                ids = vf.Run.load(federation.folder / "film" / "nights" / night).parties[0].ratings.user_ids
+                assert forgotten not in set(map(str, ids)), "a forgotten customer came back"
+            sizes.append(max(federation.megabytes().values()))
+            print(
+                f"{night}: {took:.1f} s, {federation.words('film')[-1]}, {sizes[-1]:.1f} MB", file=sys.stderr
+            )
+        words = federation.words("film")
+        assert words == expected, f"{words}\n{federation.logs()}"
+        assert reader is not None
+        assert not reader.answers["failed"], reader.answers
+        assert max(sizes[KEEP + 2 :]) < 2 * max(sizes[: KEEP + 2]), sizes
+        return {
+            "nights": nights,
+            "killed": ", ".join(f"{count} times a {who}" for who, count in sorted(federation.kills.items())),
+            "other faults": "one late party, "
+            + ("one full disk, " if disk is not None else "")
+            + "one bad load, one forgotten customer; one organisation joined, one left",
+            "commands that mended them": ", ".join(sorted(federation.commands)),
+            "results at film": ", ".join(f"{count} {word}" for word, count in Counter(words).items()),
+            "seconds a night, median and longest": f"{np.median(seconds):.0f} and {max(seconds):.0f}",
+            "requests answered, failed": f"{reader.answers['answered']:,} and {reader.answers['failed']}",
+            "MB of a member's nights at most": f"{max(sizes):.1f}",
+            "public parameters of all parties": "identical after every night",
+        }
+    finally:
+        if reader is not None:
+            reader.over = True
+        if server is not None:
+            server.terminate()
+            server.wait()
 
 
 if __name__ == "__main__":

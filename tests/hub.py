@@ -45,6 +45,7 @@ class Wire:
 
     def __init__(self, hub: Hub, name: str, fault: Callable[[bytes], bytes | None] | None = None) -> None:
         self.largest = 1 << 24
+        self.holds: dict[str, str] = {}
         self.hub = hub
         self.name = name
         self.fault = fault
@@ -157,6 +158,8 @@ class Trial:
         self.agreement, self.identities = agree(folder, list(self.parties), config, **values)
         self.hub = Hub()
         self.errors: dict[str, list[BaseException]] = {}
+        self.verdicts: dict[str, dict[str, str]] = {}
+        """Verdict that a party shares, by party."""
         self.align_options: dict[str, dict[str, Any]] = {}
         """Options of the alignment, by party."""
         self.runs: dict[str, vf.Run] = {}
@@ -227,6 +230,8 @@ class Trial:
         if store.is_trained:
             self.runs[name] = load_finished(store)
             return
-        link = CoordinatorLink(identity, wire, lambda: self.stopping, publisher)
+        link = CoordinatorLink(
+            identity, wire, lambda: self.stopping, publisher, verdict=self.verdicts.get(name)
+        )
         options = self.align_options.get(name, {})
         self.runs[name] = run_party(store, link, lambda: self.parties[name].ratings, **options)

@@ -6,11 +6,13 @@ import numpy as np
 
 from verfedgnn.protocol import messages as align
 from verfedgnn.protocol.messages import (
+    About,
     Finish,
     Finished,
     Hello,
     ListSignature,
     MaskShares,
+    MembersPage,
     Refused,
     RoundReply,
     RoundShares,
@@ -45,9 +47,11 @@ MASKS = [
     Unmask(**_PLACE, shares=np.ones((2, 16), np.uint8)),
 ]
 """The messages about masks."""
+ABOUT = About(version="0.1", run="2026-11-14", word="yes", gain="+3 of 100 customers")
 FINISH = Finish(round=3, best_round=2, parameters=np.ones(5, np.float32), digest="ef")
 ALL = [
     HELLO, WELCOME, START, REPLY, *MASKS, FINISH, Finished(digest="ab"), Refused(reason="no"), Waiting(missing=["film"]),
+    ABOUT, MembersPage(members={"film": ABOUT}, nights=[("2026-11-14", "failed")], offer="ab"),
     align.AlignHello(party="film", agreement="ab", users=2, seal_key="0" * 64, seal_signature="00"),
     align.AlignStart(session="ab" * 16, index=0, seal_keys=["0" * 64], seal_signatures=["00"]),
     align.Sealed(session="ab" * 16, peer=1, data=np.ones(4, np.uint8)),

@@ -1,4 +1,4 @@
-"""A federation on one thread whose every step is drawn at random: deliveries, kills, delays, restarts, and a liar.
+"""A federation on one thread whose every step is drawn at random: deliveries, kills, delays and restarts.
 
 The coordinator is the real one with its checkpoints (`CoordinatorStage`), and the parties are the real ones with their masks. The
 simulation keeps everything that the coordinator ever received, and what every party hid under its masks, to compare the two.
@@ -27,7 +27,6 @@ from verfedgnn.protocol.messages import (
     Finish,
     Message,
     RoundReply,
-    RoundStart,
     Survivors,
     Unmask,
     Waiting,
@@ -80,14 +79,12 @@ class Member:
             place=(self.index, len(agreement.parties)),
             fresh_noise=True,
         )
-        kind = LyingParty if self.name == simulation.liar else Party
         self.candidate = Candidate(
             self.data,
             simulation.config,
             bytes([self.index]) * 32,
             "cpu",
             policy,
-            kind,
             commitments=self.commitments,
         )
         if self.saved is not None:
@@ -140,19 +137,8 @@ class Member:
         party.masks.hide = hide  # type: ignore[method-assign]
 
 
-class LyingParty(Party):
-    """A party that sends other values than gradients in some rounds."""
-
-    def answer_round(self, start: RoundStart) -> RoundReply:
-        """Return numbers that are out of range."""
-        reply = super().answer_round(start)
-        if reply.gradient is None or not start.round % 3:
-            return reply
-        return reply.model_copy(update={"gradient": reply.gradient + reply.gradient.dtype.type(5)})
-
-
 class Simulation:
-    """One training. `faults` is the chance of a fault at each step, `returns` that of an excluded party to join again."""
+    """One training. `faults` is the chance of a fault at each step."""
 
     def __init__(
         self,
@@ -163,13 +149,10 @@ class Simulation:
         rounds: int,
         seed: int,
         faults: float,
-        liar: int | None = None,
-        returns: float = 0.0,
         **settings: Any,
     ) -> None:
         self.folder = folder
         self.faults = faults
-        self.returns = returns
         self.random = random.Random(seed)
         table = vf.data.synthetic_ratings(users=24, items=8 * parties, ratings=60 * parties, seed=seed)
         data = vf.split_items(table, parties=parties, seed=seed)
@@ -183,7 +166,6 @@ class Simulation:
         }
         self.config = vf.Config.preset("paper", **(values | settings))
         names = [party.name for party in data]
-        self.liar = None if liar is None else names[liar]
         folder.mkdir(parents=True, exist_ok=True)
         self.agreement, self.identities = agree(
             folder, names, self.config, alignment="none", min_parties=quorum
@@ -198,8 +180,6 @@ class Simulation:
         """Every Unmask: the process of the coordinator, the attempt and its request, the active parties and the survivors."""
         self.life = 0
         self.dead: set[str] = set()
-        self.dormant: set[str] = set()
-        """Parties that the coordinator excluded or refused."""
         self.members: dict[str, Member] = {}
         self._restart_coordinator()
         inputs = [prepared.input for prepared in prepare(data, self.config, torch.device("cpu"))]
@@ -218,12 +198,6 @@ class Simulation:
         for name, message in messages:
             self.send(name, message)
 
-    def exclude(self, name: str) -> None:
-        """Go on without a party."""
-        self.offences[name] += 1
-        self.dormant.add(name)
-        self.stage.lose(name)
-
     def status(self) -> dict[str, Any]:
         """Return no status."""
         return {}
@@ -232,8 +206,6 @@ class Simulation:
 
     def receive(self, name: str, data: bytes) -> None:
         """Hand a party's message to the coordinator, which keeps it."""
-        if name in self.dormant:
-            return
         message = decode(data)
         kind = type(message).__name__
         if kind == "Hello":
@@ -273,7 +245,7 @@ class Simulation:
 
     def _fault(self) -> None:
         """Let something go wrong, or come back."""
-        alive = [name for name in self.members if name not in self.dead | self.dormant]
+        alive = [name for name in self.members if name not in self.dead]
         choice = self.random.randrange(5)
         if choice == 0 and self.random.random() < 0.3:
             self.counts["coordinator kills"] += 1
@@ -294,9 +266,6 @@ class Simulation:
         quiet = self.coordinator.done
         if not quiet and self.random.random() < self.faults:
             self._fault()
-        elif not quiet and self.dormant and self.random.random() < self.returns:
-            self.dead.discard(name := self.dormant.pop())
-            self.members[name].start()
         elif waiting:
             self.random.choice(waiting).take()
         elif self.dead:
@@ -321,16 +290,13 @@ class Simulation:
             assert log[0].parties == survivors
             hidden = self.hidden[place, GRADIENT]
             expected = sum(hidden[index].astype(np.int64) for index in survivors)
-            if self.liar is None or coordinator.names.index(self.liar) not in survivors:
-                np.testing.assert_array_equal(log[0].total, expected)
+            np.testing.assert_array_equal(log[0].total, expected)
         return more
 
     def run(self, most_steps: int = 10**7) -> None:
-        """Run until every party that was not excluded has the result."""
+        """Run until every party has the result."""
         for _ in range(most_steps):
-            if self.stage.finishing and all(
-                member.result is not None for name, member in self.members.items() if name not in self.dormant
-            ):
+            if self.stage.finishing and all(member.result is not None for member in self.members.values()):
                 return
             self.step()
         raise AssertionError(f"not finished in round {self.coordinator.round}")
@@ -339,7 +305,7 @@ class Simulation:
 
     def check(self) -> None:
         """Assert that replicas are equal, and that only one sum an attempt is computable from all that the coordinator received."""
-        results = [m.result for n, m in self.members.items() if n not in self.dormant]
+        results = [member.result for member in self.members.values()]
         assert all(torch.equal(results[0], other) for other in results)  # type: ignore[arg-type]
         self.check_secrets()
 

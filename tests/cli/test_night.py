@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from verfedgnn.cli import night_command
 from verfedgnn.cli.main import app
-from verfedgnn.cli.night_command import read_nights
 from verfedgnn.core.errors import RunError
+from verfedgnn.runs.nights import HISTORY, Night, read_nights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -152,7 +152,7 @@ def test_two_nights_do_not_overlap(nights: Nights) -> None:
 def test_what_night_sets_itself_is_refused(tmp_path: Path, words: list[str]) -> None:
     done = CliRunner().invoke(app, ["night", str(tmp_path), "--", *words])
     assert done.exit_code
-    assert not (tmp_path / night_command.HISTORY).exists()
+    assert not (tmp_path / HISTORY).exists()
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_a_history_of_somebody_else_removes_nothing_outside(nights: Nights, fiel
     mine = nights.folder.parent / "mine"
     mine.mkdir()
     nights.folder.mkdir()
-    line = asdict(night_command.Night("mon", "kept", "", "2026-11-16T01:00:00+00:00", 1.0, ""))
+    line = asdict(Night("mon", "kept", "", "2026-11-16T01:00:00+00:00", 1.0, ""))
     line[field] = str(mine) if value == "MINE" else value
-    (nights.folder / night_command.HISTORY).write_text(f"{json.dumps(line)}\n")
+    (nights.folder / HISTORY).write_text(f"{json.dumps(line)}\n")
     assert nights.night("tue", "--keep", "1")[0] == 1
     assert mine.is_dir()
     shown = CliRunner().invoke(app, ["nights", str(nights.folder), "--textfile", str(mine / "night.prom")])
@@ -192,7 +192,7 @@ def test_a_served_run_that_is_gone_is_no_first_night(nights: Nights) -> None:
 
 def test_a_history_that_is_a_link_is_not_followed(nights: Nights) -> None:
     nights.folder.mkdir()
-    (nights.folder / night_command.HISTORY).symlink_to(nights.folder.parent / "mine")
+    (nights.folder / HISTORY).symlink_to(nights.folder.parent / "mine")
     assert nights.night("mon")[0] == 1
     assert not (nights.folder.parent / "mine").exists()
 
@@ -213,6 +213,8 @@ def test_the_history_is_shown_and_measured(nights: Nights, tmp_path: Path) -> No
     file = tmp_path / "night.prom"
     shown = CliRunner().invoke(app, ["nights", str(nights.folder), "--textfile", str(file)])
     assert "no space left" in shown.output
+    listed = json.loads(CliRunner().invoke(app, ["nights", str(nights.folder), "--json"]).stdout)
+    assert [each["bytes"] > 0 for each in listed] == [True, False, False], "the size on disk"
     lines = file.read_text().splitlines()
     assert 'verfedgnn_night_result{result="failed"} 1' in lines
     assert "verfedgnn_nights_without_promotion 2" in lines
@@ -284,9 +286,6 @@ def test_the_examples_start_the_command(nights: Nights) -> None:
     unit = (EXAMPLES / "nightly" / "verfedgnn-nightly.service").read_text()
     lines = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("ExecStart=")]
     lines.append((EXAMPLES / "nightly" / "crontab").read_text().splitlines()[-1].split("&& ")[1])
-    job: Any = yaml.safe_load((EXAMPLES / "nightly" / "cronjob.yaml").read_text())
-    container = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]
-    lines.append(shlex.join(["verfedgnn", *container["args"]]))
     for line in lines:
         program, *words = shlex.split(line)
         assert program.endswith("verfedgnn")

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verfedgnn.data import read_parties, read_ratings
+from verfedgnn.data import publishers, read_parties, read_ratings
 
 
 def rows(ratings):
@@ -95,19 +95,20 @@ def test_bookcrossing(tmp_path, packed):
         '"9\xff";"Caf\xe9";"K"\r\n'
     )
     put(tmp_path / f"BX-Books{suffix}", books.encode("latin-1"), packed=packed)
-    ratings = read_ratings(tmp_path, subset=None)
+    ratings = read_ratings(tmp_path)
     assert rows(ratings) == {("1", "0155061224", 5.0), ("2", '"0432534220"', 6.0), ("2", "9ÿ", 10.0)}
     titles = dict(zip(ratings.item_ids.tolist(), ratings.titles.tolist(), strict=True))
     assert titles == {"0155061224": 'Of "Mice"; & Men', '"0432534220"': "", "9ÿ": "Café"}
     assert ratings.scale == (1, 10)
-    assert ratings.notes == ("1 implicit row (rating 0) left out",)
+    assert ratings.notes[0] == "1 implicit row (rating 0) left out"
 
 
-def test_bookcrossing_subset_breaks_ties_by_id(tmp_path):
+def test_bookcrossing_subset_breaks_ties_by_id(tmp_path, monkeypatch):
+    monkeypatch.setattr(publishers, "PAPER_SUBSET", (3, 2))
     pairs = [("1", "a"), ("1", "b"), ("2", "a"), ("2", "c"), ("3", "d"), ("3", "e"), ("4", "a")]
     text = BX + "".join(f'"{user}";"{item}";"7"\r\n' for user, item in pairs)
     file = put(tmp_path / "BX-Book-Ratings.csv", text)
-    ratings = read_ratings(file, subset=(3, 2))
+    ratings = read_ratings(file)
     # Users 1, 2, 3 have two each; then a has two ratings and b, c, d, e one: b by id. User 3 is left with none.
     assert rows(ratings) == {("1", "a", 7.0), ("1", "b", 7.0), ("2", "a", 7.0)}
     assert ratings.user_ids.tolist() == ["1", "2"]

@@ -18,12 +18,17 @@ import torch
 from test_federation import HASTY, die, in_round, local, settings, trial
 
 import verfedgnn as vf
-from hub import QUICK, SERVER, Trial, agree
+from hub import QUICK, SERVER, Trial
 from verfedgnn.federation import COORDINATOR_KEY
-from verfedgnn.federation.agreement import FILE, Absence, save_agreement
-from verfedgnn.federation.roster import MemberIdentity, RevocationWatch, remove_party
+from verfedgnn.federation.agreement import FILE, Timeouts, save_agreement
+from verfedgnn.federation.roster import AgreementWatch, MemberIdentity, remove_party
 from verfedgnn.federation.transport import TransportEvent
 from verfedgnn.protocol.messages import RoundReply, Welcome, encode, kind_of
+
+
+def waiting(seconds: float, timeouts: Timeouts = HASTY) -> Timeouts:
+    """Return timeouts of an agreement that waits so long for parties that are missing."""
+    return timeouts.model_copy(update={"absent": seconds})
 
 
 def lose_in_round(
@@ -48,8 +53,7 @@ def wait_until(wanted: Callable[[], bool]) -> None:
 def test_after_the_deadline_the_others_finish_with_the_best_model(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:
-    absent = Absence(deadline=0.3)
-    federated = lose_in_round(tmp_path, small_parties, 5, settings(), absent=absent)
+    federated = lose_in_round(tmp_path, small_parties, 5, settings(), timeouts=waiting(0.3))
     federated.join()
     gone, *rest = federated.parties
     metrics = json.loads((tmp_path / f"run-{SERVER}" / "metrics.json").read_text())
@@ -65,22 +69,6 @@ def test_after_the_deadline_the_others_finish_with_the_best_model(
     federated.start(gone)
     federated.join()
     assert torch.equal(federated.public(gone), expected.public)
-
-
-def test_after_the_deadline_the_others_continue_if_agreed(
-    tmp_path: Path, small_parties: list[vf.PartyData]
-) -> None:
-    absent = Absence(deadline=0.3, then="continue")
-    federated = lose_in_round(tmp_path, small_parties, 5, settings(), absent=absent)
-    wait_until(lambda: SERVER in federated.services and federated.services[SERVER].coordinator.round > 6)
-    federated.join()
-    service = federated.services[SERVER]
-    assert not federated.errors
-    assert service.coordinator.round == 9
-    assert service.stage.record.ended is None
-    assert service.coordinator.updates[-1].parties == [1, 2]
-    first, second = (federated.public(name) for name in list(federated.parties)[1:])
-    assert torch.equal(first, second)
 
 
 def test_a_revoked_party_is_locked_out_and_the_others_go_on(
@@ -118,32 +106,21 @@ def test_a_renewed_certificate_with_the_same_key_locks_nobody_out(
 ) -> None:
     federated = trial(tmp_path, small_parties, settings())
     save_agreement(tmp_path / FILE, federated.agreement)
-    watch = RevocationWatch(federated.identities[SERVER])
-    assert watch.find() == []
+    watch = AgreementWatch(federated.identities[SERVER])
+    assert watch.find_revoked() == []
     save_agreement(tmp_path / FILE, federated.agreement)
-    assert watch.find() == []
+    assert watch.find_revoked() == []
     (tmp_path / FILE).write_text("not an agreement")
-    assert watch.find() == []
+    assert watch.find_revoked() == []
     others = federated.agreement.with_values(parties=federated.agreement.parties[1:])
     save_agreement(tmp_path / FILE, others)
-    assert watch.find() == [small_parties[0].name]
-
-
-def test_rounded_sums_are_never_continued_without_a_party(tmp_path: Path) -> None:
-    absent = Absence(deadline=10, then="continue")
-    names = ["a", "b", "c", "d"]
-    rounded, _ = agree(tmp_path, names, vf.Config.preset("best"), min_parties=4, absent=absent)
-    ternary = rounded.with_values(config=settings())
-    assert rounded.smallest_sum == 4
-    assert ternary.smallest_sum == 3
-    assert ternary.with_values(absent=Absence()).smallest_sum == 4
-    assert ternary.digest() != ternary.with_values(absent=Absence()).digest()
+    assert watch.find_revoked() == [small_parties[0].name]
 
 
 def test_a_training_without_a_validation_ends_with_the_reason_everywhere(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:
-    federated = lose_in_round(tmp_path, small_parties, 2, settings(), absent=Absence(deadline=0.3))
+    federated = lose_in_round(tmp_path, small_parties, 2, settings(), timeouts=waiting(0.3))
     federated.join()
     gone, *rest = federated.parties
     for name in (SERVER, *rest):
@@ -153,9 +130,7 @@ def test_a_training_without_a_validation_ends_with_the_reason_everywhere(
 
 def test_lists_are_skipped_if_a_party_stays_away(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
     config = vf.Config.preset("best", epochs=6, evaluate_every=2, dim=6, raters=0, unprotected=["noise"])
-    federated = lose_in_round(
-        tmp_path, small_parties, 5, config, absent=Absence(deadline=0.3), timeouts=QUICK
-    )
+    federated = lose_in_round(tmp_path, small_parties, 5, config, timeouts=waiting(0.3, QUICK))
     federated.join()
     _, *rest = federated.parties
     assert {name: federated.runs[name].lists for name in rest} == dict.fromkeys(rest)
@@ -172,7 +147,7 @@ def test_a_fresh_folder_does_not_join_in_a_partys_name(
 ) -> None:
     """With equal lists of users, nothing else would tell the new folder from the one that took part."""
     caplog.set_level(logging.INFO, "verfedgnn.federation")
-    federated = lose_in_round(tmp_path, small_parties, 5, settings(), absent=Absence(deadline=3))
+    federated = lose_in_round(tmp_path, small_parties, 5, settings(), timeouts=waiting(3))
     gone, other, _ = federated.parties
     wait_until(
         lambda: SERVER in federated.services and federated.services[SERVER].stage.lacks_since is not None

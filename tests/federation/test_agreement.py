@@ -20,7 +20,6 @@ from verfedgnn.cli import federation_command as federation
 from verfedgnn.core.errors import ConfigError, VerFedGNNError
 from verfedgnn.federation import certificates as c
 from verfedgnn.federation.agreement import (
-    Absence,
     Agreement,
     Member,
     Timeouts,
@@ -70,7 +69,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_every_field_has_a_description() -> None:
-    for section in (Agreement, Absence, Timeouts, Member):
+    for section in (Agreement, Timeouts, Member):
         for name, field in section.model_fields.items():
             assert (field.description or "").endswith("."), name
 

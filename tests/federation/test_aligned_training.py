@@ -226,7 +226,7 @@ def test_who_comes_without_alignment_makes_all_align_again(
     federated = trial(tmp_path, parties, alignment="keyed")
     for name in (SERVER, "party-0", "party-1"):
         federated.start(name)
-    federated.start("party-2", killed_at(4), restart=False).join(180)  # aligned, and gone before it joins
+    federated.start("party-2", killed_at(5), restart=False).join(180)  # aligned, and gone before it joins
     federated_folder = tmp_path / "run-party-2"
     assert (federated_folder / "federation.txt").is_file()
     shutil.rmtree(federated_folder)

@@ -18,7 +18,7 @@ import verfedgnn as vf
 from hub import SERVER, agree
 from verfedgnn.core.installed import installed_version
 from verfedgnn.federation import doctor
-from verfedgnn.federation.agreement import Agreement
+from verfedgnn.federation.agreement import FILE, Agreement, save_agreement
 from verfedgnn.federation.certificates import issue, key_pem, make_request, new_key, tls_context
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.transport import PART_BYTES, Transport, TransportEvent
@@ -41,7 +41,9 @@ def federation(tmp_path: Path) -> tuple[Agreement, dict[str, MemberIdentity]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     config = vf.Config.preset("paper", masking=True)
-    return agree(tmp_path, ["film", "book"], config, address=f"127.0.0.1:{port}")
+    agreement, identities = agree(tmp_path, ["film", "book"], config, address=f"127.0.0.1:{port}")
+    save_agreement(tmp_path / FILE, agreement)
+    return agreement, identities
 
 
 class Net:

@@ -19,12 +19,12 @@ from test_federation import Fault, assert_same, assert_same_model, local, trial
 
 import verfedgnn as vf
 from helpers import same
-from hub import SERVER, Killed, Trial, agree
+from hub import QUICK, SERVER, Killed, Trial, agree
 from verfedgnn.data import TRAIN
 from verfedgnn.data.splits import draw_withheld
 from verfedgnn.evaluation.verdict import narrow_lift
-from verfedgnn.federation.agreement import Absence, describe_two_parties, list_stages, summarise_agreement
-from verfedgnn.federation.status import exposition, page
+from verfedgnn.federation.agreement import describe_two_parties, list_stages, summarise_agreement
+from verfedgnn.federation.status import exposition, make_tables, page
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.protocol.messages import Finished, Hello, RoundReply, RoundStart, Waiting, decode, encode
 
@@ -326,8 +326,8 @@ def test_status_page_metrics_and_tables_name_the_stage(
     assert seen == {"ratings", "lists"}
     status = federated.services[SERVER].publisher.status
     assert (status["stage"], status["state"]) == ("lists", "finished")
-    assert re.search(r"training of +lists", page(status))
-    assert b'stage="lists"' in exposition(status)[1]
+    assert re.search(r"training of +lists", page(make_tables(status)))
+    assert 'stage="lists"' in exposition(status)
     assert all(party["up"] and party["down"] for party in status["parties"].values())
 
 
@@ -461,7 +461,7 @@ def test_a_party_stays_away_from_a_training_on_all_ratings(
 ) -> None:
     """It has no validated model before its last round, so the judged models are served; no later training begins."""
     config = best(final=True)
-    federated = trial(tmp_path, small_parties, config, absent=Absence(deadline=2))
+    federated = trial(tmp_path, small_parties, config, timeouts=QUICK.model_copy(update={"absent": 2}))
 
     def die() -> None:
         raise Killed

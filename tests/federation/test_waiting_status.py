@@ -21,7 +21,14 @@ from hub import SERVER, Killed, agree
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.federation import coordinator_link, coordinator_stage, party_service
-from verfedgnn.federation.status import StatusPublisher, describe_process, exposition, page, presence
+from verfedgnn.federation.status import (
+    StatusPublisher,
+    describe_process,
+    exposition,
+    make_tables,
+    page,
+    presence,
+)
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.protocol.messages import Finished, RoundReply, RoundStart, decode, encode
 
@@ -79,8 +86,8 @@ def test_a_stopped_party_is_stalled_on_every_side(
     assert presence(about["parties"][other]) == "here"
     assert about["updated"] - about["waits_since"] >= 0.3
     assert about["seconds_left"] is None
-    assert "stalled" in page(about)
-    text = exposition(about)[1].decode()
+    assert "stalled" in page(make_tables(about))
+    text = exposition(about)
     assert f'verfedgnn_party_stalled{{party="{late}"}} 1.0' in text
     assert f'verfedgnn_waits_for{{party="{late}"}} 1.0' in text
     check_examples(text)
@@ -126,7 +133,7 @@ def test_the_status_is_true_from_the_first_second(tmp_path: Path, small_parties:
         assert presence(status["parties"][name]) == "away"
         assert began - 1 < status["parties"][name]["missing_since"] <= status["updated"]
     assert describe_process(status) == "The process is running."
-    text = exposition(status)[1].decode()
+    text = exposition(status)
     assert 'role="coordinator"' in text
     assert "None" not in text
     told_party = json.loads(own.read_text())
@@ -145,7 +152,7 @@ def test_a_member_that_has_not_connected_yet_is_starting(tmp_path: Path) -> None
         about = json.loads((tmp_path / "status.json").read_text())
         assert (about["role"], about["federation"], about["state"]) == ("party film", "trial", "starting")
         assert describe_process(about) == "The process is running."
-        assert 'role="party film"' in exposition(about)[1].decode()
+        assert 'role="party film"' in exposition(about)
     assert describe_process({"state": "starting"}) == "The process is running."
 
 

@@ -134,6 +134,24 @@ def test_a_job_in_the_simulator_equals_the_local_runtime(
     assert status["state"] == "finished"
 
 
+def test_the_next_night_trains_into_new_folders(simulated: Path, parties: list[vf.PartyData]) -> None:
+    """Only the settings of the sites change; the job and the sites' processes stay as they are."""
+    place = str(simulated / "{site}")
+    settings = {"federation": place, "ratings": f"{place}/ratings.csv", "out": f"{place}/run-2"}
+    prepare_site(simulated / "simulation" / "trial", settings | {"after": f"{place}/run"})
+    names = [party.name for party in parties]
+    script, log = simulated / "run.py", simulated / "log-2.txt"
+    simulate(
+        [sys.executable, str(script), str(simulated / "server"), str(simulated / "simulation"), *names], log
+    )
+    for name in names:
+        before = json.loads((simulated / name / "run-2" / "after.json").read_text())
+        assert before["public"] == vf.Run.load(simulated / name / "run").metrics["public"], log.read_text()[
+            -3000:
+        ]
+        assert (simulated / name / "run-2" / "metrics.json").is_file()
+
+
 def test_logs_of_a_site_do_not_show_its_own_error(simulated: Path, parties: list[vf.PartyData]) -> None:
     """A job can stream logs to the server, so what a party keeps to itself is in none of them."""
     for party in parties:

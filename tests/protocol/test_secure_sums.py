@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 from pathlib import Path
-from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from numpy.typing import NDArray
 import verfedgnn as vf
 from hub import agree
 from simulated_federation import Simulation
-from verfedgnn.federation.coordinator_stage import LiarSearch
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.stores import SurvivorLog
 from verfedgnn.privacy.masking import (
@@ -367,37 +364,3 @@ def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
         simulation.check()
     finally:
         logging.disable(logging.NOTSET)
-
-
-def test_a_liar_among_kills_and_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small version of the 5,000 rounds in results/federation.md."""
-    monkeypatch.setattr("verfedgnn.federation.coordinator_stage.random.SystemRandom", lambda: Random(1))
-    logging.disable(logging.CRITICAL)
-    try:
-        simulation = Simulation(tmp_path, parties=7, quorum=4, rounds=25, seed=1, faults=0.02, liar=2)
-        simulation.run(50_000)
-        simulation.check()
-    finally:
-        logging.disable(logging.NOTSET)
-    assert simulation.dormant == {simulation.liar}
-    assert simulation.stage.record.abandoned
-
-
-def test_a_liar_that_is_away_stays_a_suspect() -> None:
-    """Otherwise the next sum that it spoils would be blamed on the suspects that stayed."""
-    search = LiarSearch()
-    coordinator: Any = SimpleNamespace(
-        members=SimpleNamespace(here=[0, 1, 3, 4, 5], quorum=3),
-        active_count=6,
-        names=[f"party-{index}" for index in range(6)],
-        config=vf.Config.preset("paper", exchange="off"),
-        open_parties={},
-        round=7,
-    )
-    search.suspects = [0, 2]
-    group = search.choose_parties(coordinator)
-    assert group is not None
-    assert 0 in group
-    assert 2 not in group
-    assert search.record_failure(coordinator, [0, 2, 4]) is None
-    assert search.suspects == [0, 2]

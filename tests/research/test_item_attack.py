@@ -21,6 +21,7 @@ from verfedgnn_research.attacks.item_attack import (
     log_likelihood_ratios,
     read_fakes,
     read_tables,
+    unexplained,
 )
 from verfedgnn_research.attacks.recording import record_federation
 from verfedgnn_research.attacks.release_view import ItemSeries, ReleaseView, watch_releases
@@ -151,6 +152,7 @@ def test_attacks_on_a_federation_and_their_guesses(three: list[vf.PartyData]) ->
     found = attack_items(three, config, rounds=12, victims=60)
     assert list(found) == [
         "party, fakes", "party, insider", "colluders, fakes", "colluders, insider", "public tables", "one rating",
+        "party, both trainings",
     ]  # fmt: skip
     assert found["colluders, insider"]["held"] > 0.9  # type: ignore[operator]
     assert found["one rating"]["all"] > 0.95  # type: ignore[operator]
@@ -159,6 +161,17 @@ def test_attacks_on_a_federation_and_their_guesses(three: list[vf.PartyData]) ->
     assert noised["one rating"]["shift"] < found["one rating"]["shift"] / 4  # type: ignore[operator]
     stepped = attack_items(three, vf.Config.preset("paper"), rounds=4, victims=20, method="party")
     assert list(stepped) == ["party, fakes", "party, insider"]
+
+
+def test_what_a_second_training_adds_is_what_the_first_does_not_explain() -> None:
+    """Equal odds add nothing; odds that rise for one pair single it out, whatever their scale."""
+    before = torch.randn(9, 4, generator=torch.Generator().manual_seed(1)).double()
+    asked = torch.ones(9, 4, dtype=torch.bool)
+    assert unexplained(3 * before + 1, before, asked).abs().max() < 1e-9
+    after = before.clone()
+    lowest = int(before[:, 2].argmin())
+    after[lowest, 2] = 9.0
+    assert int(unexplained(after, before, asked)[:, 2].argmax()) == lowest
 
 
 def test_users_of_two_parties_are_judged_apart() -> None:

@@ -20,7 +20,7 @@ from served import serving  # noqa: E402
 from verfedgnn.serving import server as server_process  # noqa: E402
 from verfedgnn.serving.app import make_app  # noqa: E402
 
-HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HEALTH = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
 """A request without the end of its body."""
 

@@ -176,10 +176,11 @@ def test_a_run_that_cannot_be_read_after_a_forget_is_served_no_more(
             forget_users(folder, ["u0003"])
             while (await client.get("/v1/history", params={"user": "u0003"})).status_code != 503:
                 await asyncio.sleep(0.01)
-            assert (await client.get("/health")).status_code == 503
+            assert (await client.get("/readyz")).status_code == 503
+            assert (await client.get("/healthz")).status_code == 200, "the process works"
             unreadable = False
             forget_users(folder, ["u0004"])
-            while (await client.get("/health")).status_code != 200:
+            while (await client.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.01)
             assert (await client.get("/v1/history", params={"user": "u0003"})).json()["known"] is False
 

@@ -40,13 +40,13 @@ def test_an_internal_error_shows_no_details(
     monkeypatch.setattr(ItemRanker, "rank", broken)
     with serving(make_app(catalogue)) as address:
         answer = httpx.get(f"{address}/v1/recommendations", params={"user": known})
-        assert httpx.get(f"{address}/health").status_code == 200
+        assert httpx.get(f"{address}/readyz").status_code == 200
     assert answer.status_code == 500
     assert "insides" not in answer.text
     assert "content-security-policy" in answer.headers
 
 
-@pytest.mark.parametrize("path", ["/v1/users?", "/v1/history?user=x", "/health?"])
+@pytest.mark.parametrize("path", ["/v1/users?", "/v1/history?user=x", "/readyz?"])
 def test_parameters_that_nobody_reads_are_a_mistake(client: Any, path: str) -> None:
     answer = client.get(f"{path}&category=book")
     assert answer.status_code == 400
@@ -79,7 +79,7 @@ def test_with_a_key_nothing_but_health_and_the_empty_page_is_open(catalogue: Cat
         serving(make_app(catalogue, keys=[ApiKey("key", digest_key(KEY))])) as address,
         httpx.Client(base_url=address) as client,
     ):
-        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/readyz").json() == {"status": "ok"}
         assert client.get("/").status_code == 200
         private = [
             "/metrics",
@@ -165,20 +165,20 @@ def test_a_fuzzer_finds_only_answers_that_openapi_describes(run: vf.Run, tmp_pat
         command += ["--exclude-checks", "positive_data_acceptance"]
         found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "10 total" in found.stdout
+    assert "11 total" in found.stdout
     added = vf.Run.load(tmp_path / "run").parties[0].ratings.n_items - run.parties[0].ratings.n_items
     assert added > 0, "items were added, and they can be read"
 
 
 def test_openapi_describes_what_there_is(client: Any) -> None:
     described = client.get("/openapi.json").json()
-    assert {"/v1/recommendations", "/v1/similar", "/health", "/metrics"} <= set(described["paths"])
+    assert {"/v1/recommendations", "/v1/similar", "/readyz", "/metrics"} <= set(described["paths"])
     example = described["components"]["schemas"]["Newcomer"]["examples"][0]
     assert example["ratings"]
 
 
 def test_another_method_is_told_which_are_allowed(client: Any) -> None:
-    for path, allowed in (("/v1/similar", "GET"), ("/v1/recommendations", "GET, POST"), ("/health", "GET")):
+    for path, allowed in (("/v1/similar", "GET"), ("/v1/recommendations", "GET, POST"), ("/readyz", "GET")):
         answer = client.request("DELETE", path)
         assert (answer.status_code, answer.headers.get("allow")) == (405, allowed)
 

@@ -278,7 +278,7 @@ def test_the_verdict_is_first_and_fits_one_screen(run: vf.Run, chromium: Any, si
             visit.page.click("#more summary")
         visit.page.click("#more summary")
         assert [text.split(":")[0] for text in visit.texts("#about li")] == ["Cost", "Others learn", "Served"]
-        assert f"worse than the most popular items (NDCG@20: {name} " in visit.texts("#warning")[0]
+        assert f"worse than the most popular items at {name} (NDCG@20 " in visit.texts("#warning")[0]
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
         assert not visit.troubles
 

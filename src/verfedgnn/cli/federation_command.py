@@ -176,18 +176,58 @@ def approve(
 
 
 @app.command()
+def accept(
+    folder: Annotated[Path, typer.Argument(help="Your folder, with federation.toml and key.pem.")],
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Skip the prompt; the fingerprint has been compared.")
+    ] = False,
+    output: Output = STANDARD,
+) -> None:
+    """Accept a changed agreement, at a party: fetch it from the running coordinator, show what it changes, and store it."""
+    from verfedgnn.federation import roster
+    from verfedgnn.federation.agreement import FILE, compare_agreements, summarise_agreement
+    from verfedgnn.federation.certificates import short_fingerprint
+
+    identity = roster.load_party(folder)
+    data, offered = roster.fetch_agreement(identity)
+    changes = compare_agreements(identity.agreement, offered)
+    fingerprint = short_fingerprint(offered.digest())
+    if changes and not yes:
+        typer.echo("\n".join([*changes, f"fingerprint of the agreement: {fingerprint}"]), err=True)
+        _confirm("Did the other organisations read out the same fingerprint by phone?")
+    roster.accept_agreement(identity, folder / FILE, data, offered)
+    about = summarise_agreement(offered) | {"changes": changes}
+    output.result(about, *(changes or ["the coordinator offers the agreement that you have"]))
+    sentence = (
+        "The next training runs under it, once all have accepted and the coordinator was started again."
+    )
+    party = ["party", "--federation", str(folder), "--ratings", "FILE", "--out", "NEW_RUN"]
+    show_next(output, [sentence] if changes else [], party)
+
+
+@app.command()
 def show(
     path: Annotated[
         Path, typer.Argument(help="federation.toml, or the folder that holds it.", metavar="FILE_OR_FOLDER")
     ],
+    assessment: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write one page for a security or data-protection officer, in Markdown.", metavar="FILE"
+        ),
+    ] = None,
     output: Output = STANDARD,
 ) -> None:
     """Show the agreement and the members of a federation."""
     from verfedgnn.federation import COORDINATOR_KEY
-    from verfedgnn.federation.agreement import load_agreement, summarise_agreement
+    from verfedgnn.federation.agreement import load_agreement, summarise_agreement, write_text
     from verfedgnn.federation.certificates import format_day, short_fingerprint
 
     agreement = load_agreement(path, dates=False)
+    if assessment is not None:
+        from verfedgnn.federation.assessment import assess
+
+        write_text(assessment, assess(agreement))
     about = summarise_agreement(agreement)
     settings = (
         f"{key} = {'unset' if value is None else json.dumps(value)}"

@@ -12,11 +12,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -25,44 +25,10 @@ from rich.table import Table
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.core.errors import ConfigError, Interrupted, NotPromoted, RunError
 from verfedgnn.core.files import check_file_name, make_folder, switch_link, writing
+from verfedgnn.runs.nights import DONE, EXITS, HISTORY, Night, Word, read_nights
 
-HISTORY = "nights.jsonl"
-"""File in a folder of nights with a line for each night."""
 CURRENT = "current"
 """Link in a folder of nights to the run that is served."""
-Word = Literal["promoted", "kept", "trained", "nothing new", "failed", "stopped"]
-EXITS: dict[Word, int] = {
-    "promoted": 0,
-    "trained": 0,
-    "nothing new": 6,
-    "kept": NotPromoted.exit_code,
-    "stopped": Interrupted.exit_code,
-    "failed": 1,
-}
-"""The exit code of each result."""
-_DONE: tuple[Word, ...] = ("promoted", "kept", "trained", "nothing new")
-
-
-@dataclass(frozen=True)
-class Night:
-    """One line of the history."""
-
-    night: str
-    result: Word
-    reason: str
-    """Why the run was kept or the night failed; "" otherwise."""
-    started: str
-    """Time of the start in UTC."""
-    seconds: float
-    data: str
-    """Hash of the files that were trained on."""
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` or `TypeError` for a line from elsewhere: the folder of a night may be removed."""
-        check_file_name(self.night)
-        datetime.fromisoformat(self.started)
-        if self.result not in EXITS or not isinstance(self.reason, str) or not 0 <= self.seconds < 1e9:
-            raise ValueError("a line is not one of a night")
 
 
 def night(
@@ -109,7 +75,7 @@ def night(
             ) from None
         before = read_nights(folder)
         open_night = _find_unfinished(folder, before) or tonight
-        done = next((each for each in before if each.night == open_night and each.result in _DONE), None)
+        done = next((each for each in before if each.night == open_night and each.result in DONE), None)
         result = done or _run_night(folder, open_night, command, before, tolerance, quiet=output.quiet)
         if done is None:
             _record(folder, result)
@@ -131,23 +97,23 @@ def nights(
     if not folder.is_dir():
         raise RunError(f"{folder} is no folder; name the one in which `verfedgnn night` keeps its runs")
     history = read_nights(folder)
-    table = Table("night", "result", "took", "reason", box=None)
-    for each in history:
-        table.add_row(each.night, each.result, f"{each.seconds:.0f} s", escape(each.reason))
+    table = Table("night", "result", "took", "MB", "reason", box=None)
+    sizes = [
+        sum(file.stat().st_size for file in (folder / each.night).rglob("*") if file.is_file())
+        for each in history
+    ]
+    for each, size in zip(history, sizes, strict=True):
+        table.add_row(
+            each.night,
+            each.result,
+            f"{each.seconds:.0f} s",
+            f"{size / 1e6:.1f}" if size else "–",
+            escape(each.reason),
+        )
     if textfile is not None:
         _write_metrics(textfile, history)
-    output.result([asdict(each) for each in history], table if history else f"no nights in {folder}")
-
-
-def read_nights(folder: Path) -> list[Night]:
-    """Return the history of a folder of nights, oldest first; a night that was tried again has its last result."""
-    file = folder / HISTORY
-    try:
-        lines = file.read_text("utf-8").splitlines() if file.is_file() else []
-        nights = [Night(**json.loads(line)) for line in lines]
-    except (ValueError, TypeError, RecursionError) as error:
-        raise RunError(f"{file} cannot be read ({error}); move it away to begin a new history") from None
-    return list({each.night: each for each in nights}.values())
+    about = [asdict(each) | {"bytes": size} for each, size in zip(history, sizes, strict=True)]
+    output.result(about, table if history else f"no nights in {folder}")
 
 
 def _run_night(
@@ -265,7 +231,7 @@ def _prune(folder: Path, keep: int) -> None:
     kept = {current.resolve()} if current.exists() else set()
     if (current / "metrics.json").is_file():
         kept |= set(read_best(current.resolve()).values())
-    finished = [folder / each.night for each in read_nights(folder) if each.result in _DONE]
+    finished = [folder / each.night for each in read_nights(folder) if each.result in DONE]
     with writing(folder):
         for place in finished[:-keep]:
             if place.is_dir() and not place.is_symlink() and place.resolve() not in kept:

@@ -105,6 +105,13 @@ def party(
             metavar="RUN",
         ),
     ] = None,
+    share_verdict: Annotated[
+        bool,
+        _run(
+            "--share-verdict",
+            text="Show all members the verdict on the run named by --after: one word, and what known customers gain, rounded.",
+        ),
+    ] = False,
     align_only: Annotated[
         bool,
         _run(
@@ -130,26 +137,29 @@ def party(
     from verfedgnn.core.files import check_writable
     from verfedgnn.federation.coordinator_link import CoordinatorLink
     from verfedgnn.federation.event_log import log_event
-    from verfedgnn.federation.party_service import align_party, load_finished, run_party
+    from verfedgnn.federation.party_service import align_party, load_finished, read_verdict, run_party
     from verfedgnn.federation.roster import load_party
     from verfedgnn.federation.stores import PartyStore
     from verfedgnn.privacy.id_matching import workers
 
     output = _prepare_service(log, log_level, threads, output)
-    identity = load_party(federation, key)
+    folder = federation if federation.is_dir() else federation.parent
+    run_folder = out or (key.parent if key else folder) / "run"
+    identity = load_party(federation, key, run_folder)
+    config = identity.agreement.config
     if check:
-        config = identity.agreement.config
         source = None if ratings is None else partial(read_own_ratings, ratings, reading, config)
-        _check_party(identity, out or identity.key_file.parent / "run", source, output)
+        _check_party(identity, run_folder, source, output)
         return
-    store = PartyStore(out or identity.key_file.parent / "run", identity)
+    verdict = read_verdict(after or Path(), config, identity.name) if share_verdict else {}
+    store = PartyStore(run_folder, identity)
     if align_only and store.has_training:
         raise ConfigError(f"{store.folder} holds a training; choose another --out to align users again")
     if store.is_trained:
         run = load_finished(store, device)
     else:
         check_writable(store.folder)
-        read = cache(lambda: read_own_ratings(ratings, reading, identity.agreement.config))
+        read = cache(lambda: read_own_ratings(ratings, reading, config))
         if align_only or not store.is_aligned:
             read()  # reports a mistake in the ratings before the first connection
         elif ratings is not None:
@@ -159,7 +169,7 @@ def party(
             _service(identity, store.folder, None, status) as at,
             pool as each,
         ):
-            link = CoordinatorLink(identity, at.transport, at.halt.asked, at.publisher)
+            link = CoordinatorLink(identity, at.transport, at.halt.asked, at.publisher, verdict=verdict)
             if align_only:
                 users = align_party(store, link, read(), each, pad_to=pad_users, after=after)
                 text = f"{users:,} users in the federation; your aligned ratings are in {store.folder}"
@@ -243,8 +253,8 @@ def coordinator(
     from verfedgnn.federation.roster import load_coordinator
 
     output = _prepare_service(log, log_level, threads, output)
-    identity = load_coordinator(folder)
     run = out or folder / "run"
+    identity = load_coordinator(folder, run)
     address = _parse_address(listen, "--listen") or ("0.0.0.0", identity.agreement.endpoint[1])
     with _service(identity, run, address, status) as at:
         service = CoordinatorService(identity, at.transport, at.publisher, device=device)

@@ -3,7 +3,7 @@
 A source is usable exactly when `read_ratings` with the same options reads it. Everything else is a warning.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option, worded
-from verfedgnn.data.column_names import RATING_ROLES
 from verfedgnn.data.ids import TEXT
-from verfedgnn.data.publishers import find_layout
-from verfedgnn.data.rating_checks import SHOWN, DataProblem, check_rows, used_ids
-from verfedgnn.data.rating_reader import default_duplicates, is_synthetic, list_tables, locate, read_ratings
-from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
-from verfedgnn.data.table_sources import Table, open_table, read_rows
+from verfedgnn.data.rating_checks import SHOWN, DataProblem, RowReport
+from verfedgnn.data.rating_reader import read_ratings
+from verfedgnn.data.ratings import Mask, count_rows, format_count
+from verfedgnn.data.text_files import TextTable
 from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time
 
 FEW = 5
@@ -37,12 +35,10 @@ FEWEST_USERS = 20
 """Users below which a result says nothing about others."""
 PARTIES = 10
 """Parties among which `train` divides the items of one source by default."""
-Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[np.int64] | None]
-"""Codes of users and items, ratings and times."""
-Bars = tuple[tuple[str, int], ...]
-"""Labels and counts of bars, in the order in which they are drawn."""
 _VALUES = 11
 """Most distinct ratings that have a bar each."""
+Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[np.int64] | None]
+"""Codes of users and items, ratings and times."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Distribution:
     lowest: float
     highest: float
     mean: float
-    values: Bars
+    values: tuple[tuple[str, int], ...]
     """Count of each rating, or of ten equal bins if there are many different ratings."""
     first: str | None
     last: str | None
@@ -126,108 +122,46 @@ class UserOverlap:
 def check_source(name: str, source: Any, **options: Any) -> CheckedSource:
     """Check one source with the options of `read_ratings`: a path or a name, or a table in memory."""
     shown = str(source) if isinstance(source, str | Path) else "in memory"
+    report, catalogue = RowReport(), options.pop("catalogue", None)
     try:
-        plain = _find_plain(source, options)
-        if plain is not None:
-            shown = str(plain) if isinstance(plain, str | Path) else shown
-            opening: dict[str, Any] = {key: options.get(key) for key in ("columns", "encoding", "delimiter")}
-            table = open_table(plain, name, **opening)
-            return _check_table(name, shown, table, options)
-    except MissingColumns as error:
-        if not error.only_ratings:
-            return _unreadable(name, shown, error, error.flags)
+        ratings = read_ratings(source, name=name, report=report, **options)
     except DataError as error:
-        return _unreadable(name, shown, error)
-    try:
-        ratings = read_ratings(source, name=name, **options)
-    except DataError as error:
-        return _unreadable(name, shown, error, error.flags if isinstance(error, MissingColumns) else ())
+        nobody = pa.array([], TEXT)
+        problem = DataProblem("unreadable", str(error), "", 1, fatal=True)
+        flags = error.flags if isinstance(error, MissingColumns) else ()
+        return CheckedSource(name, shown, "row", (problem,), (), None, nobody, nobody, columns=flags)
     columns = (ratings.user, ratings.item, ratings.rating, ratings.time)
     users, items = pa.array(ratings.user_ids, TEXT), pa.array(ratings.item_ids, TEXT)
-    return _describe(CheckedSource(name, shown, "row", (), ratings.notes, None, users, items), columns)
-
-
-def _find_plain(source: Any, options: Mapping[str, Any]) -> Any:
-    """Return the table to check row by row, or None for ratings, synthetic data, events and publishers' layouts."""
-    if options.get("events") is not None or isinstance(source, Ratings):
-        return None
-    if not isinstance(source, str | Path):
-        return source
-    if is_synthetic(source):
-        return None
-    path = locate(source)
-    if not options.get("columns") and find_layout(path) is not None:
-        return None
-    files = list_tables(path) if path.is_dir() else [path]
-    return files[0] if len(files) == 1 else None
-
-
-def _check_table(name: str, source: str, table: Table, options: Mapping[str, Any]) -> CheckedSource:
-    """Check rows one by one."""
-    # Columns of items need no check.
-    roles = {role: column for role, column in table.names.items() if role in (*RATING_ROLES, "time")}
-    text = table.text
-    broken: list[int] = []
-    problems: list[DataProblem] = []
-    rows = read_rows(replace(table, names=roles), broken)
-    if text is not None and broken:
-        where = text.lines(broken[:SHOWN])
-        remedy = f"correct them, or name the delimiter with {option('delimiter')} (now {text.delimiter!r})"
-        said = f"{format_count(len(broken), 'line')} {'has' if len(broken) == 1 else 'have'} too few or too many fields"
-        places = tuple(where[record] for record in broken[:SHOWN])
-        problems.append(DataProblem("broken", said, remedy, len(broken), places, fatal=True))
-    checked = check_rows(
-        rows,
-        name=name,
-        scale=options.get("scale"),
-        duplicates=options.get("duplicates") or default_duplicates(source),
-        missing=options.get("missing") or "error",
-    )
-    good = np.flatnonzero(~checked.bad)
-    user, users = used_ids(checked.user[good], checked.users)
-    item, items = used_ids(checked.item[good], checked.items)
-    columns = (user, item, checked.rating[good], None if checked.time is None else checked.time[good])
-    found = CheckedSource(
-        name, source, table.unit, tuple(checked.problems), (*table.notes, *checked.notes), None, users, items
-    )
-    found = _describe(found, columns, good)
-    wanted = {row for problem in found.problems for row in problem.places}
-    number = _number_rows(table, broken, sorted(wanted))
-    for problem in found.problems:
-        problems.append(replace(problem, places=tuple(number[row] for row in problem.places)))
-    catalogue = options.get("catalogue")
+    counts = np.bincount(ratings.user, minlength=len(users))
+    problems = [*report.problems, *_find_warnings(columns, report.rows)]
+    unit = "row"
+    if report.table is not None:
+        unit, text = report.table.unit, report.table.text
+        shown = shown if text is None else str(text.path)
+        number = report.table.number_rows(
+            sorted({row for problem in problems for row in problem.places}), report.broken
+        )
+        problems = [
+            replace(problem, places=tuple(map(number.__getitem__, problem.places))) for problem in problems
+        ]
+        if text is not None and report.broken:
+            problems.insert(0, _describe_broken(text, report.broken))
     if catalogue is not None and len(items) > catalogue:
         said = f"{len(items):,} items have ratings, more than the declared catalogue of {catalogue:,}"
-        remedy = f"declare a larger {option('catalogue')}"
-        problems.append(DataProblem("catalogue", said, remedy, 1, fatal=True))
-    return replace(found, problems=tuple(problems))
+        problems.append(
+            DataProblem("catalogue", said, f"declare a larger {option('catalogue')}", 1, fatal=True)
+        )
+    shape = describe_ratings(columns)
+    return CheckedSource(name, shown, unit, tuple(problems), ratings.notes, shape, users, items, counts)
 
 
-def _number_rows(table: Table, broken: list[int], rows: list[int]) -> dict[int, int]:
-    """Return the line or the number of some rows, for messages; `broken` records of a text file are no rows."""
-    if table.text is None:
-        return {row: row + (table.unit == "row") for row in rows}
-    gaps = np.array(broken, np.int64)
-    records = np.array(rows, np.int64) + (not table.text.columns)
-    # Removing the j broken records before broken record j shifts it by j; compare the shifted positions.
-    records += np.searchsorted(gaps - np.arange(len(gaps)), records, "right")
-    lines = table.text.lines(records.tolist())
-    return {row: lines[record] for row, record in zip(rows, records.tolist(), strict=True)}
-
-
-def _describe(
-    found: CheckedSource, columns: Columns, row_of: NDArray[np.int64] | None = None
-) -> CheckedSource:
-    """Return a source with the distribution of its ratings and with warnings about them; `row_of` are the rows of the ratings."""
-    problems = (*found.problems, *_find_warnings(columns, row_of))
-    counts = np.bincount(columns[0], minlength=len(found.users))
-    return replace(found, problems=problems, shape=describe_ratings(columns), counts=counts)
-
-
-def _unreadable(name: str, source: str, error: DataError, flags: tuple[str, ...] = ()) -> CheckedSource:
-    nobody = pa.array([], TEXT)
-    problem = DataProblem("unreadable", str(error), "", 1, fatal=True)
-    return CheckedSource(name, source, "row", (problem,), (), None, nobody, nobody, columns=flags)
+def _describe_broken(text: TextTable, broken: Sequence[int]) -> DataProblem:
+    where = text.lines(broken[:SHOWN])
+    remedy = f"correct them, or name the delimiter with {option('delimiter')} (now {text.delimiter!r})"
+    said = f"{format_count(len(broken), 'line')} {'has' if len(broken) == 1 else 'have'} too few or too many fields"
+    return DataProblem(
+        "broken", said, remedy, len(broken), tuple(where[record] for record in broken[:SHOWN]), fatal=True
+    )
 
 
 def describe_ratings(columns: Columns) -> Distribution | None:
@@ -248,17 +182,9 @@ def describe_ratings(columns: Columns) -> Distribution | None:
     if len(stars) > _VALUES:
         counts, edges = np.histogram(rating, 10)
         labels = [f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges)]
-    return Distribution(
-        ratings=len(rating),
-        users=len(np.unique(user)),
-        items=len(np.unique(item)),
-        lowest=float(rating.min()),
-        highest=float(rating.max()),
-        mean=float(rating.mean(dtype=np.float64)),
-        values=tuple(zip(labels, counts.tolist(), strict=True)),
-        first=first,
-        last=last,
-    )
+    sizes = (len(rating), len(np.unique(user)), len(np.unique(item)))
+    figures = (float(rating.min()), float(rating.max()), float(rating.mean(dtype=np.float64)))
+    return Distribution(*sizes, *figures, tuple(zip(labels, counts.tolist(), strict=True)), first, last)
 
 
 def measure_overlap(sources: Sequence[CheckedSource]) -> UserOverlap:
@@ -268,12 +194,9 @@ def measure_overlap(sources: Sequence[CheckedSource]) -> UserOverlap:
         for one, other in combinations(sources, 2)
     ]
     without_case = _number_users([pc.utf8_lower(source.users).unique() for source in sources])
-    at_parties = np.bincount(np.concatenate(without_case))
+    shared = int((np.bincount(np.concatenate(without_case)) > 1).sum())
     return UserOverlap(
-        len(sources),
-        _regions(sources),
-        int((at_parties > 1).sum()),
-        tuple(pair for pair in shared_items if pair[2]),
+        len(sources), _regions(sources), shared, tuple(pair for pair in shared_items if pair[2])
     )
 
 
@@ -285,12 +208,10 @@ def _regions(sources: Sequence[CheckedSource]) -> tuple[OverlapRegion, ...]:
         member[numbers, party] = True
         ratings[numbers] += source.counts
     at, region_of = np.unique(member, axis=0, return_inverse=True)
-    users = np.bincount(region_of.reshape(-1), minlength=len(at))
-    rated = np.bincount(region_of.reshape(-1), ratings, minlength=len(at)).astype(np.int64)
-    regions = [
-        OverlapRegion(tuple(sources[p].name for p in np.flatnonzero(row).tolist()), int(count), int(amount))
-        for row, count, amount in zip(at, users, rated, strict=True)
-    ]
+    users = np.bincount(region_of.reshape(-1), minlength=len(at)).tolist()
+    rated = np.bincount(region_of.reshape(-1), ratings, minlength=len(at)).astype(np.int64).tolist()
+    names = [tuple(sources[p].name for p in np.flatnonzero(row).tolist()) for row in at]
+    regions = map(OverlapRegion, names, users, rated)
     return tuple(sorted(regions, key=lambda region: (-region.users, len(region.parties))))
 
 
@@ -346,22 +267,23 @@ def foresee_training(sources: Sequence[CheckedSource], overlap: UserOverlap | No
     shapes = [(source.name, source.shape) for source in sources if source.shape is not None]
     for name, shape in shapes:
         if shape.ratings < FEWEST_RATINGS:
-            warnings.append(
-                f"{name} has {format_count(shape.ratings, 'rating')}: its validation or test part may be empty, and "
-                "training refuses that; add ratings"
+            had, what = (
+                format_count(shape.ratings, "rating"),
+                "its validation or test part may be empty, and training refuses that",
             )
+            warnings.append(f"{name} has {had}: {what}; add ratings")
         elif shape.users < FEWEST_USERS:
-            warnings.append(
-                f"{name} has {format_count(shape.users, 'user')}: training runs, but its figures say nothing about other "
-                "users; add users"
+            had, what = (
+                format_count(shape.users, "user"),
+                "training runs, but its figures say nothing about other users",
             )
+            warnings.append(f"{name} has {had}: {what}; add users")
     parties = fitting_parties(sources)
     if parties is not None:
         _, shape = shapes[0]
-        warnings.append(
-            f"{format_count(shape.items, 'item')} with {format_count(shape.ratings, 'rating')} are too few for {PARTIES} "
-            f"parties: pass {option('parties', parties)} to {worded('`train`', '`fit`')}"
-        )
+        had = f"{format_count(shape.items, 'item')} with {format_count(shape.ratings, 'rating')}"
+        advice = f"pass {option('parties', parties)} to {worded('`train`', '`fit`')}"
+        warnings.append(f"{had} are too few for {PARTIES} parties: {advice}")
     return warnings if overlap is None else warnings + _foresee_federation(sources, overlap)
 
 
@@ -410,11 +332,7 @@ def conclude(
         )
     if refusal:
         return Conclusion(False, f"This cannot be trained, because {refusal}")
-    small = [
-        source.name
-        for source in sources
-        if source.shape is not None and source.shape.ratings < FEWEST_RATINGS
-    ]
+    small = [s.name for s in sources if s.shape is not None and s.shape.ratings < FEWEST_RATINGS]
     if small:
         reason = f"{small[0]} has fewer than {FEWEST_RATINGS} ratings"
         text = f"A training may refuse this, because {reason}. Add ratings, then check again."
@@ -451,17 +369,14 @@ def _foresee_federation(sources: Sequence[CheckedSource], overlap: UserOverlap) 
         )
     shapes = [(source.name, source.shape) for source in sources if source.shape is not None]
     scales = sorted(
-        (shape.highest - shape.lowest, name, shape.lowest, shape.highest) for name, shape in shapes
+        (s.highest - s.lowest, f"{name} rates from {s.lowest:g} to {s.highest:g}") for name, s in shapes
     )
     scales = [scale for scale in scales if scale[0] > 0]
     if scales and scales[-1][0] > MOST_RATIO * scales[0][0]:
-        one, other = (
-            f"{name} rates from {low:g} to {high:g}" for _, name, low, high in (scales[0], scales[-1])
-        )
-        scale = option("own", {"...": {"scale": (1, 5)}})
+        remedy = worded("--read NAME:scale=LOW,HIGH", option("own", {"...": {"scale": (1, 5)}}))
         warnings.append(
-            f"{one}, {other}: errors are in each party's own unit, so compare parties, not the overall RMSE; declare both "
-            f"scales with {worded('--read NAME:scale=LOW,HIGH', scale)}"
+            f"{scales[0][1]}, {scales[-1][1]}: errors are in each party's own unit, so compare parties, not the overall RMSE; "
+            f"declare both scales with {remedy}"
         )
     users, _ = overlap.count_from(1)
     if overlap.shared and overlap.shared < FEWEST_SHARED * users:

@@ -46,8 +46,7 @@ def split_items(
     Without `by`, items go at random to `parties` groups (10, or one per item if they are fewer) of about the same size. With `by`, e.g.
     "genre", each value is a party and items without one go to "unknown". If `parties` is smaller than the number of values,
     those with the most ratings are parties and the others together are "other". Every user of the table is a user of every
-    party, with or without ratings there.
-    The items that a party receives are its declared catalogue.
+    party, and the items that a party receives are its declared catalogue.
     """
     note: tuple[str, ...] = ()
     if by is not None:
@@ -60,14 +59,13 @@ def split_items(
             )
         order = np.random.default_rng(seed).permutation(ratings.n_items)
         width = len(str(parties - 1))
-        parts = enumerate(np.array_split(order, parties))
-        groups = {f"party-{k:0{width}}": np.sort(part) for k, part in parts}
-    tables = {name: ratings.select_items(index) for name, index in groups.items()}
+        groups = {
+            f"party-{k:0{width}}": np.sort(part) for k, part in enumerate(np.array_split(order, parties))
+        }
+    parts = {name: replace(ratings.select_items(index), name=name) for name, index in groups.items()}
     return [
-        PartyData(
-            name, replace(table, name=name, catalogue=table.n_items).with_notes(*note * (name == OTHER))
-        )
-        for name, table in tables.items()
+        PartyData(name, replace(table, catalogue=table.n_items).with_notes(*note * (name == OTHER)))
+        for name, table in parts.items()
     ]
 
 
@@ -108,9 +106,9 @@ def parties_from_tables(tables: Sequence[Ratings], users: UserRule = "any") -> l
     alike = [table for table in tables if highest <= 0 or table.scale[1] > highest / 2]
     shared = (min(table.scale[0] for table in alike), highest)
     declared = all(table.scale_declared for table in tables)
+    scales = [shared if table in alike else table.scale for table in tables]
     scaled = [
-        replace(table, scale=shared if table in alike else table.scale, scale_declared=declared)
-        for table in tables
+        replace(t, scale=scale, scale_declared=declared) for t, scale in zip(tables, scales, strict=True)
     ]
     return align_users([PartyData(table.name, table) for table in scaled], users)
 

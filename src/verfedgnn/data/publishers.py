@@ -112,13 +112,10 @@ def _described(ratings: Ratings, ids: Any, titles: Any, **columns: Any) -> Ratin
     return replace(ratings, titles=found.pop("title"), columns=found)
 
 
-def read_bookcrossing(
-    path: Path, books: Path | None, *, subset: tuple[int, int] | None = PAPER_SUBSET, **options: Any
-) -> Ratings:
-    """Read the explicit ratings (1 to 10; 0 means "implicit"), by default those of the most active users and items.
+def read_bookcrossing(path: Path, books: Path | None, **options: Any) -> Ratings:
+    """Read the explicit ratings (1 to 10; 0 means "implicit") of the paper's dense subset: of the most active users and items.
 
-    `subset` = (users, items) keeps the users with the most explicit ratings, then the items with the most ratings by those users.
-    Ties are broken by the order of ids, and users left without a rating are dropped. None keeps all explicit ratings.
+    Ties are broken by the order of ids, and users left without a rating are dropped.
     """
     text = TextTable(path, delimiter=";", escape="\\", encoding="latin-1")
     # As they are written, since published counts tell ISBNs with blanks apart.
@@ -129,8 +126,7 @@ def read_bookcrossing(
     notes = (f"{format_count(implicit, 'implicit row')} (rating 0) left out",) if implicit else ()
     own = {"name": "book-crossing", "notes": notes, "where": lambda row: text.at(int(rows[row]))}
     ratings = rate_rows(_columns(table.take(pa.array(rows))), scale=(1, 10), **{**own, **options})
-    if subset is not None:
-        ratings = _select_densest(ratings, *subset)
+    ratings = _select_densest(ratings, *PAPER_SUBSET)
     if books is None:
         return ratings
     # Common copies have a few broken lines, and titles are optional.

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from verfedgnn.data.ids import (
     to_numpy,
 )
 from verfedgnn.data.ratings import Mask, Ratings, count_rows
+from verfedgnn.data.table_sources import Table
 from verfedgnn.data.value_parsing import CORRECT, as_number_column, parse_numbers, parse_times, quote_value
 
 SHOWN = 5
@@ -53,7 +54,7 @@ class DataProblem:
 
 @dataclass(frozen=True, eq=False)
 class CheckedRows:
-    """The rows of a table with users and items as codes, and their problems. Places of problems are rows counted from 0."""
+    """The rows of a table with users and items as codes of distinct ids in no particular order, and their problems."""
 
     user: NDArray[np.int32]
     item: NDArray[np.int32]
@@ -61,14 +62,36 @@ class CheckedRows:
     time: NDArray[np.int64] | None
     users: pa.Array
     items: pa.Array
-    """Distinct ids of items, like those of users in no particular order."""
     gone: Mask
     """Rows that lack something and are left out."""
     bad: Mask
     """Rows with any problem, and those that repeat an earlier pair."""
     problems: list[DataProblem]
     notes: tuple[str, ...]
-    """Sentences about how the columns were read."""
+
+
+@dataclass
+class RowReport:
+    """Collects the problems of a table's rows, of which otherwise the first is an error; only rows without a problem are read."""
+
+    problems: list[DataProblem] = field(default_factory=list)
+    """Problems with their rows, counted from 0."""
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Row of each rating."""
+    table: Table | None = None
+    broken: list[int] = field(default_factory=list)
+    """Records of a text file that are no rows."""
+
+    def take(self, checked: CheckedRows) -> NDArray[np.int64]:
+        """Take the problems of rows, and return the rows without one."""
+        self.problems += checked.problems
+        self.rows = np.flatnonzero(~checked.bad)
+        return self.rows
+
+    def within(self, used: NDArray[np.int64], first: NDArray[np.int64]) -> None:
+        """Turn rows among those that are `used` into rows of the table; only the `first` rows have a rating."""
+        self.rows = used[self.rows[first]]
+        self.problems = [replace(p, places=tuple(used[list(p.places)].tolist())) for p in self.problems]
 
 
 _LACKS = {"rating": "have a rating that is missing or NaN", "event": "have no kind of event"}
@@ -87,16 +110,13 @@ def check_rows(
 
     `what` is "event" if rows are events with weights instead of ratings; some of them may lack a time.
     """
-    sizes = {role: len(column) for role, column in rows.items()}
-    if len(set(sizes.values())) > 1:
-        entries = ", ".join(f"{size:,} of {role}" for role, size in sizes.items())
+    if len(set(map(len, rows.values()))) > 1:
+        entries = ", ".join(f"{len(column):,} of {role}" for role, column in rows.items())
         raise DataError(f"{name} has columns of different lengths: {entries}; give one of each per row")
-    for option_name, given, known in (
-        ("duplicates", duplicates, "error, first, last, mean"),
-        ("missing", missing, "error, drop"),
-    ):
-        if given not in known.split(", "):
-            raise DataError(f"{option_name}={given!r} is unknown; use one of {known}")
+    if duplicates not in ("error", "first", "last", "mean"):
+        raise DataError(f"duplicates={duplicates!r} is unknown; use one of error, first, last, mean")
+    if missing not in ("error", "drop"):
+        raise DataError(f"missing={missing!r} is unknown; use one of error, drop")
     with ThreadPoolExecutor(2) as both:
         ids = both.map(number_ids, (rows["user"], rows["item"]), ("user", "item"))
     (users, user_ids), (items, item_ids) = ids
@@ -180,19 +200,10 @@ def make_ratings(
     columns: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Ratings:
-    """Check columns with one entry per rating and return them as `Ratings`.
+    """Check columns with one entry per rating, arrays or sequences of one length, and return them as `Ratings`.
 
-    `user`, `item`, `rating`, `time`, `titles` and each of `columns` are arrays or sequences of one length.
-    Titles and columns belong to items; the first entry that is not empty is used.
-
-    Args:
-        user: Ids of users.
-        item: Ids of items.
-        rating: Ratings, as numbers or text.
-        time: Times as numbers (seconds or milliseconds since 1970), dates or text.
-        titles: Titles of items.
-        columns: Further columns of items, by name.
-        **options: Those of `rate_rows`: scale, name, duplicates, missing, notes.
+    Times are numbers (seconds or milliseconds since 1970), dates or text. Titles and `columns` belong to items; the first entry
+    that is not empty is used. `options` are those of `rate_rows`: scale, name, duplicates, missing, notes.
     """
     rows = {"user": user, "item": item, "rating": as_number_column(rating), "time": time, "title": titles}
     given = {role: column for role, column in {**rows, **(columns or {})}.items() if column is not None}
@@ -200,10 +211,7 @@ def make_ratings(
 
 
 def rate_rows(rows: Mapping[str, Any], *, duplicates: str = "error", **options: Any) -> Ratings:
-    """Check rows, given by role, and return them as `Ratings` with one row for each pair of a user and an item.
-
-    `duplicates` says how repeated pairs are treated: "error", "first", "last" or "mean". `options` are those of `accept_rows`.
-    """
+    """Return rows as `Ratings`, as `accept_rows` does, with one row for each pair: the "first", the "last" or the "mean"."""
     table, repeated = accept_rows(rows, duplicates=duplicates, **options)
     if not repeated.any():
         return table
@@ -231,28 +239,26 @@ def accept_rows(
     notes: tuple[str, ...] = (),
     where: Callable[[int], str] | None = None,
     what: str = "rating",
+    report: RowReport | None = None,
 ) -> tuple[Ratings, Mask]:
     """Return rows as `Ratings`, and a mask of those that repeat an earlier pair; raise `DataError` for a fatal problem.
 
-    Args:
-        rows: Columns by role; those that are not of ratings belong to items.
-        scale: Lowest and highest rating; by default those of the data.
-        name: Name of the table in messages.
-        duplicates: "error" to refuse repeated pairs.
-        missing: How to treat rows without a user, an item or a rating: "error" or "drop".
-        notes: Sentences about how the columns were read.
-        where: Function that describes the place of a row in errors.
-        what: As in `check_rows`.
+    Columns that are not of ratings belong to items. `notes` say how columns were read, `where` describes the place of a row in
+    errors, and a `report` takes the problems instead. The other options are those of `check_rows`.
     """
     at = where or (lambda row: f"row {row} of {name} (counted from 0)")
     checked = check_rows(rows, name=name, scale=scale, duplicates=duplicates, missing=missing, what=what)
-    _refuse(checked, rows["rating"], name, at)
-    kept: Any = np.flatnonzero(~checked.gone) if checked.gone.any() else slice(None)
+    kept: Any = slice(None)
+    if report is not None:
+        kept = report.take(checked)
+    else:
+        _refuse(checked, rows["rating"], name, at)
+        kept = np.flatnonzero(~checked.gone) if checked.gone.any() else kept
     values = checked.rating[kept]
-    low, high = scale if scale is not None else (float(values.min()), float(values.max()))
+    low, high = scale or ((float(values.min()), float(values.max())) if len(values) else (0.0, 0.0))
     user_code, user_ids = sort_numbered(*used_ids(checked.user[kept], checked.users))
     item_code, item_ids = sort_numbered(*used_ids(checked.item[kept], checked.items))
-    left_out = int(checked.gone.sum())
+    left_out = 0 if report is not None else int(checked.gone.sum())
     lack = [f"{count_rows(left_out, f'have no user, item or {what}')}: left out"] if left_out else []
     about = {
         role: first_per_item(column, role, item_code, len(item_ids), kept)

@@ -1,14 +1,12 @@
 """Reading of ratings from any source: a file, a folder, a table in memory, or a data set by name.
 
 All plain sources take one path: `open_table`, `read_rows`, then `accept_rows`, which checks the rows. Events become
-ratings on the way, by a rule that uses only the events of a pair. With n_k events of kind k and weight w_k, a user's interest in
-an item is s = sum_k w_k n_k, and its rating is
+ratings on the way. With n_k events of kind k and weight w_k, a user's interest in an item is s = sum_k w_k n_k, and its rating is
 
     r = low + (high - low) (1 - 4^(-s / 5)),    on the scale 1 to 5:  r = 5 - 4^(1 - s / 5).
 
-No event gives 1. A total weight of 5 (one purchase at 5, five views at 1) gives 4, from which items count as liked
-(`model.threshold`); each further 5 covers three quarters of the distance to 5. The rating grows with every event and every
-weight, and saturates. It depends neither on the order of rows nor on other users, so each organisation can apply the rule alone.
+No event gives 1. A total weight of 5 gives 4, from which items count as liked (`model.threshold`); each further 5 covers three
+quarters of the distance to 5. The rule uses only the events of a pair, so each organisation can apply it alone.
 """
 
 import os
@@ -26,8 +24,8 @@ from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option
 from verfedgnn.data.column_names import RATING_ROLES
 from verfedgnn.data.ids import number_ids
-from verfedgnn.data.publishers import PAPER_SUBSET, find_layout, read_bookcrossing
-from verfedgnn.data.rating_checks import accept_rows, rate_rows
+from verfedgnn.data.publishers import find_layout
+from verfedgnn.data.rating_checks import RowReport, accept_rows, rate_rows
 from verfedgnn.data.ratings import Ratings, format_count, pool_tables
 from verfedgnn.data.read_options import EventWeights, check_events
 from verfedgnn.data.synthetic import synthetic_ratings
@@ -65,17 +63,16 @@ def read_ratings(
     scale: tuple[float, float] | None = None,
     keep: Sequence[str] = (),
     events: EventWeights | None = None,
-    subset: tuple[int, int] | None = PAPER_SUBSET,
     catalogue: int | None = None,
+    report: RowReport | None = None,
     **options: Any,
 ) -> Ratings:
     """Read ratings from a file, a folder in a publisher's layout, a data set by name, or a table in memory.
 
     Args:
         source: A table (CSV, TSV, .inter, Parquet, with or without gzip), a MovieLens, BookCrossing or Yelp folder or main file, a
-            folder of tables (pooled, with the item column "file"), the name of a data set in the folder `VERFEDGNN_DATA`, or
-            "synthetic". In memory: any object that exports Arrow (`__arrow_c_stream__`: pandas, polars, DuckDB), a lazy frame of
-            polars, a frame of Spark, or a tuple (users, items, ratings).
+            folder of tables (pooled, with the item column "file"), a data set in the folder `VERFEDGNN_DATA`, or "synthetic". In
+            memory: an object that exports Arrow (pandas, polars, DuckDB), a frame of Spark, or a tuple (users, items, ratings).
         name: Name of a table in memory, for messages.
         columns: Names of the columns for user, item, rating, time, title and further item columns of a plain table.
         duplicates: How to treat repeated (user, item) pairs: "error", "first", "last" or "mean".
@@ -86,8 +83,8 @@ def read_ratings(
         scale: Lowest and highest rating of a plain table or of synthetic data.
         keep: Further item columns to keep, if the table has them.
         events: Weights of events ({"view": 1, "purchase": 5}, or one number), for tables of events instead of ratings.
-        subset: Number of users and items of the BookCrossing subset; None for all.
         catalogue: Declared number of items, with or without ratings.
+        report: Takes the problems of a single plain table instead of an error.
         **options: Further options of synthetic data (users, items, ratings, ...).
     """
     rows: dict[str, Any] = {"duplicates": duplicates, "missing": missing}
@@ -98,37 +95,39 @@ def read_ratings(
         if given:
             raise DataError(f"{', '.join(given)}: Ratings are read already; pass the option to read_ratings")
         return source
-    synthetic = isinstance(source, str | Path) and is_synthetic(source)
-    unknown = options.keys() - (SYNTHETIC_OPTIONS if synthetic else ())
-    if unknown and synthetic:
-        raise DataError(f"synthetic data has no option {min(unknown)}; use {', '.join(SYNTHETIC_OPTIONS)}")
-    if unknown:
+    if isinstance(source, str | Path) and is_synthetic(source):
+        if unknown := options.keys() - SYNTHETIC_OPTIONS:
+            known = ", ".join(SYNTHETIC_OPTIONS)
+            raise DataError(f"synthetic data has no option {min(unknown)}; use {known}")
+        return synthetic_ratings(seed=seed, scale=scale or (1, 5), **options).with_catalogue(catalogue)
+    if options:
         raise DataError(
             f"{', '.join(options)}: these options are for synthetic data; leave them out for {name}"
         )
-    if synthetic:
-        return synthetic_ratings(seed=seed, scale=scale or (1, 5), **options).with_catalogue(catalogue)
     if not isinstance(source, str | Path):
         if given := _given(texts):
             raise DataError(f"{', '.join(given)}: an option for files; leave it out for the table {name}")
-        return read_table(source, name, keep=keep, **plain).with_catalogue(catalogue)
+        return read_table(source, name, keep=keep, report=report, **plain).with_catalogue(catalogue)
     where = locate(source)
     layout = None if columns or events is not None else find_layout(where)
     if layout is not None:
         main, companion, read_layout = layout
         extra = _given(rows)
-        if read_layout is read_bookcrossing:
-            extra["subset"] = subset
         if where.is_dir():
             extra["name"] = where.resolve().name
         ratings: Ratings = read_layout(main, companion, **extra)
     elif where.is_dir():
-        folder = where.resolve().name
-        tables = [read_table(file, keep=keep, **plain, **texts) for file in list_tables(where)]
-        single = len(tables) == 1
-        ratings = replace(tables[0], name=folder) if single else pool_tables(tables, "file", folder)
+        files, folder = list_tables(where), where.resolve().name
+        opening: dict[str, Any] = {
+            "keep": keep,
+            "report": report if len(files) == 1 else None,
+            **plain,
+            **texts,
+        }
+        tables = [read_table(file, **opening) for file in files]
+        ratings = pool_tables(tables, "file", folder) if tables[1:] else replace(tables[0], name=folder)
     else:
-        ratings = read_table(where, keep=keep, **plain, **texts)
+        ratings = read_table(where, keep=keep, report=report, **plain, **texts)
     return ratings.with_catalogue(catalogue)
 
 
@@ -149,6 +148,7 @@ def read_table(
     duplicates: str | None = None,
     missing: str | None = None,
     scale: tuple[float, float] | None = None,
+    report: RowReport | None = None,
     **opening: Any,
 ) -> Ratings:
     """Read ratings from one file, or from a table in memory called `name`; `opening` holds the options of `open_table`.
@@ -164,9 +164,16 @@ def read_table(
             raise
         events, about = FULL, "no column of ratings, so every row is a like"
         table = open_table(source, name, **opening, required=required_columns(events))
-    rows = read_rows(table)
+    rows = read_rows(table, None if report is None else report.broken)
+    if report is not None:
+        report.table = table
     name = table_stem(source) if isinstance(source, str | Path) else name
-    accept: dict[str, Any] = {"name": name, "missing": missing or "error", "where": table.at}
+    accept: dict[str, Any] = {
+        "name": name,
+        "missing": missing or "error",
+        "where": table.at,
+        "report": report,
+    }
     if events is not None:
         return rate_events(rows, events, scale=scale or (1, 5), about=about, **accept)
     duplicates = duplicates or default_duplicates(source)
@@ -249,6 +256,7 @@ def rate_events(
     missing: str,
     where: Callable[[int], str],
     about: str,
+    report: RowReport | None = None,
 ) -> Ratings:
     """Return one rating for each pair of a user and an item with events, in the order of ids. `about` says how, in a note.
 
@@ -268,9 +276,12 @@ def rate_events(
         missing=missing,
         where=lambda row: where(int(used[row])),
         what="event",
+        report=report,
     )
     key = table.user.astype(np.int64) * table.n_items + table.item
     _, first, pair = np.unique(key, return_index=True, return_inverse=True)
+    if report is not None:
+        report.within(used, first)
     # Weights are added from the smallest on, so that the order of rows changes no bit.
     order = np.lexsort((table.rating, pair))
     strength = np.bincount(pair[order], weights=table.rating[order])

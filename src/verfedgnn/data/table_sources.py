@@ -57,6 +57,17 @@ class Table:
     notes: tuple[str, ...] = ()
     """Sentences about how the columns were found."""
 
+    def number_rows(self, rows: Sequence[int], broken: Sequence[int]) -> dict[int, int]:
+        """Return the line or the number of some rows, for messages; `broken` records of a text file are no rows."""
+        if self.text is None:
+            return {row: row + (self.unit == "row") for row in rows}
+        gaps = np.array(broken, np.int64)
+        records = np.array(rows, np.int64) + (not self.text.columns)
+        # Removing the j broken records before broken record j shifts it by j; compare the shifted positions.
+        records += np.searchsorted(gaps - np.arange(len(gaps)), records, "right")
+        lines = self.text.lines(records.tolist())
+        return {row: lines[record] for row, record in zip(rows, records.tolist(), strict=True)}
+
 
 def text_source(text: TextTable, names: dict[str, str], time: pa.DataType = TEXT) -> Table:
     """Return a text file as a table; `time` is the type of the column of times."""

@@ -175,6 +175,20 @@ def sentences(lift: Lift, party: str | None = None) -> list[str]:
     ]
 
 
+def summarise_verdict(lift: Lift, party: str) -> tuple[str, str]:
+    """Return the word of one organisation and what its known customers gain, rounded; "" if that could not be tested."""
+    table = judged_tables(lift)[1][1]
+    gain = _row(table, party)["gain"]
+    if gain is None:
+        return party_word(lift, party), ""
+    shown = (
+        f"{format_signed(gain['percent'])} %"
+        if table["metric"] == "rmse"
+        else f"{format_signed(100 * gain['value'])} of 100"
+    )
+    return party_word(lift, party), shown
+
+
 def _describe(row: Row, customers: str, metric: str) -> str:
     """Return what joining changes for some customers, in plain units."""
     if row["gain"] is None:

@@ -31,6 +31,10 @@ from verfedgnn.protocol.user_alignment import AlignmentRules
 from verfedgnn.runs.run_folder import FINAL, LISTS
 
 FILE = "federation.toml"
+BEFORE = ".before"
+"""Suffix of the file with the agreement before the present one."""
+MARK = "federation.txt"
+"""File in a run folder that names its agreement and, at a party, its alignment."""
 
 Alignment = Literal["keyed", "ecdh", "none"]
 Name = Annotated[str, AfterValidator(check_name)]
@@ -57,15 +61,8 @@ class Timeouts(Section):
     """Time without an acknowledgement from the network after which a connection counts as lost."""
     finish: float = Field(60, gt=0)
     """Time the coordinator waits after training for absent parties to fetch the result."""
-
-
-class Absence(Section):
-    """What happens when a training lacks parties without which no round can start."""
-
-    deadline: float = Field(0.0, ge=0)
-    """Seconds that a training waits for missing parties; 0 waits without end."""
-    then: Literal["finish", "continue"] = "finish"
-    """After that: finish with the model of the best validation, or continue with more than half of the parties, at least two."""
+    absent: float = Field(0, ge=0)
+    """Time a training waits for parties without which no round can start, before it ends with its best model; 0 waits on."""
 
 
 class Member(Section):
@@ -123,8 +120,6 @@ class Agreement(Section):
     """Number of users the federation must have. A sum over few users shows what single users contribute."""
     min_overlap: float = Field(0.02, ge=0, le=1)
     """Share of each party's users that some other party must have. It catches a wrong export before training."""
-    absent: Absence = Absence()
-    """What happens when parties stay away."""
     timeouts: Timeouts = Timeouts()
     """Waiting times of the members."""
     authority: str
@@ -179,18 +174,9 @@ class Agreement(Section):
     @property
     def quorum(self) -> int:
         """Number of parties a round needs; by default more than half, at least two, and as many as every sum must include."""
-        return min(len(self.parties), self.min_parties or self._fewest)
-
-    @property
-    def _fewest(self) -> int:
         count = len(self.parties)
-        return max(2, count // 2 + 1, fewest_parties_in_sum(self.config, count))
-
-    @property
-    def smallest_sum(self) -> int:
-        """Number of parties that a sum has at least, also after the deadline for absent parties."""
-        continues = self.absent.deadline and self.absent.then == "continue"
-        return min(self.quorum, self._fewest) if continues else self.quorum
+        fewest = max(2, count // 2 + 1, fewest_parties_in_sum(self.config, count))
+        return min(count, self.min_parties or fewest)
 
     @property
     def problem(self) -> str | None:
@@ -198,7 +184,7 @@ class Agreement(Section):
         count = len(self.parties)
         if count < 2:
             return None  # more parties are expected
-        return too_few(self.config, min(active_count(self.config, count), self.smallest_sum), count)
+        return too_few(self.config, min(active_count(self.config, count), self.quorum), count)
 
     @property
     def alignment_rules(self) -> AlignmentRules:
@@ -219,7 +205,7 @@ class Agreement(Section):
         The address and the timeouts are not covered.
         """
         limits = (self.max_users, self.max_rounds, self.min_users, self.min_overlap, self.quorum)
-        rules = (*limits, self.absent.model_dump(), self.config.digest())
+        rules = (*limits, self.config.digest())
         roster = [(party.name, party.fingerprint) for party in self.parties]
         parts = (self.name, self.alignment, *rules, roster, self.coordinator.fingerprint)
         return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -271,26 +257,50 @@ def load_agreement(path: Path, *, dates: bool = True) -> Agreement:
     """Read the agreement from a file or from its folder; expired certificates are accepted only without `dates`."""
     file = path / FILE if path.is_dir() else path
     try:
-        tree = tomllib.loads(file.read_text("utf-8"))
+        return read_agreement(file.read_bytes(), str(file), dates=dates)
     except OSError as error:
         remedy = f"pass the {FILE} from the coordinator, or its folder"
         raise ConfigError(f"cannot read the agreement {file}: {error.strerror or error}; {remedy}") from None
+
+
+def read_agreement(data: bytes, place: str, *, dates: bool = True) -> Agreement:
+    """Read the agreement in the bytes of a file; `place` names it in errors."""
+    try:
+        tree = tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}; get it from the coordinator again") from None
+        raise ConfigError(f"{place} is not valid TOML: {error}; get it from the coordinator again") from None
     try:
         agreement = build_agreement(tree)
         if dates:
             agreement.check_dates()
     except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
+        raise ConfigError(f"{place}: {error}") from None
     return agreement
 
 
 def save_agreement(path: Path, agreement: Agreement) -> None:
-    """Write the agreement; an interruption leaves the previous file intact."""
+    """Write the agreement; an interruption leaves the previous file intact. That is kept beside it, for runs begun under it."""
     tree = agreement.model_dump(mode="json")
     tree["config"] = tomllib.loads(agreement.config.to_toml())  # writes null, which TOML lacks, as "unset"
-    write_text(path, _HEADER + tomli_w.dumps(tree, multiline_strings=True))
+    replace_agreement(path, _HEADER + tomli_w.dumps(tree, multiline_strings=True))
+
+
+def replace_agreement(path: Path, text: str) -> None:
+    """Write a federation.toml, and keep the one before it."""
+    if path.is_file() and path.read_text("utf-8") != text:
+        write_text(path.with_suffix(BEFORE), path.read_text("utf-8"))
+    write_text(path, text)
+
+
+def find_agreement(path: Path, run: Path | None) -> Agreement:
+    """Return the agreement in a file or its folder, or the one before it if the folder `run` was begun under that."""
+    file = path / FILE if path.is_dir() else path
+    agreement, before = load_agreement(file), file.with_suffix(BEFORE)
+    if run is not None and before.is_file() and (run / MARK).is_file():
+        begun = (run / MARK).read_text("utf-8").split()[0]
+        if begun != agreement.digest() and (earlier := load_agreement(before)).digest() == begun:
+            return earlier
+    return agreement
 
 
 def write_text(path: Path, text: str) -> None:
@@ -371,6 +381,33 @@ def summarise_agreement(agreement: Agreement) -> dict[str, Any]:
             for member in agreement.members
         ],
     }
+
+
+def compare_agreements(before: Agreement, after: Agreement) -> list[str]:
+    """Return what a changed agreement changes: members, rules and settings, a sentence for each."""
+    changes = []
+    old, new = ({member.name: member.parsed for member in each.members} for each in (before, after))
+    for name in dict.fromkeys([*old, *new]):
+        if name not in old or name not in new:
+            changes.append(f"{name} {'joins' if name in new else 'leaves'}")
+        elif old[name].key_fingerprint != new[name].key_fingerprint:
+            changes.append(f"{name} has a new key")
+        elif old[name].fingerprint != new[name].fingerprint:
+            changes.append(f"{name} has a new certificate for the same key")
+    rules, others = (
+        {"a round needs": each.quorum}
+        | each.model_dump(
+            mode="json", exclude={"authority", "config", "coordinator", "parties", "min_parties"}
+        )
+        | each.config.values()
+        for each in (before, after)
+    )
+    changes += [
+        f"{name}: {rules.get(name)} before, {others.get(name)} now"
+        for name in dict.fromkeys([*rules, *others])
+        if rules.get(name) != others.get(name)
+    ]
+    return changes
 
 
 def describe_two_parties(agreement: Agreement) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.array_files import as_bytes
 from verfedgnn.core.errors import Interrupted, ProtocolError, VerFedGNNError
+from verfedgnn.core.installed import installed_version
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.roster import MemberIdentity
@@ -45,7 +46,10 @@ class CoordinatorLink:
         transport: Transport,
         stop: Callable[[], bool],
         publisher: StatusPublisher,
+        *,
+        verdict: Mapping[str, str] | None = None,
     ) -> None:
+        """`verdict` holds the fields of a verdict that the party shares with all members."""
         self.timeouts = identity.agreement.timeouts
         self.name = identity.name
         self.transport = transport
@@ -61,6 +65,10 @@ class CoordinatorLink:
         self.waits_for = [COORDINATOR]
         """Members for whom the training waits; the coordinator if it is away or silent."""
         self.waits_since: float | None = time.time()
+        self.page: msg.MembersPage | None = None
+        """What the coordinator has told all members."""
+        self._about = msg.About(version=installed_version(), **(verdict or {}))
+        self._agreement = identity.agreement.digest()
         self._model: Model | None = None
         """Model of the present training; None before it."""
         self._largest_array: int | None = None
@@ -103,6 +111,18 @@ class CoordinatorLink:
         self._last_hello = time.monotonic()
         self.send(self._hello())
 
+    def _take_page(self, page: msg.MembersPage) -> None:
+        """Keep what all members may see; tell of other versions and of a changed agreement."""
+        before, self.page = self.page, page
+        versions = {name: about.version for name, about in page.members.items()}
+        if before is None or versions != {name: about.version for name, about in before.members.items()}:
+            level = log_event if len(set(versions.values())) == 1 else log_warning
+            level("versions of the members", **versions)
+        if page.offer != self._agreement and (before is None or before.offer != page.offer):
+            log_warning(
+                "the agreement was changed", next="look at it with `verfedgnn federation accept FOLDER`"
+            )
+
     def receive(
         self, status: Callable[[], dict[str, Any]] | None = None, joining: Callable[[], bool] = lambda: False
     ) -> msg.Message:
@@ -126,6 +146,7 @@ class CoordinatorLink:
                 log_event("connected to the coordinator")
                 self.connected = True
                 self._wait_for([])
+                self.send(self._about)
                 self._say_hello()
             elif event.kind == "left":
                 log_warning("lost the coordinator, reconnecting")
@@ -135,7 +156,10 @@ class CoordinatorLink:
                 raise ProtocolError(f"the coordinator sent {event.reason}")
             elif event.kind != "part":
                 self.heard = time.time()
-                return self._read(event.data)
+                message = self._read(event.data)
+                if not isinstance(message, msg.MembersPage):
+                    return message
+                self._take_page(message)
 
     def _act_on_silence(self, joining: Callable[[], bool]) -> None:
         """Log once that the coordinator, which is connected, has sent nothing for long, and say hello again if it is time."""
@@ -189,6 +213,7 @@ class CoordinatorLink:
             "state": "gathering" if self.waits_for else "aligning",
             "waits_for": self.waits_for,
             "waits_since": self.waits_since,
+            "members": None if self.page is None else self.page.model_dump(),
             "parties": {
                 self.name: {"here": False, "joined": self.connected, **sizes},
                 COORDINATOR: {**coordinator, "up": 0, "down": 0},
@@ -247,6 +272,13 @@ def common_statements(message: msg.Message, model: Model | None) -> Statements:
                 "the parameters of the result": message.digest,
             }
             return {"result": result}
+        case msg.MembersPage():
+            told = {
+                name: f"{about.word} {about.gain} {about.run}"
+                for name, about in message.members.items()
+                if about.word
+            }
+            return {f"verdict {name}": {"the verdict that it shares": text} for name, text in told.items()}
     return {}
 
 

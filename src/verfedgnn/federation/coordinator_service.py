@@ -17,11 +17,13 @@ from typing import Any
 
 from verfedgnn.core.errors import DataError, Interrupted, ProtocolError
 from verfedgnn.core.files import writing
+from verfedgnn.core.installed import installed_version
 from verfedgnn.federation import coordinator_stage
 from verfedgnn.federation.agreement import list_stages
+from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_stage import CoordinatorStage, Situation
 from verfedgnn.federation.event_log import RepeatedWarning, log_event, log_warning
-from verfedgnn.federation.roster import MemberIdentity, RevocationWatch
+from verfedgnn.federation.roster import AgreementWatch, MemberIdentity
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
 from verfedgnn.federation.transport import Transport, TransportEvent
@@ -33,12 +35,15 @@ from verfedgnn.protocol.masks import list_statement
 from verfedgnn.protocol.party_state import name_mask_purpose
 from verfedgnn.protocol.states import COORDINATOR_STATES
 from verfedgnn.protocol.user_alignment import CoordinatorAlignment
+from verfedgnn.runs.nights import read_nights
 from verfedgnn.runs.run import write_json
 
 MOST_OFFENCES = 20
 """Number of refused messages after which a party is ignored until the coordinator restarts."""
 MOST_HELLOS = 30
 """Number of times a party may join within a minute."""
+SHOWN_NIGHTS = 30
+"""Number of the last nights that all members see."""
 SIGN_SECONDS = 4.0
 """Number of seconds after which a waiting party gets a sign of life."""
 _TICK = 0.25
@@ -71,7 +76,7 @@ class CoordinatorService:
         """Number of refused messages of each party."""
         self.revoked: set[str] = set()
         """Parties whose certificates were revoked since the coordinator was started; nothing of them is heard."""
-        self._revocations = RevocationWatch(identity)
+        self._file = AgreementWatch(identity)
         self.connected: set[str] = set()
         self._changed = dict.fromkeys(self.names, time.monotonic())
         """Time at which each party connected or left; that of the start before."""
@@ -82,6 +87,13 @@ class CoordinatorService:
         self._hello_times: dict[str, list[float]] = {}
         self._announced: list[str] = []
         """The parties for which the training waits, as it was last told to operators and the other parties."""
+        self._about = {COORDINATOR: msg.About(version=installed_version())}
+        """What each member said of itself."""
+        self._nights: list[tuple[str, str]] = [
+            (each.night, each.result) for each in read_nights(publisher.folder.parent)[-SHOWN_NIGHTS:]
+        ]
+        self._pages: dict[str, msg.MembersPage] = {}
+        """What each party was told of all members."""
         self._warn_of_second = RepeatedWarning("a second process of a party was refused")
         self._looked = 0.0
         """Time of the last look for revoked certificates and missing parties."""
@@ -149,7 +161,7 @@ class CoordinatorService:
 
     def _exclude_revoked(self) -> None:
         """Go on without parties whose certificates are revoked."""
-        for name in set(self._revocations.find()) - self.revoked:
+        for name in set(self._file.find_revoked()) - self.revoked:
             self.revoked.add(name)
             log_warning("certificate revoked, going on without the party", party=name)
             self.send(name, msg.Refused(reason=f"the certificate of {name} was revoked"))
@@ -169,6 +181,7 @@ class CoordinatorService:
         elif event.kind == "left":
             where = {"stage": self.stage.stage.name, "round": self.coordinator.round}
             log_event("party disconnected", party=name, **where)
+            self._pages.pop(name, None)
             self._lose(name)
         elif event.kind == "second":
             if self._warn_of_second(name):
@@ -206,6 +219,8 @@ class CoordinatorService:
             self._take_alignment(name, message)
         elif isinstance(message, msg.Finished):
             stage.take_finished(name, message)
+        elif isinstance(message, msg.About):
+            self._take_about(name, message)
         elif isinstance(message, msg.Refused):
             log_warning("party refused to continue", party=name, reason=message.reason)
             self._lose(name)
@@ -219,16 +234,12 @@ class CoordinatorService:
 
     def _refuse(self, name: str, reason: str) -> None:
         """Count a bad message and tell its sender, and nobody else, what is wrong with it."""
-        self.exclude(name)
+        self.offences[name] += 1
+        self._lose(name)
         count = self.offences[name]
         barred = count == MOST_OFFENCES or None
         log_warning("message refused", party=name, reason=reason, refused=count, barred=barred)
         self.send(name, msg.Refused(reason=reason[:500]))
-
-    def exclude(self, name: str) -> None:
-        """Count an offence of a party and go on without it until it joins again."""
-        self.offences[name] += 1
-        self._lose(name)
 
     # -- joining -----------------------------------------------------------------------------------------
 
@@ -266,6 +277,18 @@ class CoordinatorService:
             others = {hello.mask_key for other, hello in hellos.items() if other != name}
             purpose = name_mask_purpose(message.alignment)
             self._check_key(name, purpose, message.mask_key, message.mask_signature or "", others)
+
+    def _take_about(self, name: str, message: msg.About) -> None:
+        if message.word and self.agreement.config.gradients.protects_ratings:
+            raise ProtocolError(f"{name}: it shares a verdict, which nothing protects; omit --share-verdict")
+        self._about[name] = message
+        log_event(
+            "party introduced itself", party=name, version=message.version, verdict=message.word or None
+        )
+
+    def _members_page(self) -> msg.MembersPage:
+        """Return what all members may see besides the rounds."""
+        return msg.MembersPage(members=self._about, nights=self._nights, offer=self._file.offered)
 
     def _take_alignment(self, name: str, message: msg.Message) -> None:
         host = self.alignment
@@ -347,8 +370,12 @@ class CoordinatorService:
         self._announced = names
         aligning = set() if self.alignment is None else set(self.alignment.hellos)
         quiet = min(SIGN_SECONDS, self.agreement.timeouts.idle / 3)
-        for name in sorted(aligning.union(*(stage.greeted for stage in self.stages)) - set(names)):
-            if changed or now - self._sent.get(name, 0.0) > quiet:
+        page = self._members_page()
+        for name in sorted(aligning.union(*(stage.greeted for stage in self.stages))):
+            if self._pages.get(name) != page:
+                self._pages[name] = page.model_copy(update={"members": dict(page.members)})
+                self.send(name, self._pages[name])
+            elif name not in names and (changed or now - self._sent.get(name, 0.0) > quiet):
                 self.send(name, msg.Waiting(missing=names))
 
     # -- status ------------------------------------------------------------------------------------------
@@ -392,8 +419,16 @@ class CoordinatorService:
             "waits_for": names,
             "waits_since": _wall_clock(since) if names else None,
             "next": then or None,
+            "members": self._members_page().model_dump(),
+            "accepted": self._list_accepted(),
             "parties": {name: self._party_status(name) for name in self.names},
         }
+
+    def _list_accepted(self) -> list[str] | None:
+        """Return the parties that accepted the changed agreement; None if it has not changed."""
+        if self._file.offered == self.agreement.digest():
+            return None
+        return [name for name in self.names if self.transport.holds.get(name) == self._file.offered]
 
     def _party_status(self, name: str) -> dict[str, Any]:
         members = self.coordinator.members

@@ -6,14 +6,12 @@ step: open, restart or close a round, or finish
 from __future__ import annotations
 
 import math
-import random
 import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from verfedgnn.config.rules import fewest_parties_in_sum
 from verfedgnn.core.errors import ProtocolError, RunError
 from verfedgnn.federation.agreement import Stage
 from verfedgnn.federation.event_log import log_event, log_warning
@@ -30,12 +28,7 @@ if TYPE_CHECKING:
 STALL_SECONDS = 8.0
 """Number of seconds without an answer after which a party counts as stalled; five rounds if that is longer."""
 MOST_FAILURES = 3
-"""Sums out of range after which a training stops if no smaller group of parties may be added up."""
-MOST_FAILURES_WHILE_WAITING = 30
-"""The same if groups are possible, but parties that they need are away and may come back."""
-MOST_SUCCESSES = 10
-"""Sums in range after which a search ends."""
-SMALLEST_GROUP = 3
+"""Sums out of range after which a training stops."""
 
 
 class Situation(NamedTuple):
@@ -65,7 +58,8 @@ class CoordinatorStage:
         )
         self.greeted: set[str] = set()
         """Parties that said hello to this training on their present connection."""
-        self.search = LiarSearch()
+        self._failures = 0
+        """Number of sums out of range."""
         self.lacks_since: float | None = None
         """Time since which no round can start, because parties are missing; None if there are enough."""
         self._asked = 0.0
@@ -169,21 +163,13 @@ class CoordinatorStage:
         return True
 
     def _act_on_absence(self) -> bool:
-        """Finish, or continue with fewer parties, if parties were missing for the agreed time; return whether to go on."""
-        absent, now = self.agreement.absent, time.monotonic()
+        """Finish if parties were missing for the agreed time; return whether to go on."""
+        deadline, now = self.agreement.timeouts.absent, time.monotonic()
         if self.lacks_since is None:
             self.lacks_since = now
-        if not absent.deadline or now < self.lacks_since + absent.deadline:
+        if not deadline or now < self.lacks_since + deadline:
             return False
-        members = self.coordinator.members
-        if absent.then == "continue" and self.coordinator.began:
-            fewest = self.agreement.smallest_sum
-            if not fewest <= len(members.present) < members.quorum:
-                return False
-            self._warn("continuing without parties", missing=self.missing, needed=fewest)
-            members.quorum = fewest
-        else:
-            self.end(f"{', '.join(self.missing)} stayed away for {absent.deadline:g} s")
+        self.end(f"{', '.join(self.missing)} stayed away for {deadline:g} s")
         return True
 
     def _open_round(self, among: list[int] | None = None) -> None:
@@ -196,10 +182,8 @@ class CoordinatorStage:
         if self.lacks_since is not None:
             log_event("enough parties are here", round=coordinator.round)
             self.lacks_since = None
-        if len(members.present) >= self.agreement.quorum:
-            members.quorum = self.agreement.quorum
         restarted = bool(coordinator.open_parties)
-        starts = coordinator.open(self.search.choose_parties(coordinator) if among is None else among)
+        starts = coordinator.open(among)
         if restarted:
             self.record.repeats += 1
             about = {"round": coordinator.round, "attempt": coordinator.attempt}
@@ -271,18 +255,20 @@ class CoordinatorStage:
     def _close_round(self) -> None:
         """Add up the open round and close it."""
         coordinator = self.coordinator
-        group = list(coordinator.drawn if coordinator.masks is None else coordinator.masks.survivors)
+        group = coordinator.drawn if coordinator.masks is None else coordinator.masks.survivors
+        names = ", ".join(coordinator.names[index] for index in group)
         try:
             closed = coordinator.close()
         except SumError as error:
             self._abandon(str(error))
-            liar = self.search.record_failure(coordinator, group)
-            if liar is not None:
-                name = coordinator.names[liar]
-                self._warn("party excluded: every sum with it is out of range", party=name)
-                self.service.exclude(name)
+            self._failures += 1
+            if self._failures >= MOST_FAILURES:
+                raise ProtocolError(
+                    f"{self._failures} sums were out of range, the last one in round {coordinator.round}. One of {names} sends values "
+                    "that are not gradients, and sums do not show which. Compare the parties' transcripts with "
+                    "`verfedgnn federation verify`"
+                ) from None
         else:
-            self.search.record_success()
             self._record_round(closed)
 
     def _abandon(self, reason: str) -> None:
@@ -330,7 +316,7 @@ class CoordinatorStage:
         messages = self._last_messages()
         seconds = self.agreement.timeouts.finish
         if self is not self.service.stages[-1] and self.record.ended is None:
-            seconds = self.agreement.absent.deadline or math.inf  # the next training needs every party
+            seconds = self.agreement.timeouts.absent or math.inf  # the next training needs every party
         self._finish_deadline = time.monotonic() + seconds
         if not coordinator.began:
             self._warn("no lists are trained", reason=self.record.ended)
@@ -394,11 +380,10 @@ class CoordinatorStage:
 
     def situation(self) -> Situation:
         """Return what a training does that began and is not over, and for whom it waits."""
-        members, absent = self.coordinator.members, self.agreement.absent
-        then = ""
-        if absent.deadline:
-            act = {"finish": "ends with its best model", "continue": "continues without them if it can"}
-            then = f"; after {absent.deadline:g} s without enough parties it {act[absent.then]}"
+        members, deadline = self.coordinator.members, self.agreement.timeouts.absent
+        then = (
+            f"; after {deadline:g} s without enough parties it ends with its best model" if deadline else ""
+        )
         if self.lacks_since is not None:
             needed = f"the training goes on when {members.quorum} parties are here"
             return Situation("waiting", self.missing, self.lacks_since, needed + then)
@@ -423,69 +408,3 @@ class CoordinatorStage:
             "best_error": coordinator.best.error if coordinator.best.round else None,
             "repeats": record.repeats,
         }
-
-
-class LiarSearch:
-    """Search for a party whose values are out of range, by sums over groups of parties in the rounds that follow.
-
-    Every round of the search has one group, a fresh batch and fresh noise; a party releases one gradient a round as always. The
-    suspects are the parties of every sum that was out of range. A sum in range clears nobody, since a liar may behave in it. A single
-    liar is therefore never taken for another party.
-    """
-
-    def __init__(self) -> None:
-        self.suspects: list[int] = []
-        """Parties of which one spoilt a sum; empty if no search is in progress."""
-        self._failures = 0
-        self._successes = 0
-        """Sums in range since the last one that was not."""
-        self._random = random.SystemRandom()
-
-    def record_failure(self, coordinator: Coordinator, group: list[int]) -> int | None:
-        """Note a sum over `group` that is out of range; return the index of the party that spoilt it, once it is known."""
-        self._failures += 1
-        self._successes = 0
-        self.suspects = [index for index in self.suspects if index in group] or list(group)
-        if len(self.suspects) == 1:
-            liar = self.suspects[0]
-            self._stop()
-            return liar
-        size = _group_size(coordinator)
-        most = MOST_FAILURES_WHILE_WAITING if size < len(coordinator.names) else MOST_FAILURES
-        if self._failures >= most and size >= len(coordinator.members.here):
-            names = ", ".join(coordinator.names[index] for index in self.suspects)
-            raise ProtocolError(
-                f"{self._failures} sums were out of range, the last one in round {coordinator.round}. One of {names} sends values "
-                "that are not gradients. The sums do not show which, and too few parties are here to add up smaller groups. "
-                "Compare the parties' transcripts with `verfedgnn federation verify`"
-            )
-        return None
-
-    def record_success(self) -> None:
-        """Note a sum that is in range; end the search after many of them."""
-        self._successes += 1
-        if self._successes >= MOST_SUCCESSES:
-            self._stop()
-
-    def choose_parties(self, coordinator: Coordinator) -> list[int] | None:
-        """Return the parties of the next round; None to draw them as always."""
-        here = coordinator.members.here
-        suspects = [index for index in self.suspects if index in here]  # a liar that is away stays a suspect
-        size = _group_size(coordinator)
-        if not suspects or size >= len(here):  # such a group would leave nobody out
-            return None
-        half = self._random.sample(suspects, (len(suspects) + 1) // 2)
-        trusted = [index for index in here if index not in suspects]
-        rest = [index for index in suspects if index not in half]
-        others = self._random.sample(trusted, len(trusted)) + self._random.sample(rest, len(rest))
-        return sorted([*half, *others[: max(0, size - len(half))]])
-
-    def _stop(self) -> None:
-        self.suspects = []
-        self._failures = 0
-
-
-def _group_size(coordinator: Coordinator) -> int:
-    """Return the fewest parties that a group may have."""
-    needed = fewest_parties_in_sum(coordinator.config, len(coordinator.names))
-    return max(SMALLEST_GROUP, needed, min(coordinator.members.quorum, coordinator.active_count))

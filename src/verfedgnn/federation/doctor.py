@@ -9,23 +9,19 @@ import importlib.metadata
 import json
 import os
 import shutil
-import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from datetime import UTC, datetime
-from http import HTTPStatus
-from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from verfedgnn.core.errors import VerFedGNNError
+from verfedgnn.core.errors import ConfigError, VerFedGNNError
 from verfedgnn.core.installed import installed_version
 from verfedgnn.data import Ratings
 from verfedgnn.data.ratings import format_count
-from verfedgnn.federation.certificates import Certificate, format_day
+from verfedgnn.federation.certificates import format_day
 from verfedgnn.federation.roster import MemberIdentity
-from verfedgnn.federation.transport import ABOUT
+from verfedgnn.federation.transport import ABOUT, ask_coordinator
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.forget_record import gather_forgotten
 
@@ -33,9 +29,6 @@ EXPIRY_DAYS = 30
 """Number of days before the end of a certificate at which it is worth a warning."""
 MOST_SKEW = 60.0
 """Difference of two clocks, in seconds, that is worth a warning."""
-_PATIENCE = 10.0
-_MOST_TEXT = 4096
-"""Number of bytes to read of the coordinator's answer."""
 _BASE_BYTES = 470_000_000
 """Memory of a party without data (results/scale.md). The others are those of a rating and of a public parameter."""
 _FIRST_MODEL = (84, 128)
@@ -98,39 +91,18 @@ def _check_certificates(identity: MemberIdentity) -> Iterator[Finding]:
 
 def _check_connection(identity: MemberIdentity) -> Iterator[Finding]:
     """Connect to the coordinator, compare its certificate, and compare the clocks."""
-    agreement = identity.agreement
-    context = identity.tls_context()
-    connection = HTTPSConnection(*agreement.endpoint, timeout=_PATIENCE, context=context)
-    began = time.monotonic()
-    with closing(connection):
-        try:
-            connection.connect()
-            seconds = time.monotonic() - began
-            assert isinstance(connection.sock, ssl.SSLSocket)
-            pem = ssl.DER_cert_to_PEM_cert(connection.sock.getpeercert(binary_form=True) or b"")
-        except OSError as error:
-            text = f"cannot reach {agreement.address} ({error.strerror or error})"
-            yield Finding("connection", "failed", f"{text}; ask whether the coordinator is running")
-            return
-        if Certificate(pem).fingerprint != agreement.coordinator.fingerprint:
-            text = "another certificate than the agreed one; get the current federation.toml"
-            yield Finding("connection", "failed", text)
-            return
-        sent = time.time()
-        try:
-            connection.request("GET", ABOUT)
-            response = connection.getresponse()
-            received = time.time()
-            answer = response.read(_MOST_TEXT).decode("utf-8", "replace")
-        except (OSError, HTTPException):
-            text = "the coordinator closed the connection: it does not know this party's certificate"
-            yield Finding("connection", "failed", text)
-            return
-    yield Finding("connection", "ok", f"{agreement.address} answers after {1000 * seconds:,.0f} ms")
-    if response.status != HTTPStatus.OK:
-        yield Finding("connection", "failed", answer)
+    sent = time.time()
+    try:
+        about = json.loads(ask_coordinator(identity, ABOUT, identity.agreement.digest()))
+    except ConfigError as error:
+        yield Finding("connection", "failed", str(error))
         return
-    about = json.loads(answer)
+    received = time.time()
+    text = f"{identity.agreement.address} answers after {1000 * (received - sent):,.0f} ms"
+    yield Finding("connection", "ok", text)
+    if about["agreement"] != identity.agreement.digest():
+        text = "the coordinator offers another one; look at it with `verfedgnn federation accept FOLDER`"
+        yield Finding("agreement", "warning", text)
     skew = float(about["time"]) - (sent + received) / 2
     text = f"{abs(skew):,.1f} s {'behind' if skew > 0 else 'ahead of'} the coordinator's"
     yield Finding("clock", "warning" if abs(skew) > MOST_SKEW else "ok", text)

@@ -7,6 +7,7 @@ itself is in `protocol.party`. `PartyService` connects it, in one training, to t
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from verfedgnn.config import Config
 from verfedgnn.config.rules import active_count
-from verfedgnn.core.errors import DataError, ProtocolError
+from verfedgnn.core.errors import ConfigError, DataError, ProtocolError
 from verfedgnn.core.files import lock_folder, writing
 from verfedgnn.data import PartyData, Ratings
 from verfedgnn.data.ids import find_positions, sort_ids
 from verfedgnn.data.parties import place_users
 from verfedgnn.data.ratings import format_count
+from verfedgnn.evaluation.verdict import summarise_verdict
 from verfedgnn.federation.agreement import Stage, describe_two_parties
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
@@ -94,6 +97,20 @@ def run_party(
     _warn_of_forgotten(store, run)
     publisher.update(lambda: publisher.status | {"state": "finished"}, now=True)
     return run
+
+
+def read_verdict(run: Path, config: Config, party: str) -> dict[str, str]:
+    """Return the verdict on a run, as a party shares it; empty if the run has none. Raise `ConfigError` where ratings are protected."""
+    if config.gradients.protects_ratings:
+        raise ConfigError(
+            "this federation protects single ratings, and a verdict is not protected; omit --share-verdict"
+        )
+    file = run / "metrics.json"
+    lift = json.loads(file.read_text("utf-8")).get("lift") if file.is_file() else None
+    if lift is None:
+        return {}
+    word, gain = summarise_verdict(lift, party)
+    return {"run": run.resolve().name, "word": word, "gain": gain}
 
 
 def load_finished(store: PartyStore, device: str = "cpu") -> Run:
@@ -257,7 +274,7 @@ class PartyService:
             agreement.digest(),
             alignment,
             self.identity,
-            smallest=min(agreement.smallest_sum, active) if self.config.masking else 1,
+            smallest=min(agreement.quorum, active) if self.config.masking else 1,
             place=(self.identity.index, len(agreement.parties)),
             most_rounds=agreement.max_rounds,
             fresh_noise="noise" not in self.config.unprotected,

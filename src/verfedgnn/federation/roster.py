@@ -22,12 +22,16 @@ from verfedgnn.federation.agreement import (
     Agreement,
     Member,
     build_agreement,
+    find_agreement,
     load_agreement,
+    read_agreement,
+    replace_agreement,
     save_agreement,
     write_text,
 )
 from verfedgnn.federation.certificates import COORDINATOR, CertificateError
 from verfedgnn.federation.event_log import log_warning
+from verfedgnn.federation.transport import AGREEMENT, ask_coordinator
 
 # -- changes of the roster, at the coordinator -------------------------------------------------------------------------------
 
@@ -222,10 +226,10 @@ class MemberIdentity:
             raise ProtocolError(f"the coordinator presents a key as {member.name}'s, {unsigned}")
 
 
-def load_party(federation: Path, key_file: Path | None = None) -> MemberIdentity:
-    """Return the party whose key is `key_file`, by default the key beside the federation file."""
+def load_party(federation: Path, key_file: Path | None = None, run: Path | None = None) -> MemberIdentity:
+    """Return the party whose key is `key_file`, by default the key beside the federation file, under the agreement of `run`."""
     folder = federation if federation.is_dir() else federation.parent
-    identity = MemberIdentity(load_agreement(federation), key_file or folder / PARTY_KEY)
+    identity = MemberIdentity(find_agreement(federation, run), key_file or folder / PARTY_KEY)
     if identity.is_coordinator:
         remedy = "create a party's key with `verfedgnn federation join-request`"
         raise ConfigError(f"this is the coordinator's key; {remedy}")
@@ -233,9 +237,9 @@ def load_party(federation: Path, key_file: Path | None = None) -> MemberIdentity
     return identity
 
 
-def load_coordinator(folder: Path) -> MemberIdentity:
-    """Return the coordinator whose agreement and key are in `folder`."""
-    agreement = load_agreement(folder / FILE)
+def load_coordinator(folder: Path, run: Path | None = None) -> MemberIdentity:
+    """Return the coordinator whose agreement and key are in `folder`, under the agreement of `run`."""
+    agreement = find_agreement(folder / FILE, run)
     key_file = folder / COORDINATOR_KEY
     if not key_file.is_file():
         remedy = "pass the folder that `verfedgnn federation init` created"
@@ -246,6 +250,25 @@ def load_coordinator(folder: Path) -> MemberIdentity:
         raise ConfigError(f"{key_file} is not the coordinator's key in {FILE}; {remedy}")
     check_ready(agreement)
     return identity
+
+
+def fetch_agreement(identity: MemberIdentity) -> tuple[bytes, Agreement]:
+    """Return the federation.toml that the coordinator offers a party, as bytes and read.
+
+    Raise `ConfigError` unless it is of the same federation and holds the party's key.
+    """
+    data = ask_coordinator(identity, AGREEMENT)
+    offered = read_agreement(data, f"the coordinator's {FILE}")
+    if (offered.name, offered.authority) != (identity.agreement.name, identity.agreement.authority):
+        raise ConfigError("the coordinator offers the agreement of another federation; ask its operator")
+    check_ready(MemberIdentity(offered, identity.key_file).agreement)
+    return data, offered
+
+
+def accept_agreement(identity: MemberIdentity, file: Path, data: bytes, offered: Agreement) -> None:
+    """Replace a party's federation.toml by the offered one, and tell the coordinator."""
+    replace_agreement(file, data.decode())
+    ask_coordinator(identity, AGREEMENT, offered.digest())
 
 
 def check_ready(agreement: Agreement) -> None:
@@ -292,26 +315,34 @@ def _statement(agreement: str, purpose: str, name: str, key: str) -> bytes:
     return "\n".join(("verfedgnn 1", purpose, agreement, name, key)).encode()
 
 
-class RevocationWatch:
-    """The coordinator's federation.toml, read again whenever it was replaced while a training runs."""
+class AgreementWatch:
+    """The coordinator's federation.toml, read again whenever it was replaced while a training runs: what it offers to members."""
 
     def __init__(self, identity: MemberIdentity) -> None:
         self.parties = identity.agreement.parties
+        self.offered = identity.agreement.digest()
+        """SHA-256 of the agreement in the file."""
         self._file = identity.key_file.parent / FILE
-        self._seen = self._version()
+        self._seen: tuple[int, int] | None = None
 
-    def find(self) -> list[str]:
+    def find_revoked(self) -> list[str]:
         """Return parties of the running agreement whose keys a new file no longer has; [] if the file is the same."""
         version = self._version()
         if version in (None, self._seen):
             return []
         self._seen = version
         try:
-            present = load_agreement(self._file, dates=False).parties
+            present = load_agreement(self._file, dates=False)
         except ConfigError as error:
             log_warning("federation.toml was replaced and cannot be read", reason=str(error))
             return []
-        keys = {party.parsed.key_fingerprint for party in present}
+        if present.digest() == self.offered:
+            return []
+        self.offered = present.digest()
+        log_warning(
+            "federation.toml was replaced: members can accept it; restart this coordinator once all have"
+        )
+        keys = {party.parsed.key_fingerprint for party in present.parties}
         return [party.name for party in self.parties if party.parsed.key_fingerprint not in keys]
 
     def _version(self) -> tuple[int, int] | None:

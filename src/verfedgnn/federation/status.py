@@ -12,13 +12,12 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -64,8 +63,14 @@ _FACTS = {
     "seconds_left": "seconds left",
     "repeats": "restarted rounds",
     "epsilon_spent": "epsilon spent",
+    "versions": "versions",
+    "accepted": "accepted by",
 }
 """Keys of the status, and how they are called where it is shown."""
+_FOR_MEMBERS = (
+    "federation", "state", "stage", "round", "rounds", "waits_for", "waits_since", "next", "seconds_left",
+)  # fmt: skip
+"""Those that all members may see."""
 _GAUGES = (
     "round", "rounds", "valid_error", "best_error", "seconds_per_round", "seconds_left", "epsilon_spent",
     "waits_since", "updated",
@@ -141,7 +146,14 @@ class StatusPublisher:
         left = None
         if median is not None and status.get("rounds") and status["state"] == "training":
             left = median * (status["rounds"] - status["round"])
-        times = {"seconds_per_round": median, "seconds_left": left, "updated": time.time()}
+        members = (status.get("members") or {"members": {}})["members"]
+        versions = [f"{name} {about['version']}" for name, about in members.items()]
+        times = {
+            "seconds_per_round": median,
+            "seconds_left": left,
+            "updated": time.time(),
+            "versions": versions,
+        }
         return {"parties": {}, **self._about, **status, **times}
 
 
@@ -169,6 +181,22 @@ def make_tables(status: dict[str, Any]) -> tuple[Table, Table]:
         sizes = (f"{about[way] / 1e6:,.1f}" for way in ("up", "down"))
         parties.add_row(Text(name), presence(about), heard, *sizes, str(about.get("refused", 0)))
     return facts, parties
+
+
+def make_members_tables(status: dict[str, Any]) -> tuple[Table, Table, Table]:
+    """Return what all members may see: the rounds and who waits for whom, shared verdicts, and the last nights."""
+    facts = Table("", "", show_header=False, box=None)
+    for key in _FOR_MEMBERS:
+        facts.add_row(_FACTS[key], Text(_format_value(status, key)))
+    page = status.get("members") or {"members": {}, "nights": []}
+    verdicts = Table("member", "joining pays", "its customers", "run")
+    for name, about in page["members"].items():
+        if name != "server":
+            verdicts.add_row(*map(Text, (name, about["word"] or "not shared", about["gain"], about["run"])))
+    nights = Table("night", "coordinator")
+    for night, result in reversed(page["nights"]):
+        nights.add_row(Text(night), Text(result))
+    return facts, verdicts, nights
 
 
 def _age(status: dict[str, Any], moment: float) -> str:
@@ -241,11 +269,13 @@ class _StatusHandler(BaseHTTPRequestHandler):
             # Without this check, a web page could read the status through a browser under a name of its own.
             self.send_error(403, explain="Use the address or the host name of this machine.")
         elif self.path == "/metrics":
-            self._send(*exposition(status))
+            self._send("text/plain; version=0.0.4; charset=utf-8", exposition(status).encode())
+        elif self.path == "/members":
+            self._send("text/html; charset=utf-8", page(make_members_tables(status)).encode())
         elif self.path == "/status.json":
             self._send("application/json", json.dumps(status).encode())
         elif self.path == "/":
-            self._send("text/html; charset=utf-8", page(status).encode())
+            self._send("text/html; charset=utf-8", page(make_tables(status)).encode())
         elif self.path in ("/healthz", "/readyz"):
             state = status["state"]
             good = state != STOPPED and time.time() - status["updated"] < HANGING_SECONDS
@@ -272,46 +302,31 @@ class _StatusHandler(BaseHTTPRequestHandler):
         """Log nothing: the addresses of readers are nobody's business."""
 
 
-def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
-    """Return the content type and text of the status in Prometheus' format."""
-    try:
-        from prometheus_client import exposition
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
-    except ModuleNotFoundError:
-        return "text/plain", b"# prometheus-client is not installed: pip install 'verfedgnn[federation]'\n"
+def exposition(status: dict[str, Any]) -> str:
+    """Return the status in Prometheus' text format."""
+    samples: dict[str, list[str]] = {}
 
-    def family(
-        kind: Any, name: str, text: str, labels: Sequence[str], samples: Iterable[tuple[list[str], Any]]
-    ) -> Any:
-        made = kind(f"verfedgnn_{name}", text, labels=labels)
-        for values, number in samples:
-            if number is not None:
-                made.add_metric(values, float(number))
-        return made
+    def add(name: str, value: Any, **labels: str) -> None:
+        if value is not None:
+            shown = ",".join(f"{label}={json.dumps(text)}" for label, text in labels.items())
+            sample = f"verfedgnn_{name}{f'{{{shown}}}' if shown else ''} {float(value)}\n"
+            samples.setdefault(f"verfedgnn_{name}", []).append(sample)
 
-    def by_party(kind: Any, name: str, field: str, text: str) -> Any:
-        return family(kind, name, text, ["party"], (([one], about.get(field)) for one, about in parties))
-
-    gauge, counter = GaugeMetricFamily, CounterMetricFamily
-    parties = status.get("parties", {}).items()
     keys = ("role", "federation", "training", "stage", "state")
-    about = {key: str(status[key]) for key in keys if status.get(key) is not None}
-    awaited = (([name], 1) for name in status.get("waits_for") or [])
-    sizes = (([one, way], about[way]) for one, about in parties for way in ("up", "down"))
-    families = [
-        InfoMetricFamily("verfedgnn", "This member of the federation.", value=about),
-        *(family(gauge, key, _FACTS.get(key, key), [], [([], status.get(key))]) for key in _GAUGES),
-        family(counter, "repeats", "Restarted rounds.", [], [([], status.get("repeats", 0))]),
-        by_party(gauge, "party_here", "here", "1 if the party takes part."),
-        by_party(gauge, "party_connected", "connected", "1 if the party is connected."),
-        by_party(gauge, "party_stalled", "stalled", "1 if the party owes an answer for long."),
-        by_party(gauge, "party_heard", "heard", "Unix time of the last message of the party."),
-        family(gauge, "waits_for", "1 if the training waits for the party.", ["party"], awaited),
-        by_party(counter, "refused", "refused", "Refused messages."),
-        family(counter, "bytes", "Bytes of messages.", ["party", "direction"], sizes),
-    ]
-    registry: Any = SimpleNamespace(collect=lambda: families)
-    return exposition.CONTENT_TYPE_PLAIN_0_0_4, exposition.generate_latest(registry)
+    add("info", 1, **{key: str(status[key]) for key in keys if status.get(key) is not None})
+    for key in _GAUGES:
+        add(key, status.get(key))
+    add("repeats_total", status.get("repeats", 0))
+    for name in status.get("waits_for") or []:
+        add("waits_for", 1, party=name)
+    for name, about in status.get("parties", {}).items():
+        for field in ("here", "connected", "stalled", "heard"):
+            add(f"party_{field}", about.get(field), party=name)
+        add("refused_total", about.get("refused"), party=name)
+        for way in ("up", "down"):
+            add("bytes_total", about[way], party=name, direction=way)
+    kinds = {name: "counter" if name.endswith("_total") else "gauge" for name in samples}
+    return "".join(f"# TYPE {name} {kinds[name]}\n{''.join(lines)}" for name, lines in samples.items())
 
 
 _PAGE = """\
@@ -321,8 +336,8 @@ _PAGE = """\
 """
 
 
-def page(status: dict[str, Any]) -> str:
-    """Return the tables as an HTML page, which reloads every few seconds and loads nothing from elsewhere."""
+def page(tables: Sequence[Table]) -> str:
+    """Return tables as an HTML page, which reloads every few seconds and loads nothing from elsewhere."""
     console = Console(record=True, file=io.StringIO(), width=110)
-    console.print(*make_tables(status), sep="\n")
+    console.print(*tables, sep="\n")
     return console.export_html(inline_styles=True, code_format=_PAGE)

@@ -24,7 +24,7 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import make_folder, sync_folder, write_all, write_bytes, writing
 from verfedgnn.core.key_stream import KEY_BYTES, derive_key
 from verfedgnn.core.random_streams import simulated_secret
-from verfedgnn.federation.agreement import Stage, list_stages
+from verfedgnn.federation.agreement import MARK, Stage, list_stages
 from verfedgnn.federation.certificates import write_secret
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.protocol.coordinator import Coordinator
@@ -43,8 +43,6 @@ from verfedgnn.runs.run_folder import FINAL, LAST_RELEASE, LISTS, RESULT
 LEDGER = "releases.jsonl"
 RELEASES = "releases"
 """Name of the number of releases that were on disk when a file was written."""
-_MARK = "federation.txt"
-"""File that names the agreement of the folder and, at a party, its alignment."""
 _KEPT = ("seconds", "repeats", "abandoned", "ended")
 """Fields of a record that a checkpoint holds as they are."""
 _FIGURES = ("best_round", "seconds", "ratings", "privacy")
@@ -73,7 +71,7 @@ class TrainingRecord:
         """Why the training ended before its last round; None if it did not."""
         self.metrics = folder / "metrics.json"
         self._checkpoints = CheckpointSlots(folder / "checkpoint")
-        mark = folder / _MARK
+        mark = folder / MARK
         with writing(folder):
             make_folder(folder)
             marked = mark.exists() and mark.read_text("utf-8").strip() == agreement
@@ -160,7 +158,7 @@ class PartyStore:
     @property
     def is_aligned(self) -> bool:
         """Whether aligned users are stored."""
-        return (self.folder / _MARK).is_file()
+        return (self.folder / MARK).is_file()
 
     @property
     def has_training(self) -> bool:
@@ -192,19 +190,19 @@ class PartyStore:
         begin_folder(self.folder, agreement.config, [prepared.party], [prepared.parts])
         write_secret(self.folder / "secret", secrets.token_bytes(KEY_BYTES))
         with writing(self.folder):
-            write_bytes(self.folder / _MARK, f"{agreement.digest()}\n{alignment}\n".encode())
+            write_bytes(self.folder / MARK, f"{agreement.digest()}\n{alignment}\n".encode())
 
     def clear(self) -> None:
         """Remove the alignment and everything that depends on it."""
         with writing(self.folder):
-            for name in (_MARK, "secret"):
+            for name in (MARK, "secret"):
                 (self.folder / name).unlink(missing_ok=True)
             for name in ("parties", "checkpoint", LISTS, FINAL):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def load(self, device: torch.device) -> tuple[Prepared, str]:
         """Return the stored data and the name of its alignment; raise `RunError` if the agreement has changed."""
-        agreement, alignment = (self.folder / _MARK).read_text("utf-8").split()
+        agreement, alignment = (self.folder / MARK).read_text("utf-8").split()
         if agreement != self.identity.agreement.digest():
             other = f"{self.folder} belongs to another agreement than the given federation.toml"
             raise RunError(f"{other}; choose another --out")

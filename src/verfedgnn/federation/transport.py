@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from http import HTTPStatus
+from http.client import HTTPException, HTTPSConnection
+from typing import TYPE_CHECKING, Literal, Protocol
 
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.federation.certificates import Certificate
 from verfedgnn.protocol.messages import Buffer, EncodedMessage
+
+if TYPE_CHECKING:
+    from verfedgnn.federation.roster import MemberIdentity
 
 PART_BYTES = 1 << 24
 """Number of bytes of a message that are written or read at a time."""
 ABOUT = "/about"
 """Path under which the coordinator tells a party about itself, without letting it join."""
+AGREEMENT = "/agreement"
+"""Path under which it hands out its federation.toml."""
+HOLDS = "Verfedgnn-Agreement"
+"""Header in which a party says which agreement it holds, by its SHA-256."""
+_MOST_ANSWER = 1 << 20
 OUTBOX_MESSAGES = 64
 """How often messages may be sent to one slow peer, and wait, before it is disconnected."""
 OUTBOX_BYTES = 1 << 31
@@ -42,6 +56,8 @@ class Transport(Protocol):
 
     largest: int
     """Number of bytes of the largest message to accept from a peer."""
+    holds: dict[str, str]
+    """SHA-256 of the agreement that peers said they hold, besides their messages."""
 
     def send(self, to: str, *messages: EncodedMessage) -> None:
         """Queue messages and return at once. Those to an absent peer are lost; a `left` event reports it."""
@@ -69,3 +85,33 @@ def cut_message(message: EncodedMessage) -> Iterator[memoryview]:
         view = memoryview(whole)
         for start in range(0, len(view), PART_BYTES):
             yield view[start : start + PART_BYTES]
+
+
+def ask_coordinator(identity: MemberIdentity, path: str, holds: str = "") -> bytes:
+    """Return the coordinator's answer to a party's question; `holds` tells it the digest of an agreement that the party accepted.
+
+    Raise `ConfigError` if it cannot be reached, or is not the agreed one.
+    """
+    agreement = identity.agreement
+    with closing(
+        HTTPSConnection(*agreement.endpoint, timeout=10, context=identity.tls_context())
+    ) as connection:
+        try:
+            connection.connect()
+            assert isinstance(connection.sock, ssl.SSLSocket)
+            pem = ssl.DER_cert_to_PEM_cert(connection.sock.getpeercert(binary_form=True) or b"")
+        except OSError as error:
+            text = f"cannot reach {agreement.address} ({error.strerror or error})"
+            raise ConfigError(f"{text}; ask whether the coordinator is running") from None
+        if Certificate(pem).fingerprint != agreement.coordinator.fingerprint:
+            raise ConfigError("another certificate than the agreed one; get the current federation.toml")
+        try:
+            connection.request("GET", path, headers={HOLDS: holds} if holds else {})
+            response = connection.getresponse()
+            answer = response.read(_MOST_ANSWER)
+        except (OSError, HTTPException):
+            text = "the coordinator closed the connection: it does not know this party's certificate"
+            raise ConfigError(text) from None
+    if response.status != HTTPStatus.OK:
+        raise ConfigError(answer.decode("utf-8", "replace")[:500])
+    return answer

@@ -33,10 +33,13 @@ from typing import Any
 from verfedgnn.core.connection_table import ConnectionTable, shut_down
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.installed import installed_version
+from verfedgnn.federation.agreement import FILE, read_agreement
 from verfedgnn.federation.certificates import error_reason, peer_fingerprint, pinned_tls
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.transport import (
     ABOUT,
+    AGREEMENT,
+    HOLDS,
     OUTBOX_BYTES,
     OUTBOX_MESSAGES,
     PART_BYTES,
@@ -173,6 +176,9 @@ class WebsocketTransport:
         self._refused = refused
         self._listener = _Listener(self._address) if server else None
         self._process = secrets.token_hex(16)
+        self._file = identity.key_file.parent / FILE
+        self.holds: dict[str, str] = {}
+        """SHA-256 of the agreement that peers said they hold, besides their messages."""
         self._links: dict[str, _Link] = {}
         self._rooms = {peer: asyncio.Semaphore(MESSAGES_IN_FLIGHT) for peer in self._roster.values()}
         """Room for messages of each peer that were read and not yet handled; a new connection brings no more of it."""
@@ -320,6 +326,10 @@ class WebsocketTransport:
         self._listener.forget(sock.fileno())
         peer = self._peer(websocket)
         process = request.headers.get(_PROCESS, "")
+        if HOLDS in request.headers:
+            self.holds[peer] = request.headers[HOLDS][:64]
+        if request.path == AGREEMENT:
+            return websocket.respond(HTTPStatus.OK, self._file.read_text("utf-8"))
         older = self._links.get(peer)
         if older is not None and older.websocket.state <= State.OPEN and older.process != process:
             if request.path != ABOUT:
@@ -327,7 +337,8 @@ class WebsocketTransport:
             reason = f"another process of {peer} is connected to the coordinator; stop one of the two"
             return websocket.respond(HTTPStatus.CONFLICT, reason)
         if request.path == ABOUT:
-            about = {"time": time.time(), "version": installed_version()}
+            offered = read_agreement(self._file.read_bytes(), FILE, dates=False).digest()
+            about = {"time": time.time(), "version": installed_version(), "agreement": offered}
             return websocket.respond(HTTPStatus.OK, json.dumps(about))
         if older is not None:
             self._lose(older)

@@ -90,7 +90,9 @@ RANDOM = "random: it depends on no data"
 PUBLIC = "computed from public values: what the coordinator sent, and sums that were released before"
 GRADIENT = "Skellam noise under masks, accounted as user gradients"
 VALIDATION = "noise, accounted as validation errors and counts"
+SOFTWARE = "public: the version of the software"
 ABSENT = "not sent: exchange is off"
+UNSHARED = "not sent: verdicts are shared only where single ratings are not protected"
 CONSTANT = "constant: 0"
 USERS = "not protected: the users of the party, aligned before training"
 REASON = "text of an error, without ratings"
@@ -98,6 +100,7 @@ REASON = "text of an error, without ratings"
 SENT_BY_PARTIES: dict[str, dict[str, str]] = {
     message: {field: how for how, fields in shown.items() for field in fields.split()}
     for message, shown in {
+        "About": {SOFTWARE: "version", UNSHARED: "run word gain"},
         "Hello": {
             DECLARED: "party items scale",
             USERS: "users",

@@ -173,6 +173,9 @@ Place = tuple[int, int]
 
 _KEY = "^[0-9a-f]{64}$"
 _SIGNATURE = "^[0-9a-f]{2,200}$"
+_WORD = r"^[A-Za-z0-9_.+% -]{0,64}$"
+Word = Annotated[str, Field(pattern=_WORD)]
+"""A short text that can be shown anywhere."""
 _MOST = 1 << 40
 """Largest number of users, items or ratings: more than anybody has, small enough to compute with."""
 
@@ -418,6 +421,31 @@ class Waiting(Message):
     """Whether all parties must align again, because a party came without aligned users."""
     second: bool = False
     """Whether a second process wanted to join under the recipient's name, and was refused."""
+
+
+class About(Message):
+    """A party's first message on a connection: its software, and the verdict on its last run if it chose to share that."""
+
+    kind = 22
+    version: str = Field(pattern=_WORD)
+    run: str = Field("", pattern=_WORD)
+    """Name of the run that was judged; "" without a verdict."""
+    word: str = Field("", pattern=_WORD)
+    """Whether joining pays, in one word."""
+    gain: str = Field("", pattern=_WORD)
+    """What customers gain, rounded."""
+
+
+class MembersPage(Message):
+    """The coordinator's message of what all members may see besides the rounds, sent when it changes."""
+
+    kind = 23
+    members: dict[Word, About] = Field(max_length=1000)
+    """What each member said of itself, by name."""
+    nights: list[tuple[Word, Word]] = Field(max_length=100)
+    """The coordinator's last nights and their results, oldest first."""
+    offer: str = Field(max_length=64)
+    """SHA-256 of the coordinator's federation.toml, which may have changed since the start."""
 
 
 # -- The messages of user alignment; `protocol.user_alignment` says who sends which when -------------------

@@ -154,7 +154,7 @@ class CoordinatorAction(Enum):
     CANCEL = "cancel the training before it starts"
 
 
-_ALWAYS = (msg.Hello, msg.Refused, msg.Sealed, msg.Pseudonyms, msg.Aligned)
+_ALWAYS = (msg.About, msg.Hello, msg.Refused, msg.Sealed, msg.Pseudonyms, msg.Aligned)
 """Messages that every state takes and that change no state."""
 _OF_ROUNDS = (msg.RoundReply, msg.MaskShares, msg.ListSignature, msg.Unmask)
 """Messages of the parties during rounds. A late one changes nothing, but brings a slow party back."""

@@ -1,7 +1,4 @@
-"""The FastAPI application: endpoints look up and describe, the batcher's thread scores, and a thread pool explains.
-
-Names become rows of the catalogue, and queries of many requests form batches.
-"""
+"""The FastAPI application: endpoints look up and describe, the batcher's thread scores, and a thread pool explains."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ from verfedgnn.upkeep.new_items import NewItems
 
 LARGEST_BATCH = 64
 LONGEST_QUEUE = 4096
-"""Queries that may wait. Further ones are refused at once, so that the waiting ones are not all late."""
+"""Queries that may wait; further ones are refused at once."""
 
 Waiting = tuple[ItemRanker, RankingQuery, asyncio.Future[RankedItems]]
 
@@ -72,12 +69,13 @@ class View:
         """Return the party and the row of an item."""
         found = self.catalogue.find_item(item, self.find_parties(party))
         if not found:
-            remedy = "give the item's id as in the data of this run"
-            raise HttpProblem(404, "there is no such item here", remedy)
+            raise HttpProblem(
+                404, "there is no such item here", "give the item's id as in the data of this run"
+            )
         if len(found) > 1:
             names = ", ".join(self.catalogue.parties[p].name for p, _ in found)
-            remedy = f"add the parameter party, one of: {names}"
-            raise HttpProblem(400, "several parties have an item with this id", remedy)
+            cause = "several parties have an item with this id"
+            raise HttpProblem(400, cause, f"add the parameter party, one of: {names}")
         return found[0]
 
     def check_filters(self, filters: Mapping[str, str], known: Sequence[str] = ()) -> None:
@@ -99,17 +97,15 @@ class View:
                     remedy = f"give a rating from {low:g} to {high:g}"
                     raise HttpProblem(400, "the rating is outside the scale", remedy)
             except HttpProblem as problem:
-                cause = f"ratings.{number}: {problem.cause}"
-                raise HttpProblem(problem.status, cause, problem.remedy) from None
+                raise HttpProblem(
+                    problem.status, f"ratings.{number}: {problem.cause}", problem.remedy
+                ) from None
             found[place] = given.rating
         return group_ratings(found)
 
 
 class Batcher:
-    """Dynamic batching: a queue on the event loop, and one scoring thread that answers it batch by batch.
-
-    Queries that arrive while a batch is computed form the next one, scored by one matrix product.
-    """
+    """A queue on the event loop, and one scoring thread: queries that arrive while it computes form the next batch."""
 
     def __init__(self) -> None:
         self._waiting: list[Waiting] = []
@@ -151,12 +147,8 @@ UserId = Annotated[str, Query(description="Id of the user, as in the data.", min
 ItemId = Annotated[str, Query(description="Id of the item, as in the data.", min_length=1, max_length=1000)]
 PartyName = Annotated[str | None, Query(description="The only party; all by default.", max_length=1000)]
 Count = Annotated[int, Query(description="Maximum number of results.", ge=1, le=MAX_ITEMS)]
-Model = Annotated[
-    ModelName | None,
-    Query(
-        description="Trained by all parties together, or by each party alone; federated by default, in a split test that of the bucket."
-    ),
-]
+_MODEL = "Trained by all parties together, or by each party alone; federated by default, in a split test that of the bucket."
+Model = Annotated[ModelName | None, Query(description=_MODEL)]
 MaxReasons = Annotated[int, Query(description="Liked items named as reasons, at most.", ge=0, le=20)]
 Text = Annotated[str, Query(max_length=1000)]
 FILTERED = {("GET", "/v1/recommendations"), ("GET", "/v1/similar")}
@@ -210,8 +202,7 @@ def make_app(
 ) -> FastAPI:
     """Return the application that serves a catalogue; with `keys`, only to clients that send one of them.
 
-    `metrics` are those of the process, by default new ones. `folder` is the run folder, to which items can be
-    added.
+    `metrics` are those of the process, by default new ones; items can be added to the run in `folder`.
     """
     metrics = metrics or ServerMetrics()
     app = FastAPI(
@@ -233,7 +224,8 @@ def make_app(
     _add_items(app, folder)
     _add_page(app, catalogue)
 
-    @app.get("/health")
+    @app.get("/healthz")
+    @app.get("/readyz")
     async def check_that_the_server_responds() -> Response:
         return _respond({"status": "ok"})
 
@@ -320,8 +312,9 @@ def _add_items(app: FastAPI, folder: Path | None) -> None:
             ratings = {rating.user: (rating.rating, rating.time) for rating in item.ratings}
             items[item.item] = AddedItem(item.item, item.title, item.columns, ratings)
         if len(items) < len(request.items):
-            remedy = "give each item once, with all its ratings"
-            raise HttpProblem(400, "the request has an item twice", remedy)
+            raise HttpProblem(
+                400, "the request has an item twice", "give each item once, with all its ratings"
+            )
         try:
             report = NewItems(folder, Run.load(folder, added=False), party).add(items)
         except DataError as error:
@@ -373,9 +366,8 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
     async def list_highest_ratings(
         view: Seen, user: UserId, party: PartyName = None, k: Count = 10
     ) -> Response:
-        """Return the highest ratings, how many ratings there are, and how many of them count as liked.
+        """Return the highest ratings, how many there are, how many count as liked, and at how many other parties there are some.
 
-        `elsewhere` counts the other parties at which the user has ratings, of those that the request may see.
         `known` is false for a user who was not in training. Then `similar` has ids that look like this one.
         """
         parties = view.find_parties(party)
@@ -402,11 +394,11 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
         return _respond(answer)
 
     folder = resources.files("verfedgnn.serving") / "page"
-    files = {path: (folder / name).read_bytes() for path, (name, _) in PAGE_FILES.items()}
+    files = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in PAGE_FILES.items()}
 
     async def send_file(request: Request) -> Response:
-        path = request.scope["route"].path
-        return Response(files[path], media_type=PAGE_FILES[path][1])
+        content, kind = files[request.scope["route"].path]
+        return Response(content, media_type=kind)
 
     for path in files:
         app.get(path, include_in_schema=False)(send_file)
@@ -415,8 +407,7 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
 def _add_error_handlers(app: FastAPI) -> None:
     """Turn FastAPI's own errors into `HttpProblem`, which the request guard sends."""
 
-    async def reject_invalid(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
+    async def reject_invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part not in ("query", "body"))
         cause = f"{where or 'the request'}: {first['msg'][:1].lower()}{first['msg'][1:]}"
@@ -424,15 +415,14 @@ def _add_error_handlers(app: FastAPI) -> None:
         encodable = cause.encode(errors="replace").decode()
         raise HttpProblem(400, encodable, "correct the request; /openapi.json describes every parameter")
 
-    async def reject_unrouted(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+    async def reject_unrouted(request: Request, error: HTTPException) -> Response:
         headers = {}
         if error.status_code == 405:  # FastAPI names only the methods of the first route with this path
             routes = [route for route in app.routes if getattr(route, "path", None) == request.url.path]
             allowed = {method for route in routes for method in getattr(route, "methods", ())}
             headers["allow"] = ", ".join(sorted(allowed))
-        remedy = "/openapi.json lists all endpoints"
-        raise HttpProblem(error.status_code, str(error.detail).lower(), remedy, headers)
+        cause = str(error.detail).lower()
+        raise HttpProblem(error.status_code, cause, "/openapi.json lists all endpoints", headers)
 
-    app.add_exception_handler(RequestValidationError, reject_invalid)
-    app.add_exception_handler(HTTPException, reject_unrouted)
+    app.exception_handler(RequestValidationError)(reject_invalid)
+    app.exception_handler(HTTPException)(reject_unrouted)

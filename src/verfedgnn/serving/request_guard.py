@@ -188,7 +188,7 @@ PAGE_FILES = {
     **{f"/{name}": (name, "text/javascript; charset=utf-8") for name in _SCRIPTS},
 }
 """File name and media type of the static files of the web page, by path."""
-OPEN_PATHS = ("/health", *PAGE_FILES)
+OPEN_PATHS = ("/healthz", "/readyz", *PAGE_FILES)
 """Paths that need no key, because they contain nothing of the run."""
 HEADERS = {
     "x-content-type-options": "nosniff",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import orjson
@@ -19,7 +17,7 @@ MAX_ITEMS = 1000
 """Maximum number of items per response."""
 MAX_RATINGS = 10_000
 """Maximum number of ratings of one newcomer."""
-MAX_FIELDS = 20
+MAX_FIELDS = MOST_COLUMNS
 """Maximum number of fields of an object, beyond which unknown ones are not named."""
 MAX_FILTERS = 10
 """Maximum number of item columns by which a request filters."""
@@ -29,14 +27,10 @@ class HttpProblem(Exception):
     """A request that cannot be answered: a status, a cause and a remedy."""
 
     def __init__(
-        self, status: int, cause: str, remedy: str, headers: Mapping[str, str] = MappingProxyType({})
+        self, status: int, cause: str, remedy: str, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(cause)
-        self.status = status
-        self.cause = cause
-        self.remedy = remedy
-        self.headers = headers
-        """Headers of the response, beside those of its body."""
+        self.status, self.cause, self.remedy, self.headers = status, cause, remedy, headers
 
     def response(self) -> Response:
         """Return the problem as the response to a request."""
@@ -44,15 +38,11 @@ class HttpProblem(Exception):
         return Response(orjson.dumps(body), self.status, self.headers, "application/json")
 
 
-def _check_size(values: Any, most: int) -> Any:
+def _check_size(values: Any) -> Any:
     """Refuse a large object at once. Each of its entries could become an error of its own, and millions of errors stop a server."""
-    if isinstance(values, dict) and len(values) > most:
-        raise ValueError(f"there are more than {most} fields")
+    if isinstance(values, dict) and len(values) > MAX_FIELDS:
+        raise ValueError(f"there are more than {MAX_FIELDS} fields")
     return values
-
-
-def _at_most(most: int) -> BeforeValidator:
-    return BeforeValidator(partial(_check_size, most=most))
 
 
 class StrictRequest(BaseModel):
@@ -63,7 +53,7 @@ class StrictRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_fields(cls, values: Any) -> Any:
-        return _check_size(values, MAX_FIELDS)
+        return _check_size(values)
 
 
 class NewcomerRating(StrictRequest):
@@ -89,7 +79,7 @@ class Newcomer(StrictRequest):
     """Maximum number of items."""
     party: Id | None = None
     """Party whose items are recommended; all by default."""
-    where: Annotated[dict[str, str], Field(max_length=MAX_FILTERS), _at_most(MAX_FILTERS)] = {}
+    where: Annotated[dict[str, str], Field(max_length=MAX_FILTERS), BeforeValidator(_check_size)] = {}
     """Filters by item column, such as {"category": "book"}."""
     user: Id | None = None
     """Id of the user; if it is known, the ratings are added to those that the server has."""
@@ -114,7 +104,7 @@ class NewItem(StrictRequest):
     item: Id
     """Id under which the item is recommended from now on."""
     title: Text = ""
-    columns: Annotated[dict[Id, Text], Field(max_length=MOST_COLUMNS), _at_most(MOST_COLUMNS)] = {}
+    columns: Annotated[dict[Id, Text], Field(max_length=MOST_COLUMNS), BeforeValidator(_check_size)] = {}
     """Item columns, by which requests can be filtered."""
     ratings: Annotated[list[FirstRating], Field(max_length=MAX_RATINGS), FailFast()] = []
     """First ratings; they add to those that the item has already."""

@@ -100,7 +100,7 @@ class LiveRun:
         """Answer one request with the run that is current when it arrives, or follow changes while the server lives."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
-        elif self._withdrawn:
+        elif self._withdrawn and scope["path"] != "/healthz":
             remedy = "its operator finds the reason on the standard error of the server"
             problem = HttpProblem(503, "this run is not served at present", remedy)
             await problem.response()(scope, receive, send)

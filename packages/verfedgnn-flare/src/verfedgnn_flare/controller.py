@@ -74,7 +74,7 @@ class FederationController(Controller):  # type: ignore[misc]
 
     def _coordinate(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         settings = job_site.load_settings(fl_ctx, COORDINATOR)
-        identity = load_coordinator(settings.federation)
+        identity = load_coordinator(settings.federation, settings.run_folder)
         agreement = identity.agreement
         job_site.check_agreement(agreement, self.agreement)
         run = settings.run_folder

@@ -74,7 +74,7 @@ class PartyExecutor(Executor):  # type: ignore[misc]
     def _take_part(self, server: str, fl_ctx: FLContext, abort_signal: Signal) -> None:
         site = fl_ctx.get_identity_name()
         settings = job_site.load_settings(fl_ctx, site)
-        identity = load_party(settings.federation)
+        identity = load_party(settings.federation, run=settings.run_folder)
         job_site.check_agreement(identity.agreement, self.agreement)
         if identity.name != site:
             owner = f"the key in {settings.federation} is {identity.name}'s"

@@ -143,6 +143,7 @@ class JobTransport:
     ) -> None:
         self.largest = PART_BYTES
         """Number of bytes of the largest message to accept from a peer."""
+        self.holds: dict[str, str] = {}
         self._cell = cell
         self._identify = identify
         self._link_seconds = link_seconds

@@ -43,6 +43,10 @@ ATTACKERS = {
     "colluders": Attacker(
         "all other parties together", "fake accounts or an insider, and each other's releases", ITEMS_THERE, "colluders,", "learn",
     ),
+    "both": Attacker(
+        "a party that compares both trainings", "fake accounts, and the sums of the judged training and of that on all ratings",
+        "what the other party's users rated since", "party, both trainings",
+    ),
     "tables": Attacker(
         "a reader of the public tables", "the final public tables, and half of an item's users from elsewhere", "who else has the item",
         "public tables",
@@ -81,7 +85,7 @@ def strongest(found: Mapping[str, Any]) -> list[Reached]:
     are left out.
     """
     reached = []
-    for name in ("fakes", "insider", "colluders", "tables", "rating"):
+    for name in ("fakes", "insider", "colluders", "both", "tables", "rating"):
         attacks = {
             f"{attack}, {part}": figures
             for part in ("items", "lists")

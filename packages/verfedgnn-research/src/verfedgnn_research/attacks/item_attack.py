@@ -37,7 +37,7 @@ from verfedgnn_research.attacks.adversaries import plant
 from verfedgnn_research.attacks.paper_attacks import choose_victims
 from verfedgnn_research.attacks.recording import RecordedFederation, record_federation
 from verfedgnn_research.attacks.release_view import WHO, ItemSeries, ReleaseView, Who, watch_releases
-from verfedgnn_research.attacks.separation import auc, auc_within
+from verfedgnn_research.attacks.separation import auc, auc_within, ranks
 
 READ_NOISE = 0.1
 """Variance of the columns of the second model that chance in reading adds, as a share of their mean square."""
@@ -77,6 +77,9 @@ def attack_items(
 
     - `party, fakes` and `party, insider`: one party, `colluders, ...`: all parties but the target, if there are more than two.
     - `public tables`: anyone who knows half of an item's users, and reads the others from the final public tables.
+    - `party, both trainings`: one party with fake accounts in the judged training and in the one on all ratings asks which items a user
+      has rated since: `taste` is how well the first training answers, which has not seen them, `within` the second, and `held` what the
+      second adds.
     - `one rating`: a party that knows everything but whether one rating is in the training part. `shift` is the median distance of
       the two cases, in standard deviations.
 
@@ -124,9 +127,29 @@ def attack_items(
         found["public tables"] = judge_odds(odds, truth & ~known, held, popularity, None, known)
     if method in "one rating" and view.exact:
         found["one rating"] = tell_one_rating(view, truth[chosen], view.target_items.take(kept), rng)
+    if method in "party, both trainings" and config.trains_final and view.kind != "steps":
+        whole_config = config.for_final()
+        again = record_federation(planted.parties, whole_config, start=federation.coordinator.public)
+        later = watch_releases(
+            again, attacker=attacker, target=target, chosen=rows, rounds=whole_config.training.epochs
+        )
+        beside = len(elsewhere) + missed
+        before, after = (
+            item_odds(seen, read_fakes(seen, "party", len(chosen)), "party", len(chosen), share, beside)
+            for seen in (view, later)
+        )
+        new, never = (held & ~truth)[chosen], ~(held | truth)[chosen]
+        left = unexplained(after, before, ~truth[chosen])
+        found["party, both trainings"] = {
+            "guess": 0.5,
+            "taste": _round(auc_within(before, new, never)),
+            "within": _round(auc_within(after, new, never)),
+            "held": _round(auc_within(left, new, never)),
+        }
     if not found:
         raise ConfigError(
-            f"no attack has '{method}' in its name; choose from: party, fakes; party, insider; public tables; one rating"
+            f"no attack has '{method}' in its name; choose from: party, fakes; party, insider; party, both trainings; public "
+            "tables; one rating"
         )
     return found
 
@@ -372,7 +395,21 @@ def judge_odds(
     }
     if alone is not None:
         figures["alone"] = auc_within(odds[alone], truth[alone], (held & ~truth)[alone])
-    return {name: None if value is None else round(float(value), 6) for name, value in figures.items()}
+    return {name: _round(value) for name, value in figures.items()}
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(float(value), 6)
+
+
+def unexplained(after: Tensor, before: Tensor, asked: Tensor) -> Tensor:
+    """Return what ranks by `before` (V, M) do not explain of ranks by `after`, among the pairs of an item that are `asked`."""
+    found = torch.zeros_like(after)
+    for item, own in enumerate(asked.T):
+        x, y = (ranks(odds[own, item]).double() for odds in (before, after))
+        x, y = x - x.mean(), y - y.mean()
+        found[own, item] = y - x * ((x * y).sum() / x.square().sum().clamp(min=1e-9))
+    return found
 
 
 def held_out_items(federation: RecordedFederation, party: int) -> Tensor:

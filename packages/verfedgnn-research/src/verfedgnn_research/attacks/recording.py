@@ -175,16 +175,22 @@ def record_federation(
     *,
     parts: Sequence[NDArray[np.int8]] | None = None,
     device: torch.device | str = "cpu",
+    start: Tensor | None = None,
 ) -> RecordedFederation:
-    """Join `parties` with the same secrets, and therefore the same messages, as in `train`."""
+    """Join `parties` with the same secrets, and therefore the same messages, as in `train`.
+
+    The training continues from the public parameters `start`, if they are given.
+    """
     check_parties(parties)
     config = config.for_parties(len(parties)).for_data(*count_data(parties))
     prepared = prepare(parties, config, torch.device(device), parts)
     candidates = [
-        Candidate(p.input, config, simulated_secret(config.seed, i), device, party=ObservableParty)
+        Candidate(
+            p.input, config, simulated_secret(config.seed, i), device, party=ObservableParty, start=start
+        )
         for i, p in enumerate(prepared)
     ]
-    coordinator = RecordingCoordinator(config, [p.party.name for p in prepared], device)
+    coordinator = RecordingCoordinator(config, [p.party.name for p in prepared], device, start=start)
     runtime = LocalRuntime(coordinator, candidates)
     members = [party for party in runtime.parties.values() if isinstance(party, ObservableParty)]
     return RecordedFederation(config, prepared, members, coordinator, runtime)

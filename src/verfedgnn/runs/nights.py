@@ -1,0 +1,60 @@
+"""The history of the nights of a member: a line for each, in the folder that holds their runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from verfedgnn.core.errors import Interrupted, NotPromoted, RunError
+from verfedgnn.core.files import check_file_name
+
+HISTORY = "nights.jsonl"
+"""File in a folder of nights with a line for each night."""
+Word = Literal["promoted", "kept", "trained", "nothing new", "failed", "stopped"]
+EXITS: dict[Word, int] = {
+    "promoted": 0,
+    "trained": 0,
+    "nothing new": 6,
+    "kept": NotPromoted.exit_code,
+    "stopped": Interrupted.exit_code,
+    "failed": 1,
+}
+"""The exit code of each result."""
+DONE: tuple[Word, ...] = ("promoted", "kept", "trained", "nothing new")
+"""Results of nights that are over."""
+
+
+@dataclass(frozen=True)
+class Night:
+    """One line of the history."""
+
+    night: str
+    result: Word
+    reason: str
+    """Why the run was kept or the night failed; "" otherwise."""
+    started: str
+    """Time of the start in UTC."""
+    seconds: float
+    data: str
+    """Hash of the files that were trained on."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` or `TypeError` for a line from elsewhere: the folder of a night may be removed."""
+        check_file_name(self.night)
+        datetime.fromisoformat(self.started)
+        if self.result not in EXITS or not isinstance(self.reason, str) or not 0 <= self.seconds < 1e9:
+            raise ValueError("a line is not one of a night")
+
+
+def read_nights(folder: Path) -> list[Night]:
+    """Return the history of a folder of nights, oldest first; a night that was tried again has its last result."""
+    file = folder / HISTORY
+    try:
+        lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+        nights = [Night(**json.loads(line)) for line in lines]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RunError(f"{file} cannot be read ({error}); move it away to begin a new history") from None
+    return list({each.night: each for each in nights}.values())
