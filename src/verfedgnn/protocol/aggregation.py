@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DivergedError
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.projection import make_exchange
-from verfedgnn.privacy.protections import Unmasking
 from verfedgnn.protocol.messages import BESIDES_ARRAYS
 
 FULL_COPY = 8
@@ -63,14 +61,6 @@ def _neighbourhood_bytes(config: Config, model: Model) -> int:
 
 
 # -- sums ------------------------------------------------------------------------------------------------------
-
-
-def sum_neighbourhoods(
-    shared: Sequence[NDArray[Any]], unmask: Unmasking = lambda total: total
-) -> NDArray[Any]:
-    """Add up neighbourhoods (K, q, C) and `unmask` their sum, modulo their bits; return signed integers."""
-    total = unmask(np.sum(shared, 0, dtype=shared[0].dtype))
-    return total.view(f"i{total.itemsize}")
 
 
 def participation_scale(items: Sequence[int], active: Sequence[int], without: int | None = None) -> float:

@@ -32,7 +32,7 @@ from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, remove_masks
 from verfedgnn.protocol import messages as msg
-from verfedgnn.protocol.aggregation import FULL_COPY, largest_array, largest_message, sum_neighbourhoods
+from verfedgnn.protocol.aggregation import FULL_COPY, largest_array, largest_message
 from verfedgnn.protocol.masks import MaskedRound, fewest_survivors, mask_context, sum_digest
 from verfedgnn.protocol.messages import Finish, Hello, Message, Place, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.replica import (
@@ -450,14 +450,15 @@ class Coordinator:
         total = replica.protection.add_up(gradients, partial(remove_masks, streams=streams, use=GRADIENT))
         shared = [reply.neighbourhoods for reply in replies if reply.neighbourhoods is not None]
         if shared:
-            summed = sum_neighbourhoods(shared, partial(remove_masks, streams=streams, use=NEIGHBOURHOOD))
+            summed = np.sum(shared, 0, dtype=shared[0].dtype)  # modulo its bits
+            summed = remove_masks(summed, streams, NEIGHBOURHOOD).view(f"i{summed.itemsize}")
             self.neighbourhood_sum = NeighbourhoodSum(parties, self.round, summed)
         error = self._end_round(CoordinatorAction.CLOSE)
         # Nobody would use the step of the last round, and all members end in the same state without it.
         if self.config.means_only or not self.done:
             if replica.solved is not None:
-                summed = torch.from_numpy(total).to(self.device)
-                update = replica.solved.compute_update(replica.parameters, replica.accumulator, summed)
+                released = torch.from_numpy(total).to(self.device)
+                update = replica.solved.compute_update(replica.parameters, replica.accumulator, released)
                 total = update.astype(replica.protection.sum_type)
             self._apply(Update(self.round, parties, total))
         if self.config.means_only:  # the first step has all that is shared

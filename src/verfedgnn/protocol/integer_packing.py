@@ -163,16 +163,22 @@ def _dense(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) ->
         if bits == 1
         else raw[bitmap:].view(f"<{dtype.str[1:]}")
     )
-    if not count < SPARSEST * size or np.count_nonzero(some) != count:
-        raise ValueError
-    if int(np.bitwise_count(raw[:bitmap]).sum()) != count:  # also behind the last value
+    if not count < SPARSEST * size or int(np.bitwise_count(raw[:bitmap]).sum()) != count:
         raise ValueError
     flat: Integers = np.zeros(size, dtype)
-    flat[np.unpackbits(raw[:bitmap], count=size).view(bool)] = some
+    start = 0
+    for at in _blocks(size):
+        bits_here = raw[at.start // 8 : -(-at.stop // 8)]
+        present = np.unpackbits(bits_here, count=at.stop - at.start).view(bool)
+        end = start + int(np.count_nonzero(present))
+        flat[at][present] = some[start:end]
+        start = end
+    if start != count or np.count_nonzero(some) != count:
+        raise ValueError
     return flat
 
 
 def _blocks(size: int) -> Iterator[slice]:
-    """Yield slices whose values stay in the processor's cache."""
+    """Yield slices whose values, also while they are unpacked, stay in the processor's cache."""
     for start in range(0, size, _BLOCK):
         yield slice(start, min(start + _BLOCK, size))
