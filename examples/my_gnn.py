@@ -11,7 +11,7 @@ from torch import Tensor
 
 import verfedgnn as vf
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.operator import Neighbourhood, Operator, Others, inverse
+from verfedgnn.gnn.operator import Neighbourhood, Operator, inverse
 
 
 @vf.register
@@ -31,7 +31,7 @@ class Sage(Operator):
         users: Tensor,
         items: Tensor,
         graph: Graph,
-        others: Others,
+        others: Tensor | None,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Aggregate items into users (N, D), here and through `others`, and users into items (M, D)."""
         a = weights["self"][k].T

@@ -14,7 +14,7 @@ from verfedgnn.core.graph import build_graph
 from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import TRAIN, VALID, PartyData
-from verfedgnn.gnn.neighbourhood_generator import NeighbourhoodGenerator
+from verfedgnn.plugins import load_gnn
 from verfedgnn.protocol.messages import RoundReply
 from verfedgnn.runs.metrics_file import evaluate
 from verfedgnn.runs.prepared_data import prepare, split_ratings
@@ -23,6 +23,7 @@ from verfedgnn.training.train import train
 from verfedgnn_research.baselines import METHODS, Where, in_all, method
 from verfedgnn_research.baselines.central_gnn import cut, pooled
 from verfedgnn_research.baselines.fedpergnn import PseudoParty, like
+from verfedgnn_research.baselines.fedsage import complete
 from verfedgnn_research.baselines.pooled_parties import find_pooled_items, pool_parties
 from verfedgnn_research.baselines.simple_methods import ItemKNN, SimpleMethod
 from verfedgnn_research.baselines.solo_training import solo_config
@@ -199,15 +200,16 @@ def test_fedsage_of_one_party_is_central(small_parties: list[vf.PartyData]) -> N
 
 def test_a_generated_neighbourhood_by_hand() -> None:
     """Without inner weights the generator is its bias times how often the own share is missing; L is the squared distance."""
-    generator = NeighbourhoodGenerator(2, 1)
+    operator = load_gnn(complete("gcn"))(dim=2, layers=1)
     graph = build_graph(np.array([0, 1]), np.array([0, 0]), users=2, items=1, ratio=4.0)
-    weights = {name: torch.zeros(1, *shape) for name, shape in generator.weights().items()}
+    weights = {name: torch.zeros(shape) for name, shape in operator.weights().items()}
     weights["imagine_bias"][:] = torch.tensor([1.0, -2.0])
-    penalties: list[torch.Tensor] = []
-    others = torch.tensor([[[3.0, -6.0], [0.0, 0.0]]])
-    imagined = generator.bind(0, weights, torch.rand(1, 2, 2), graph, others, penalties)(torch.rand(1, 2, 2))
-    torch.testing.assert_close(imagined, torch.tensor([[[3.0, -6.0], [3.0, -6.0]]]))
-    assert penalties[0].item() == pytest.approx(45.0)
+    weights["imagine_bias"].requires_grad_()
+    others = torch.tensor([[3.0, -6.0], [0.0, 0.0]])
+    near, _, _ = operator.layer(0, weights, torch.rand(2, 2), torch.rand(1, 2), graph, others)
+    torch.testing.assert_close(near.total - near.own, torch.tensor([[3.0, -6.0], [3.0, -6.0]]))
+    (slope,) = torch.autograd.grad(0 * near.total.sum(), weights["imagine_bias"])
+    torch.testing.assert_close(slope, torch.tensor([[2 * 3 * 3.0, 2 * 3 * -6.0]]))
 
 
 def test_the_generator_learns_what_the_others_have(small_parties: list[vf.PartyData]) -> None:
@@ -220,20 +222,12 @@ def test_the_generator_learns_what_the_others_have(small_parties: list[vf.PartyD
     others = party.progress.received.others
     assert others is not None
     views = party.model.views(party.replica.parameters)
-    distance = party.model.propagate(
-        views, party.progress.private.parameters, party.graph, list(others)
-    ).penalty
-    assert distance is not None
+    users, items = views["users"], party.progress.private.parameters["items"]
+    distance = torch.zeros(())
+    for k, theirs in enumerate(others):
+        near, users, items = party.model.operator.layer(k, views, users, items, party.graph, theirs)
+        distance += (near.total - near.own - theirs).square().sum()
     assert distance < 0.6 * others.square().sum()
-
-
-def test_generated_neighbourhoods_need_an_exchange() -> None:
-    with pytest.raises(vf.ConfigError, match="learns from exchanged neighbourhoods"):
-        vf.Config.preset("paper", generator=True, exchange="off")
-    with pytest.raises(vf.ConfigError, match=r"belongs to model.form = propagation"):
-        vf.Config.preset("best", generator=True)
-    with pytest.raises(vf.ConfigError, match="no neighbourhoods to exchange"):
-        vf.Config.preset("paper", form="factors")
 
 
 # -- FedPerGNN -------------------------------------------------------------------------------------------------------------
@@ -332,7 +326,7 @@ def test_fedpergnn_sums_of_attention_fit_the_wire(small_parties: list[vf.PartyDa
     assert neighbourhood_type(config) == np.int64
     assert method("fedpergnn").train(small_parties, config, Where(CPU)).rounds == 24
     large = torch.tensor([1e6, -3.25, 1e-6])
-    torch.testing.assert_close(from_fixed(3 * to_fixed(large, 10, torch.int64)), 3 * large, rtol=1e-3, atol=0)
+    torch.testing.assert_close(from_fixed(3 * to_fixed(large, 10, 64)), 3 * large, rtol=1e-3, atol=0)
     with pytest.raises(vf.VerFedGNNError, match="training has diverged"):
         to_fixed(large, 10)
 

@@ -53,17 +53,9 @@ class PropagationModel(_AnyForm):
     all: every rated item is a neighbour."""
     estimators: bool = True
     """Estimate a user's degree from the party's own items (Sec. 4.3). If false, exact degrees are exchanged (unprotected)."""
-    generator: bool = False
-    """Use generated neighbourhoods (FedSage+). The other parties' neighbourhoods then only train the generator."""
     biases: ClassVar[bool] = False
     bound: ClassVar[None] = None
     raters: ClassVar[int] = 0
-
-    @model_validator(mode="after")
-    def _check_generator(self) -> PropagationModel:
-        if self.generator and not self.estimators:
-            raise ValueError("model.generator needs estimated degrees; set model.estimators = true")
-        return self
 
 
 class FactorModel(_AnyForm):

@@ -57,8 +57,6 @@ def _mismatch(config: Config) -> str | None:
         )
     if model.form != "propagation" and config.exchange != "off":
         return f"model.form = {model.form} has no neighbourhoods to exchange; set exchange = off"
-    if model.form == "propagation" and model.generator and config.exchange == "off":
-        return "model.generator learns from exchanged neighbourhoods; set exchange = 5"
     if config.lists and not model.solved:
         return "lists = true needs model.form = solved; leave it out or start from " + option(
             "preset", "best"

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.operator import Neighbourhood, Operator, Others
+from verfedgnn.gnn.operator import Neighbourhood, Operator
 
 MAX_LOGIT = 10.0
 """Largest difference between a neighbour's attention logit and the node's own, so that exp() stays finite."""
@@ -46,7 +46,7 @@ class GAT(Operator):
         users: Tensor,
         items: Tensor,
         graph: Graph,
-        others: Others,
+        others: Tensor | None,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Compute layer k as in the equations of the class."""
         w = weights["w"][k].T

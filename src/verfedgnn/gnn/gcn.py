@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.operator import Neighbourhood, Operator, Others, inverse_sqrt
+from verfedgnn.gnn.operator import Neighbourhood, Operator, inverse_sqrt
 
 
 class GCN(Operator):
@@ -37,7 +37,7 @@ class GCN(Operator):
         users: Tensor,
         items: Tensor,
         graph: Graph,
-        others: Others,
+        others: Tensor | None,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Compute layer k as in the equations of the class."""
         w = weights["w"][k].T

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.operator import Neighbourhood, Operator, Others, inverse
+from verfedgnn.gnn.operator import Neighbourhood, Operator, inverse
 
 
 class GGNN(Operator):
@@ -47,7 +47,7 @@ class GGNN(Operator):
         users: Tensor,
         items: Tensor,
         graph: Graph,
-        others: Others,
+        others: Tensor | None,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Compute layer k as in the equations of the class."""
         neighbourhood = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse)

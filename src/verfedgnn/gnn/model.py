@@ -18,8 +18,7 @@ from verfedgnn.core.random_streams import SharedStream, shared_generator
 from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.ggnn import GGNN
-from verfedgnn.gnn.neighbourhood_generator import NeighbourhoodGenerator
-from verfedgnn.gnn.operator import Operator, Others
+from verfedgnn.gnn.operator import Operator
 from verfedgnn.gnn.solved_layout import SolvedLayout
 
 OPERATORS: dict[str, type[Operator]] = {cls.name: cls for cls in (GCN, GAT, GGNN)}
@@ -40,8 +39,6 @@ class Propagation:
     """h_v (M, D). With biases (h_v, 1, b_v)."""
     neighbourhoods: list[Tensor]
     """X^k for k < K, each (N, C)."""
-    penalty: Tensor | None = None
-    """Squared distance of generated neighbourhoods from the others' true ones, to be added to the loss."""
 
     def predict(self, user: Tensor, item: Tensor) -> Tensor:
         """Return h_u . h_v for rows of users and items (eq. 4)."""
@@ -72,7 +69,6 @@ class Model:
         self.solved = SolvedLayout(users, config) if config.solved else None
         """Layout of the public parameters of a model that is solved; None for one that is trained by gradients."""
         self._operator: Operator | None = None
-        self.generator: NeighbourhoodGenerator | None = None
         self.shapes: dict[str, tuple[int, ...]] = {"users": (users, config.dim)}
         """Shapes of the public parameters by name."""
         if self.solved is not None:
@@ -86,9 +82,6 @@ class Model:
         if config.form == "propagation":
             self._operator = make_operator(config)
             self.shapes |= {"mix": (config.layers + 1,), **self._operator.weights()}
-            if config.generator:
-                self.generator = NeighbourhoodGenerator(config.dim, config.layers)
-                self.shapes |= self.generator.weights()
         elif self.solved is not None:
             self.shapes["sums"] = (self.solved.slots,)
         self.size = sum(math.prod(shape) for shape in self.shapes.values())
@@ -173,14 +166,10 @@ class Model:
         share = public["mix"]
         h_users, h_items = share[0] * users, share[0] * items
         neighbourhoods: list[Tensor] = []
-        penalties: list[Tensor] = []
         for k in range(self.config.layers):
-            received: Others = others[k] if others else None
-            if self.generator is not None:
-                received = self.generator.bind(k, public, users, graph, received, penalties)
+            received = others[k] if others else None
             own, users, items = self.operator.layer(k, public, users, items, graph, received)
             neighbourhoods.append(own.own)
             h_users = h_users + share[k + 1] * users
             h_items = h_items + share[k + 1] * items
-        penalty = torch.stack(penalties).sum() if penalties else None
-        return Propagation(h_users, h_items, neighbourhoods, penalty)
+        return Propagation(h_users, h_items, neighbourhoods)

@@ -38,10 +38,6 @@ class Neighbourhood:
     """f(w_u) of the estimated or exact sum of edge weights (N, 1)."""
 
 
-Others = Tensor | Callable[[Tensor], Tensor] | None
-"""The others' X^k (N, C), through which no gradient flows; or a function that generates it from the own X^k; or None."""
-
-
 class Operator(GnnPlugin, ABC):
     """One GNN: the shapes of its shared weights, and its layer. It is stateless; weights are arguments."""
 
@@ -77,23 +73,26 @@ class Operator(GnnPlugin, ABC):
         users: Tensor,
         items: Tensor,
         graph: Graph,
-        others: Others,
+        others: Tensor | None,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Compute layer k from users (N, D) and items (M, D); return the neighbourhood, the next users and the next items.
 
-        `others` is the sum of the other parties' X^k.
+        `others` is the sum of the other parties' X^k (N, C), through which no gradient flows; None if it is not known.
         """
 
     def gather(
-        self, own: Tensor, weight: Tensor, others: Others, graph: Graph, normalise: Callable[[Tensor], Tensor]
+        self,
+        own: Tensor,
+        weight: Tensor,
+        others: Tensor | None,
+        graph: Graph,
+        normalise: Callable[[Tensor], Tensor],
     ) -> Neighbourhood:
         """Return the neighbourhood from the own sum (N, D) and own weight (N, 1), with estimators or exactly."""
         if self.estimators:
             scale = normalise(graph.ratio * weight)
             x = own * scale
-            others = others(x) if callable(others) else others
             return Neighbourhood(x, x if others is None else x + others, scale)
-        assert not callable(others), "neighbourhoods are generated with estimators only"
         exchanged = torch.cat([own, weight], -1)
         whole = exchanged if others is None else exchanged + others
         scale = normalise(whole[:, -1:])

@@ -73,7 +73,6 @@ def compute(
     gradients: dict[str, Tensor] = {}
     if batch is not None:
         loss = data_loss(out, batch, graph, training) + penalty(leaves, batch, training)
-        loss = loss if out.penalty is None else loss + out.penalty
         slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         gradients = dict(zip(leaves, slopes, strict=True))
     return PassResult(

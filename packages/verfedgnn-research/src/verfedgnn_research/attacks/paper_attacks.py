@@ -20,6 +20,7 @@ from verfedgnn_research.attacks.gradient_matching import match_gradients
 from verfedgnn_research.attacks.matching import match_items, match_users
 from verfedgnn_research.attacks.run_view import RunInternals
 from verfedgnn_research.attacks.subset_search import SCALES, best_subsets
+from verfedgnn_research.baselines.fedsage import PREFIX
 
 Attack = Callable[[int], Tensor]
 """Function that returns claims (V, M) made with a number of adversaries."""
@@ -93,7 +94,7 @@ def _attacks(
     if method not in ATTACKED:
         raise ConfigError(f"the paper does not attack '{method}'; choose from: {', '.join(ATTACKED)}")
     device = inside.run.device
-    gnn = inside.model.config.gnn
+    gnn = inside.model.config.gnn.removeprefix(PREFIX)
     if gnn not in SCALES:
         raise ConfigError(f"the attack does not support the GNN '{gnn}'; choose from: {', '.join(SCALES)}")
     rows = victims.to(device)

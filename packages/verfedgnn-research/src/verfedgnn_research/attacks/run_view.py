@@ -25,6 +25,7 @@ from verfedgnn.privacy.protections import protection_of
 from verfedgnn.protocol.forward_backward import Batch, PassResult, compute
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
+from verfedgnn_research.baselines.fedsage import Completed
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,12 +78,11 @@ class RunInternals:
         """Return what party p generates for the neighbourhoods it does not see, first layer (N, D)
         (FedSage+).
         """
-        if self.model.generator is None:
-            raise ConfigError("this run has no generator; choose a run of FedSage+ (model.generator)")
-        generate = self.model.generator.bind(
-            0, self.public, self.public["users"], self.graphs[party], None, []
-        )
-        return generate(self.neighbourhood(party).own)
+        operator = self.model.operator
+        if not isinstance(operator, Completed):
+            raise ConfigError("this run generates no neighbourhoods; choose a run of FedSage+")
+        own = self.neighbourhood(party).own
+        return operator.generate(0, self.public, self.public["users"], own, self.graphs[party])
 
     def mean_coefficient(self, party: int) -> float:
         """Return the mean of E_p(b_uv) over the edges of party p (GAT).

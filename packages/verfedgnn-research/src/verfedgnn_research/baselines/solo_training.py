@@ -60,7 +60,6 @@ def solo_config(config: Config, share: float) -> Config:
             "exchange": "off",
             "gradients.mechanism": "none",
             "gradients.clip": None,
-            **({"model.generator": False} if config.model.form == "propagation" else {}),
             "lists": False,
             "training.gate": False,
             "training.participation": 1.0,
