@@ -75,6 +75,7 @@ class Party:
     def __init__(self, candidate: Candidate, index: int, replica: Replica) -> None:
         self.setup = setup = candidate.setup
         self.name = setup.name
+        self.config = setup.config
         self.data = setup.data
         self.model = setup.model
         self.progress = candidate.progress
@@ -89,11 +90,6 @@ class Party:
         """The last attempt that was answered. None is answered twice, so no mask is used twice."""
         self._shuffled: tuple[int, Pairs] = (-1, setup.targets.train)
         """An epoch, and all ratings in that epoch's order."""
-
-    @property
-    def config(self) -> Config:
-        """Configuration of the training."""
-        return self.setup.config
 
     def handle(self, message: msg.Message) -> msg.Message | None:
         """Answer one message of the coordinator; return None if it needs no answer."""
