@@ -62,6 +62,14 @@ def small_parties() -> list[PartyData]:
     return split_items(synthetic_ratings(users=120, items=90, ratings=4000, seed=5), parties=3, seed=5)
 
 
+@pytest.fixture(scope="module")
+def short_own_models() -> Iterator[None]:
+    """Train the models that a party has alone for three rounds instead of up to forty."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("verfedgnn.training.own_models.ROUNDS", 3)
+        yield
+
+
 @pytest.fixture
 def real_data() -> Path:
     """The folder of real data sets, or a skip that says so."""
@@ -87,8 +95,7 @@ def shells(tmp_path: Path, warm: None) -> Iterator[Shells]:
     shells = Shells(tmp_path)
     yield shells
     for process in shells.running:
-        process.kill()
-        process.wait()
+        shells.kill(process)
 
 
 @pytest.fixture

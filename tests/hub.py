@@ -40,6 +40,24 @@ class Killed(Exception):
     """The process was killed at this point."""
 
 
+class Clock:
+    """The coordinator's clock, which a test can set forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+def wait_until(wanted: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + 180
+    while not wanted():
+        assert time.monotonic() < deadline, "the condition does not hold"
+        time.sleep(0.005)
+
+
 class Wire:
     """One end of a connection. `fault` receives every outgoing message and may change it, drop it (None) or raise `Killed`."""
 
@@ -191,6 +209,14 @@ class Trial:
         alive = [thread.name for thread in self.threads if thread.is_alive()]
         self.stopping = True
         assert not alive, f"still running: {alive}; errors: {self.errors}"
+
+    def end_without(self, gone: str, clock: Clock) -> None:
+        """Set the clock forward at the end of each training, when all others have the result; join all members."""
+        wait_until(lambda: SERVER in self.services)
+        for stage in self.services[SERVER].stages:
+            wait_until(lambda stage=stage: stage.finishing and stage.without_result == [gone])
+            clock.ahead += self.agreement.timeouts.finish + 1
+        self.join()
 
     @property
     def services(self) -> dict[str, Any]:

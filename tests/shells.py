@@ -6,6 +6,8 @@ import contextlib
 import csv
 import fcntl
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -75,6 +77,18 @@ class Shells:
         log.close()
         self.running.append(process)
         return process
+
+    @staticmethod
+    def kill(process: subprocess.Popen[str]) -> None:
+        """Kill a command that is running, and return when also the process behind the warm Python's executable is gone."""
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.killpg(process.pid, 0)
+                time.sleep(0.005)
 
     def logs(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("log-*.txt")))

@@ -18,6 +18,7 @@ from verfedgnn.evaluation.verdict import answers, headline, list_points
 from verfedgnn.runs.run import write_history
 
 Command = Callable[..., tuple[int, str, str]]
+pytestmark = pytest.mark.usefixtures("short_own_models")
 QUICK = ("--set", "epochs=2")
 
 

@@ -370,6 +370,8 @@ def reader(
     monkeypatch.setattr(plugins, "_gnns", {})  # forget what a page registers
     monkeypatch.setenv(plugins.FILES, "")
     plugins._run.cache_clear()
+    if reader.page not in UNCHANGED:
+        monkeypatch.setattr("verfedgnn.training.own_models.ROUNDS", ROUNDS)
     for make in READY.get(reader.page, []):
         make(reader.work)
     yield reader

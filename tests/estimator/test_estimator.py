@@ -14,6 +14,8 @@ from verfedgnn.reports import round_progress
 from verfedgnn.reports.round_progress import NotebookProgress, RoundProgress, watching
 from verfedgnn.training.progress import Progress
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 SHORT: dict[str, Any] = {"epochs": 5, "dim": 6, "final": False}
 
 

@@ -13,6 +13,8 @@ import pytest
 import verfedgnn as vf
 from verfedgnn.data import TRAIN, synthetic_ratings
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 
 @pytest.fixture(scope="module")
 def fitted() -> vf.VerFedRecommender:

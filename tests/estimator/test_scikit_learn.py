@@ -20,6 +20,8 @@ from sklearn.utils.validation import check_is_fitted
 import verfedgnn as vf
 from verfedgnn.data import synthetic_ratings
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 QUICK: dict[str, Any] = {"epochs": 2, "dim": 6, "gate": False, "lists": False}
 
 

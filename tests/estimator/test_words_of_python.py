@@ -14,6 +14,8 @@ from sklearn.model_selection import KFold, cross_val_score
 import verfedgnn as vf
 from verfedgnn.core.option_names import on_command_line, option, reading_table
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 QUICK: dict[str, Any] = {"epochs": 1, "dim": 6, "gate": False, "lists": False}
 
 

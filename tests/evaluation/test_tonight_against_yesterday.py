@@ -28,6 +28,8 @@ from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.runs.run_folder import list_runs
 from verfedgnn.upkeep.forget import forget_users
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 Command = Callable[..., tuple[int, str, str]]
 SHORT = vf.Config.preset("best", epochs=6, dim=8, evaluate_every=2, fractions=(0.6, 0.2, 0.2))
 
@@ -163,7 +165,7 @@ def test_only_test_ratings_of_both_are_judged(runs: tuple[vf.Run, vf.Run]) -> No
 
 def test_a_worse_run_is_worse(runs: tuple[vf.Run, vf.Run]) -> None:
     before, after = runs
-    models = [replace(model, users=model.users * 0.8) for model in after.judged.models]
+    models = [replace(model, vectors=model.users * 0.8) for model in after.judged.models]
     figures = difference(before, replace(after.judged, models=models))["figures"]
     assert figures["rmse"]["overall"]["better"] == "no"
 

@@ -6,8 +6,6 @@ import json
 import logging
 import shutil
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,49 +13,45 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_federation import HASTY, die, in_round, local, settings, trial
+from test_federation import PATIENT, die, in_round, local, settings, trial
 
 import verfedgnn as vf
-from hub import QUICK, SERVER, Trial
+from hub import SERVER, Clock, Trial, wait_until
 from verfedgnn.federation import COORDINATOR_KEY
-from verfedgnn.federation.agreement import FILE, Timeouts, save_agreement
+from verfedgnn.federation.agreement import FILE, save_agreement
 from verfedgnn.federation.roster import AgreementWatch, MemberIdentity, remove_party
 from verfedgnn.federation.transport import TransportEvent
 from verfedgnn.protocol.messages import RoundReply, Welcome, encode, kind_of
 
 
-def waiting(seconds: float, timeouts: Timeouts = HASTY) -> Timeouts:
-    """Return timeouts of an agreement that waits so long for parties that are missing."""
-    return timeouts.model_copy(update={"absent": seconds})
-
-
 def lose_in_round(
-    folder: Path, parties: list[vf.PartyData], number: int, config: vf.Config, **values: Any
+    folder: Path, parties: list[vf.PartyData], number: int, config: vf.Config | None = None
 ) -> Trial:
-    """Return a federation of which all parties are required and the first one dies for good in a round."""
-    federated = trial(folder, parties, config, **{"timeouts": HASTY} | values)
+    """Return a federation of which all parties are required and the first one dies for good in a round, some time ago."""
+    federated = trial(folder, parties, config or settings(), timeouts=PATIENT)
     gone, *rest = federated.parties
     for name in (SERVER, *rest):
         federated.start(name)
     federated.start(gone, in_round(number, die), restart=False)
+    wait_until(
+        lambda: SERVER in federated.services and federated.services[SERVER].stage.lacks_since is not None
+    )
     return federated
 
 
-def wait_until(wanted: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 180
-    while not wanted():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def let_the_deadline_pass(clock: Clock) -> None:
+    clock.ahead += PATIENT.absent + 1
 
 
 def test_after_the_deadline_the_others_finish_with_the_best_model(
-    tmp_path: Path, small_parties: list[vf.PartyData]
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
 ) -> None:
-    federated = lose_in_round(tmp_path, small_parties, 5, settings(), timeouts=waiting(0.3))
-    federated.join()
+    federated = lose_in_round(tmp_path, small_parties, 5)
     gone, *rest = federated.parties
+    let_the_deadline_pass(clock)
+    federated.end_without(gone, clock)
     metrics = json.loads((tmp_path / f"run-{SERVER}" / "metrics.json").read_text())
-    assert metrics["ended"] == f"{gone} stayed away for 0.3 s"
+    assert metrics["ended"] == f"{gone} stayed away for 600 s"
     assert metrics["best_round"] == 3
     expected = local(small_parties, settings(epochs=3))
     for name in rest:
@@ -118,9 +112,10 @@ def test_a_renewed_certificate_with_the_same_key_locks_nobody_out(
 
 
 def test_a_training_without_a_validation_ends_with_the_reason_everywhere(
-    tmp_path: Path, small_parties: list[vf.PartyData]
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
 ) -> None:
-    federated = lose_in_round(tmp_path, small_parties, 2, settings(), timeouts=waiting(0.3))
+    federated = lose_in_round(tmp_path, small_parties, 2)
+    let_the_deadline_pass(clock)
     federated.join()
     gone, *rest = federated.parties
     for name in (SERVER, *rest):
@@ -128,11 +123,14 @@ def test_a_training_without_a_validation_ends_with_the_reason_everywhere(
         assert f"before the first validation: {gone} stayed away" in str(error)
 
 
-def test_lists_are_skipped_if_a_party_stays_away(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+def test_lists_are_skipped_if_a_party_stays_away(
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
+) -> None:
     config = vf.Config.preset("best", epochs=6, evaluate_every=2, dim=6, raters=0, unprotected=["noise"])
-    federated = lose_in_round(tmp_path, small_parties, 5, config, timeouts=waiting(0.3, QUICK))
-    federated.join()
-    _, *rest = federated.parties
+    federated = lose_in_round(tmp_path, small_parties, 5, config)
+    gone, *rest = federated.parties
+    let_the_deadline_pass(clock)
+    federated.end_without(gone, clock)
     assert {name: federated.runs[name].lists for name in rest} == dict.fromkeys(rest)
     metrics = json.loads((tmp_path / f"run-{SERVER}" / "metrics.json").read_text())
     assert metrics["lists"]["rounds"] == 0
@@ -143,21 +141,19 @@ def test_lists_are_skipped_if_a_party_stays_away(tmp_path: Path, small_parties: 
 
 
 def test_a_fresh_folder_does_not_join_in_a_partys_name(
-    tmp_path: Path, small_parties: list[vf.PartyData], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With equal lists of users, nothing else would tell the new folder from the one that took part."""
     caplog.set_level(logging.INFO, "verfedgnn.federation")
-    federated = lose_in_round(tmp_path, small_parties, 5, settings(), timeouts=waiting(3))
+    federated = lose_in_round(tmp_path, small_parties, 5)
     gone, other, _ = federated.parties
-    wait_until(
-        lambda: SERVER in federated.services and federated.services[SERVER].stage.lacks_since is not None
-    )
     shutil.rmtree(tmp_path / f"run-{gone}")
     federated.hub.wires[SERVER].events.put(TransportEvent("second", other))
     federated.start(gone)
     wait_until(lambda: gone in federated.errors)
     assert "use its previous --out" in str(federated.errors[gone][0])
-    federated.join()
+    let_the_deadline_pass(clock)
+    federated.end_without(gone, clock)
     assert "another process wanted to join under this party's name" in caplog.text
 
 
@@ -200,6 +196,6 @@ def test_another_agreement_is_named_while_users_are_aligned(
     wait_until(lambda: name in federated.errors)
     federated.stopping = True
     federated.join()
-    assert "its federation file is not the coordinator's; fetch the current one" in str(
+    assert "its federation file is not the coordinator's; run `verfedgnn federation accept`" in str(
         federated.errors[name][0]
     )

@@ -20,6 +20,8 @@ from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.run_answers import write_table
 from verfedgnn.upkeep.forget import forget_users
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 
 def spelled(parties: list[vf.PartyData], share: float = 0.6) -> list[vf.PartyData]:
     """Give each party its own share of the users, in its own order and spelling."""

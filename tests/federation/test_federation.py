@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import verfedgnn as vf
-from hub import SERVER, Killed, Trial
-from verfedgnn.federation import coordinator_stage
+from hub import SERVER, Clock, Killed, Trial, wait_until
 from verfedgnn.federation.agreement import Timeouts
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.messages import (
@@ -24,10 +23,13 @@ from verfedgnn.protocol.messages import (
     encode,
 )
 from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.training import own_models
 
 Fault = Callable[[bytes], bytes | None]
 HASTY = Timeouts(reply=30, hello=0.3, idle=30, finish=0.1)
 """Timeouts of federations in which one party never fetches the result."""
+PATIENT = Timeouts(reply=30, hello=0.3, idle=30, finish=600, absent=600)
+"""The same, for tests that set the clock forward."""
 
 
 def settings(**values: Any) -> vf.Config:
@@ -51,14 +53,14 @@ def trial(folder: Path, parties: list[vf.PartyData], config: vf.Config | None = 
 def local(parties: list[vf.PartyData], config: vf.Config | None = None) -> vf.Run:
     """Return the run of the local runtime; equal trainings are run once."""
     chosen = config or settings()
-    key = (id(parties), chosen.digest())
+    key = (id(parties), chosen.digest(), own_models.ROUNDS)
     if key not in LOCAL_RUNS:
         LOCAL_RUNS[key] = vf.train(parties, chosen)
     return LOCAL_RUNS[key]
 
 
-LOCAL_RUNS: dict[tuple[int, str], vf.Run] = {}
-"""Runs of the local runtime, by the session's parties and the settings."""
+LOCAL_RUNS: dict[tuple[int, str, int], vf.Run] = {}
+"""Runs of the local runtime, by the session's parties, the settings and the rounds of the models that a party has alone."""
 
 
 def assert_same(federated: Trial, run: vf.Run) -> None:
@@ -101,23 +103,6 @@ def in_round(number: int, then: Callable[[RoundReply], bytes | None]) -> Fault:
     return fault
 
 
-class Clock:
-    """The coordinator's clock, which a test can set forward."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.ahead
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(coordinator_stage, "time", clock)
-    return clock
-
-
 def late(
     federated: Trial, clock: Clock, name: str, then: Callable[[], bool]
 ) -> Callable[[RoundReply], bytes]:
@@ -125,20 +110,12 @@ def late(
 
     def hold(reply: RoundReply) -> bytes:
         service = federated.services[SERVER]
-        poll(lambda: service.coordinator.due == [name])
+        wait_until(lambda: service.coordinator.due == [name])
         clock.ahead += federated.agreement.timeouts.reply + 1
-        poll(then)
+        wait_until(then)
         return encode(reply)
 
     return hold
-
-
-def poll(holds: Callable[[], bool], seconds: float = 180) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "the condition does not hold"
-        time.sleep(0.005)
 
 
 def die(_: RoundReply) -> bytes | None:
@@ -276,13 +253,15 @@ def test_both_killed(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
     assert_same(federated, local(small_parties))
 
 
-def test_training_goes_on_without_a_killed_party(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    federated = trial(tmp_path, small_parties, min_parties=2)
+def test_training_goes_on_without_a_killed_party(
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
+) -> None:
+    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=PATIENT)
     gone, *rest = (party.name for party in small_parties)
     for name in (SERVER, *rest):
         federated.start(name)
     federated.start(gone, in_round(3, die), restart=False)
-    federated.join()
+    federated.end_without(gone, clock)
     service = federated.services[SERVER]
     assert not federated.errors
     assert service.coordinator.round == 9
@@ -304,9 +283,9 @@ def test_fewer_than_the_minimum_wait(tmp_path: Path, small_parties: list[vf.Part
     for name in (SERVER, *(party.name for party in small_parties[:2])):
         federated.start(name)
     federated.start(late, killed_at(5), restart=False)
-    poll(lambda: SERVER in federated.services)
+    wait_until(lambda: SERVER in federated.services)
     service = federated.services[SERVER]
-    poll(lambda: service.publisher.status.get("state") == "waiting")
+    wait_until(lambda: service.publisher.status.get("state") == "waiting")
     stopped_at = service.coordinator.round
     assert service.publisher.status["parties"][late]["here"] is False
     time.sleep(0.3)
@@ -327,7 +306,7 @@ def test_a_slow_party_is_left_out_and_taken_back(
         return federated.services[SERVER].coordinator  # type: ignore[no-any-return]
 
     def wait(reply: RoundReply) -> bytes:
-        poll(lambda: slow not in coordinator().members.slow)
+        wait_until(lambda: slow not in coordinator().members.slow)
         return encode(reply)
 
     held = late(federated, clock, slow, lambda: coordinator().round > 7)
@@ -401,7 +380,7 @@ def test_a_hung_party_costs_one_timeout(
 
 
 def test_an_old_checkpoint_is_brought_up_to_date(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    federated = trial(tmp_path, small_parties, min_parties=2)
+    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=PATIENT)
     name, folder = small_parties[0].name, tmp_path / f"run-{small_parties[0].name}"
     killed = threading.Event()
 
@@ -427,18 +406,19 @@ def test_an_old_checkpoint_is_brought_up_to_date(tmp_path: Path, small_parties: 
 
 
 def test_a_copied_run_folder_is_refused_after_the_party_went_on(
-    tmp_path: Path, small_parties: list[vf.PartyData]
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
 ) -> None:
     """The attack: a copy of a run folder joins in the party's name, with what it had sent long before, at a restarted coordinator."""
-    federated = trial(tmp_path, small_parties, min_parties=2)
+    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=PATIENT)
     name, folder = small_parties[0].name, tmp_path / f"run-{small_parties[0].name}"
 
     def keep(reply: RoundReply) -> bytes:
         shutil.copytree(folder, tmp_path / "copy")
         return encode(reply)
 
-    def die(reply: RoundReply) -> bytes:
-        raise Killed
+    def wait(reply: RoundReply) -> bytes:
+        wait_until(lambda: name in federated.errors)
+        return encode(reply)
 
     early, late = in_round(2, keep), in_round(6, die)
     gone = threading.Event()
@@ -450,14 +430,14 @@ def test_a_copied_run_folder_is_refused_after_the_party_went_on(
         return data
 
     federated.start(SERVER, die_later)
-    for party in small_parties[1:]:
-        federated.start(party.name)
+    federated.start("party-1", in_round(8, wait))
+    federated.start("party-2")
     federated.start(name, lambda data: late(early(data) or b""), restart=False).join()
     gone.set()  # the coordinator restarts from its checkpoint
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "copy", folder)
     federated.start(name)
-    federated.join()
+    federated.end_without(name, clock)
     (error,) = federated.errors[name]
     assert "copy" in str(error)
     assert torch.equal(federated.public(small_parties[1].name), federated.public(small_parties[2].name))

@@ -75,16 +75,14 @@ def test_three_organisations_end_to_end(shells: Shells, tmp_path: Path) -> None:
     status = f"http://127.0.0.1:{page}"
 
     wait_for_round(shells, status, 6)
-    parties["book"].send_signal(signal.SIGKILL)
-    parties["book"].wait()
+    shells.kill(parties["book"])
     wait_until(shells, status, lambda about: about["state"] == "waiting", "nobody waits for book")
     with urllib.request.urlopen(f"{status}/metrics", timeout=60) as answer:
         assert b"verfedgnn_round " in answer.read()
     assert "away" in shells.now("status", status)
     parties["book"] = shells.start("party", "--federation", "book")
     wait_for_round(shells, status, 14)
-    coordinator.send_signal(signal.SIGKILL)
-    coordinator.wait()
+    shells.kill(coordinator)
     coordinator = shells.start(*serve)
 
     for process in (coordinator, *parties.values()):

@@ -30,6 +30,8 @@ from verfedgnn.runs.forget_record import gather_forgotten, note_forgotten
 from verfedgnn.runs.run_folder import LAST_RELEASE
 from verfedgnn.upkeep.forget import forget_users
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 USERS = 60
 PARTY = "party-1"
 SHORT: dict[str, Any] = {"evaluate_every": 2, "dim": 6, "raters": 4}

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+import pytest
+
+TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.usefixtures("warm")
 def test_members_take_or_refuse_hostile_messages_in_every_state() -> None:
     """In a process of its own, since the fuzzer forks and watches its memory."""
-    command = [sys.executable, str(ROOT / "tests" / "fuzzer.py"), "--messages", "1000", "--per-state", "10"]
-    paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "-m", "fuzzer", "--messages", "1000", "--per-state", "10"]
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     for state in (
         "coordinator GATHERING",

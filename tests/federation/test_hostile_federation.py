@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from scipy.stats import chi2
 from test_federation import HASTY, Fault, assert_same, in_round, killed_at, local, settings, trial
 
 import verfedgnn as vf
-from hub import SERVER
+from hub import SERVER, wait_until
 from verfedgnn.protocol.messages import (
     Hello,
     Refused,
@@ -181,8 +180,7 @@ def test_a_training_is_not_thrown_away_for_a_message(
 
     for name in (SERVER, *federated.parties):
         federated.start(name, realign if name == SERVER else None)
-    done.wait(180)
-    time.sleep(0.5)
+    wait_until(lambda: bool(federated.errors))
     federated.stopping = True
     federated.join()
     assert any(

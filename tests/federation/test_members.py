@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_absence import wait_until
 from test_federation import assert_same, in_round, local, settings, trial
 from test_network import Net, federation, net  # noqa: F401
 from typer.testing import CliRunner
 
 import verfedgnn as vf
-from hub import SERVER, Hub, Killed, Wire, agree
+from hub import SERVER, Hub, Killed, Wire, agree, wait_until
 from verfedgnn.cli.main import app
 from verfedgnn.evaluation.verdict import summarise_verdict
 from verfedgnn.federation import PARTY_KEY, coordinator_link, coordinator_service
@@ -111,6 +110,7 @@ def test_a_verdict_is_one_word_and_a_rounded_gain(tmp_path: Path) -> None:
     night = tmp_path / "2026-11-13"
     night.mkdir()
     assert read_verdict(night, settings(), "film") == {}, "a run that is not finished"
+    assert read_verdict(None, settings(), "film") == {}, "the first night"
     (night / "metrics.json").write_text(json.dumps({"lift": lift}))
     (tmp_path / "current").symlink_to(night)
     shared = read_verdict(tmp_path / "current", settings(), "film")
@@ -217,13 +217,13 @@ def test_the_status_says_who_has_accepted(tmp_path: Path, small_parties: list[vf
 
     def change(reply: RoundReply) -> bytes:
         service = federated.services[SERVER]
-        assert service.status()["accepted"] is None
+        assert service.status()["accepted"] == list(federated.parties)
         save_agreement(tmp_path / FILE, changed)
         service.transport.holds[first] = changed.digest()
         wait_until(lambda: service.publisher.status["accepted"] == [first])
 
         def offered() -> bool:
-            members = federated.services[second].publisher.status["members"]
+            members = federated.services[second].publisher.status.get("members") or {"offer": ""}
             told.append(members["offer"])
             return told[-1] == changed.digest()
 

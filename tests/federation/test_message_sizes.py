@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from test_federation import settings, trial
 
 import verfedgnn as vf
-from hub import SERVER
+from hub import SERVER, wait_until
 from verfedgnn.federation.coordinator_service import MOST_OFFENCES
 from verfedgnn.federation.transport import TransportEvent, size_of
 from verfedgnn.gnn.model import Model
@@ -80,14 +79,12 @@ def test_a_party_that_sends_too_much_is_barred_and_nobody_else(
     federated = trial(tmp_path, small_parties, settings(epochs=1))
     bad, *_ = federated.parties
     federated.start(SERVER, restart=False)
-    while SERVER not in federated.services:
-        time.sleep(0.01)
+    wait_until(lambda: SERVER in federated.services)
     wire = federated.hub.wires[SERVER]
     for _ in range(MOST_OFFENCES + 5):
         wire.events.put(TransportEvent("message", bad, bytes(wire.largest + 1)))
     service = federated.services[SERVER]
-    while not wire.events.empty():
-        time.sleep(0.01)
+    wait_until(wire.events.empty)
     federated.stopping = True
     federated.join()
     assert dict(service.offences) == {bad: MOST_OFFENCES}
@@ -109,8 +106,7 @@ def test_a_party_refuses_more_than_the_agreement_announces(
     federated.start(SERVER, grow)
     for name in federated.parties:
         federated.start(name)
-    while victim not in federated.errors:
-        time.sleep(0.01)
+    wait_until(lambda: victim in federated.errors)
     federated.stopping = True
     federated.join()
     assert "where at most" in str(federated.errors[victim][0])

@@ -106,8 +106,8 @@ def wait_for_port(address: tuple[str, int]) -> None:
             time.sleep(0.05)
 
 
-def until(transport: Transport, kind: str, peer: str, seconds: float = 180) -> TransportEvent:
-    deadline = time.monotonic() + seconds
+def until(transport: Transport, kind: str, peer: str) -> TransportEvent:
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         event = transport.next(0.2)
         if event is not None and (event.kind, event.peer) == (kind, peer):
@@ -156,7 +156,7 @@ def test_who_has_left_does_not_look_for_the_coordinator(net: Net) -> None:
     until(net.server, "joined", "film")
     film.close()
     net.server.close()
-    time.sleep(2.0)  # a party that looks for it connects again after half a second
+    time.sleep(2 * websocket_transport.PAUSES[0])  # a party that looks for it connects again after the first
     assert not any("cannot reach" in reason for reason in net.refused)
 
 
@@ -381,11 +381,16 @@ def test_oversize_and_garbled_frames_end_their_own_connection_only(net: Net, sen
 @pytest.mark.parametrize("asks", [False, True], ids=["no request", "no first message"])
 def test_a_member_that_says_nothing_is_disconnected(patience: None, net: Net, asks: bool) -> None:
     film = net.identities["film"]
-    connection = (
-        upgraded(net, "film")
-        if asks
-        else net.raw(film.member.certificate, film.key_pem(), net.agreement.authority)
-    )
+    connection = None
+    while connection is None:
+        with contextlib.suppress(
+            OSError, AssertionError
+        ):  # on a busy machine, the handshake itself may take too long
+            connection = (
+                upgraded(net, "film")
+                if asks
+                else net.raw(film.member.certificate, film.key_pem(), net.agreement.authority)
+            )
     assert ended(connection)
     until_reachable(net)
 
@@ -458,7 +463,7 @@ def test_who_is_reported_can_already_send(net: Net) -> None:
             film = net.join("film")
             until(net.server, "joined", "film")
             film.send(SERVER, (b"%d" % number,))
-            assert until(net.server, "message", "film", 10).data == b"%d" % number
+            assert until(net.server, "message", "film").data == b"%d" % number
             film.close()
             until(net.server, "left", "film")
     finally:
@@ -536,7 +541,7 @@ def test_a_second_process_of_a_party_is_refused_until_the_first_is_gone(net: Net
     until(net.server, "second", "film")
     first.send(SERVER, (b"still here",))
     assert until(net.server, "message", "film").data == b"still here"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 180
     while not any("another process of film is connected" in reason for reason in net.refused):
         assert time.monotonic() < deadline, net.refused  # the second process says so in a thread of its own
         time.sleep(0.01)

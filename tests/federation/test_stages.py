@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +12,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_absence import wait_until
 from test_aligned_training import on_one_machine, spelled
-from test_federation import Fault, assert_same, assert_same_model, local, trial
+from test_federation import PATIENT, Fault, assert_same, assert_same_model, local, trial
 
 import verfedgnn as vf
 from helpers import same
-from hub import QUICK, SERVER, Killed, Trial, agree
+from hub import SERVER, Clock, Killed, Trial, agree, wait_until
 from verfedgnn.data import TRAIN
 from verfedgnn.data.splits import draw_withheld
 from verfedgnn.evaluation.verdict import narrow_lift
 from verfedgnn.federation.agreement import describe_two_parties, list_stages, summarise_agreement
 from verfedgnn.federation.status import exposition, make_tables, page
 from verfedgnn.federation.stores import PartyStore
-from verfedgnn.protocol.messages import Finished, Hello, RoundReply, RoundStart, Waiting, decode, encode
+from verfedgnn.protocol.messages import (
+    Finished,
+    Hello,
+    RoundReply,
+    RoundStart,
+    Waiting,
+    decode,
+    encode,
+    kind_of,
+)
 
 SMALL: dict[str, Any] = {
     "epochs": 4,
@@ -39,7 +46,7 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def short_final_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_final_trainings(monkeypatch: pytest.MonkeyPatch, short_own_models: None) -> None:
     monkeypatch.setattr("verfedgnn.config.tree.FINAL_ROUNDS", {"ratings": 3, "raters": 3, "lists": 2})
 
 
@@ -90,6 +97,12 @@ def in_training(config: vf.Config, kind: type, number: int, then: Callable[[], N
         return data
 
     return fault
+
+
+def greets(federated: Trial, wanted: str) -> set[str]:
+    """Return who has sent a Hello to the training with this configuration."""
+    hellos = ((name, decode(data)) for name, _, data in federated.hub.seen if kind_of(data) is Hello)
+    return {name for name, hello in hellos if isinstance(hello, Hello) and hello.config == wanted}
 
 
 def test_ratings_and_lists_equal_the_local_runtime(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
@@ -191,13 +204,7 @@ def test_a_party_ahead_of_the_others_waits(tmp_path: Path, small_parties: list[v
     federated.start(late)
     federated.join()
     assert_both_same(federated, local(small_parties, config))
-    wanted = config.for_lists().digest()
-    greeted = [
-        peer
-        for peer, to, data in federated.hub.seen
-        if to == SERVER and isinstance(message := decode(data), Hello) and message.config == wanted
-    ]
-    assert set(greeted) == set(federated.parties)
+    assert greets(federated, config.for_lists().digest()) == set(federated.parties)
     assert not federated.services[SERVER].offences
 
 
@@ -276,20 +283,14 @@ def test_nobody_is_asked_to_align_again_in_the_second_training(
     done: list[bool] = []
 
     def realign(data: bytes) -> bytes:
-        message = decode(data)
-        asked = any(
-            isinstance(m := decode(d), Hello) and m.config == wanted for _, _, d in federated.hub.seen
-        )
-        if isinstance(message, Waiting) and asked and not done:
+        if kind_of(data) is Waiting and not done and greets(federated, wanted):
             done.append(True)
             return encode(Waiting(missing=["somebody"], align=True))
         return data
 
     for name in (SERVER, *federated.parties):
         federated.start(name, realign if name == SERVER else None)
-    deadline = time.monotonic() + 180
-    while not federated.errors and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: bool(federated.errors))
     federated.stopping = True
     federated.join()
     (error,) = next(iter(federated.errors.values()))
@@ -398,12 +399,8 @@ def test_the_coordinator_killed_in_the_trainings_on_all_ratings(
 
     def fault(data: bytes) -> bytes:
         nonlocal sent
-        greeted = any(
-            to == SERVER and isinstance(message := decode(d), Hello) and message.config == wanted
-            for _, to, d in federated.hub.seen
-        )
-        sent += greeted
-        if greeted and sent in (start, start + 12):
+        sent += sent > 0 or bool(greets(federated, wanted))
+        if sent in (start, start + 12):
             killed.append(sent)
             raise Killed
         return data
@@ -457,11 +454,11 @@ def test_the_users_whom_a_party_withholds_follow_from_its_key(
 
 
 def test_a_party_stays_away_from_a_training_on_all_ratings(
-    tmp_path: Path, small_parties: list[vf.PartyData]
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
 ) -> None:
     """It has no validated model before its last round, so the judged models are served; no later training begins."""
     config = best(final=True)
-    federated = trial(tmp_path, small_parties, config, timeouts=QUICK.model_copy(update={"absent": 2}))
+    federated = trial(tmp_path, small_parties, config, timeouts=PATIENT)
 
     def die() -> None:
         raise Killed
@@ -471,6 +468,8 @@ def test_a_party_stays_away_from_a_training_on_all_ratings(
     fault = in_training(config.for_final(), RoundReply, 2, die)
     federated.start("party-1", fault, restart=False).join(180)
     stage = federated.services[SERVER].stages[2]
+    wait_until(lambda: stage.lacks_since is not None)
+    clock.ahead += PATIENT.absent + 1
     wait_until(lambda: stage.record.ended is not None)
     federated.start("party-1")
     federated.join()

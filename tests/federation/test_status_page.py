@@ -85,12 +85,13 @@ def test_a_connection_that_sends_nothing_is_closed(port: int, monkeypatch: pytes
         assert idle.recv(1) == b""
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:9100", "127.0.0.1.evil.example", ""])
-def test_a_foreign_host_name_is_refused(port: int, host: str) -> None:
-    """A web page that points a name of its own at this machine reads nothing through a visitor's browser."""
-    code, body = get(port, host=host)
-    assert code == 403
-    assert b"coordinator" not in body
+def test_a_foreign_host_name_is_refused(port: int) -> None:
+    """A web page that points a name of its own at this machine reads nothing; addresses and localhost are answered."""
+    for host in ("evil.example", "evil.example:9100", "127.0.0.1.evil.example", ""):
+        code, body = get(port, host=host)
+        assert (code, b"coordinator" in body) == (403, False), host
+    for host in ("127.0.0.1", "localhost:9100", "[::1]:9100", "192.0.2.7:9100"):
+        assert get(port, host=host)[0] == 200, host
 
 
 def test_health_checks_tell_a_working_process_from_one_that_can_take_part(
@@ -123,8 +124,3 @@ def test_the_examples_ask_for_health_where_the_status_is() -> None:
         assert found is not None
         assert "ExecStartPost=-/usr/bin/curl --fail" in text
         assert f"http://{found[1]}/healthz\n" in text
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:9100", "[::1]:9100", "192.0.2.7:9100"])
-def test_addresses_and_localhost_are_answered(port: int, host: str) -> None:
-    assert get(port, host=host)[0] == 200

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_federation import HASTY, assert_same, killed_at, local, settings, trial
+from test_federation import HASTY, PATIENT, assert_same, killed_at, local, settings, trial
 
 import verfedgnn as vf
-from hub import SERVER, Hub, Trial, Wire
+from hub import SERVER, Clock, Hub, Trial, Wire
 from message_samples import ALL
 from verfedgnn.federation.agreement import Agreement, save_agreement
 from verfedgnn.federation.coordinator_link import common_statements
@@ -126,13 +126,13 @@ def test_parties_of_four_trainings_agree(
 
 
 def test_a_party_that_left_for_good_agrees_as_far_as_it_came(
-    tmp_path: Path, small_parties: list[vf.PartyData]
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
 ) -> None:
-    federated = trial(tmp_path, small_parties, min_parties=2)
+    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=PATIENT)
     for name in (SERVER, *PARTIES[1:]):
         federated.start(name)
     federated.start("party-0", killed_at(5), restart=False)
-    federated.join()
+    federated.end_without("party-0", clock)
     found = verify_all(federated)
     assert found["agree"], found["verdict"]
     assert any("party-0 has not finished" in remark for remark in found["remarks"])

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
-from test_absence import wait_until
 from test_federation import assert_same, in_round, local, trial
 from typer.testing import CliRunner
 
 import verfedgnn as vf
-from hub import SERVER, Killed, agree
+from hub import SERVER, Killed, agree, wait_until
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.federation import coordinator_link, coordinator_stage, party_service

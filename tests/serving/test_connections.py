@@ -34,7 +34,7 @@ def where(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch) -> Iterator[tup
 
 
 def connect(where: tuple[str, int], sent: bytes = b"") -> socket.socket:
-    line = socket.create_connection(where, timeout=60)
+    line = socket.create_connection(where, timeout=180)
     line.sendall(sent)
     return line
 
@@ -86,13 +86,13 @@ def test_a_request_that_is_being_answered_is_not_cut_off(
 
     def slow(*given: object) -> object:
         begun.set()
-        assert may_end.wait(60)
+        assert may_end.wait(180)
         return rank(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ItemRanker, "rank", slow)
     asked = f"GET /v1/recommendations?user={known} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     with connect(where, asked) as line:
-        assert begun.wait(60)
+        assert begun.wait(180)
         held = [connect(where) for _ in range(40)]
         with connect(where) as other:
             assert ask(other).startswith(b"HTTP/1.1 200")
@@ -159,7 +159,7 @@ def test_a_client_that_takes_no_response_is_given_up(
 ) -> None:
     monkeypatch.setattr(server_process, "RESPONSE_SECONDS", 0.2)
     with ask_and_take_nothing(where):
-        assert ended.wait(60)
+        assert ended.wait(180)
     with connect(where) as other:
         assert ask(other).startswith(b"HTTP/1.1 200")
     assert "Traceback" not in capfd.readouterr().err
@@ -169,7 +169,7 @@ def test_clients_that_take_no_response_stop_nobody(where: tuple[str, int], ended
     with ExitStack() as held:
         for _ in range(9):
             held.enter_context(ask_and_take_nothing(where))
-        assert ended.wait(60), "the oldest makes room"
+        assert ended.wait(180), "the oldest makes room"
         with connect(where) as line:
             assert ask(line).startswith(b"HTTP/1.1 200")
 

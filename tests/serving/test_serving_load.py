@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.data import synthetic_ratings
 from verfedgnn.serving.catalogue import Catalogue
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
@@ -25,12 +24,6 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 from served import serving  # noqa: E402
 from verfedgnn.serving import app as lists  # noqa: E402
 from verfedgnn.serving.app import make_app  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def run() -> vf.Run:
-    parties = vf.split_items(synthetic_ratings(users=150, items=90, ratings=5000, seed=3), parties=3, seed=0)
-    return vf.train(parties, vf.Config.preset("best", epochs=5))
 
 
 @pytest.fixture(scope="module")

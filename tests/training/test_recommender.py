@@ -17,6 +17,8 @@ from verfedgnn.data import TEST, synthetic_ratings
 from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn_research.baselines.pooled_parties import pool_parties
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 SHORT: dict[str, Any] = {"epochs": 20, "dim": 8, "final": False}
 LISTS: dict[str, Any] = {"biases": False, "raters": 0, "lists": False}
 """Settings of a model that only orders lists."""

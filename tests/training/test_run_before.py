@@ -15,6 +15,8 @@ from helpers import same
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.data.synthetic import synthetic_tables, write_tables
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 SHORT = vf.Config.preset("best", epochs=4, evaluate_every=2, gate=False, lists=False)
 
 

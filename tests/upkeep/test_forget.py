@@ -23,6 +23,8 @@ from verfedgnn.runs.run_folder import FORGET_JOURNAL, SPLIT_SECRET, empty_run
 from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep.new_items import NewItems
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 Command = Callable[..., tuple[int, str, str]]
 USER = "u0007"
 ROW = 7

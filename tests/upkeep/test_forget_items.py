@@ -18,6 +18,8 @@ from verfedgnn.upkeep import forget as cutting
 from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep.new_items import NewItems
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 Command = Callable[..., tuple[int, str, str]]
 PARTY = "party-1"
 

@@ -28,6 +28,8 @@ from verfedgnn.upkeep.new_items import (
     fit_item_prior,
 )
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 Command = Callable[..., tuple[int, str, str]]
 PARTY = "party-0"
 

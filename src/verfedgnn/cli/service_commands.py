@@ -24,7 +24,7 @@ from verfedgnn.cli.tables import run_table, verdict_texts
 from verfedgnn.core.connection_table import is_loopback
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.federation import PARTY_KEY
-from verfedgnn.federation.status import StatusPublisher, describe_process, make_tables
+from verfedgnn.federation.status import StatusPublisher, describe_process, make_members_tables, make_tables
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
@@ -151,7 +151,7 @@ def party(
         source = None if ratings is None else partial(read_own_ratings, ratings, reading, config)
         _check_party(identity, run_folder, source, output)
         return
-    verdict = read_verdict(after or Path(), config, identity.name) if share_verdict else {}
+    verdict = read_verdict(after, config, identity.name) if share_verdict else {}
     store = PartyStore(run_folder, identity)
     if align_only and store.has_training:
         raise ConfigError(f"{store.folder} holds a training; choose another --out to align users again")
@@ -327,7 +327,8 @@ def status(
 ) -> None:
     """Show the rounds, validation error, parties, bytes and remaining time of a coordinator or party, and who waits for whom."""
     about = _fetch(where) if where.startswith(("http://", "https://")) else _read(Path(where))
-    output.result(about, *make_tables(about))
+    shared = make_members_tables(about)[1:] if about.get("members") else ()
+    output.result(about, *make_tables(about), *shared)
     finished = about.get("state") == "finished" and str(about.get("role")).startswith("party")
     words = ["serve", where] if finished and Path(where).is_dir() else ["status", where]
     show_next(output, [describe_process(about)], words)

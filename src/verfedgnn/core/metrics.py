@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -44,8 +45,14 @@ class RatingErrors:
         return self.absolute / self.count if self.count else None
 
 
+class RowsOfUsers(Protocol):
+    """Users' vectors (N, C): a tensor, or what puts rows together when they are asked for."""
+
+    def __getitem__(self, rows: Tensor, /) -> Tensor: ...
+
+
 def measure_errors(
-    users: Tensor, items: Tensor, pairs: Pairs, scale: tuple[float, float] | None = None
+    users: RowsOfUsers, items: Tensor, pairs: Pairs, scale: tuple[float, float] | None = None
 ) -> RatingErrors:
     """Return the errors of h_u . h_v on rated pairs; with a `scale`, predictions are clipped to it, as they are served."""
     predicted = (users[pairs.user] * items[pairs.item]).sum(-1)

@@ -26,17 +26,14 @@ from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time
 FEW = 5
 """Number of ratings below which little can be learnt about a user."""
 MOST_RATIO = 1.5
-"""Largest ratio of two rating scales' widths without a warning."""
 FEWEST_SHARED = 0.5
 """Share of users at two or more parties below which the overlap is called small."""
 FEWEST_RATINGS = 30
 """Ratings of a party below which its validation or test part may be empty, so that `train` refuses it."""
 FEWEST_USERS = 20
-"""Users below which a result says nothing about others."""
 PARTIES = 10
 """Parties among which `train` divides the items of one source by default."""
 _VALUES = 11
-"""Most distinct ratings that have a bar each."""
 Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[np.int64] | None]
 """Codes of users and items, ratings and times."""
 
@@ -69,7 +66,6 @@ class CheckedSource:
     problems: tuple[DataProblem, ...]
     notes: tuple[str, ...]
     shape: Distribution | None
-    """Distribution of the rows without a problem."""
     users: pa.Array
     items: pa.Array
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -301,11 +297,9 @@ class Conclusion:
     """What follows from a check."""
 
     usable: bool
-    """Whether a training takes the sources."""
     text: str
     """What a training will do with them, or why it refuses them and what to do."""
     doubtful: bool = False
-    """Whether a training may refuse the sources, because one of them is very small."""
 
 
 def conclude(

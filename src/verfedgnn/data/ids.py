@@ -23,7 +23,6 @@ from verfedgnn.core.option_names import option
 TEXT = pa.large_string()
 """Text whose offsets have 64 bits, since a column of ids may have more than 2 GiB."""
 CODED_TEXT = pa.dictionary(pa.int32(), pa.string())
-"""Text that is held once per distinct value, with four bytes a row."""
 StrArray = NDArray[np.str_]
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 
@@ -34,10 +33,9 @@ NOTHING = pa.csv.ConvertOptions().null_values
 
 
 def as_text(values: Any, what: str) -> Column:
-    """Convert a numpy array, a pyarrow (chunked) array or a sequence of ids to pyarrow text.
+    """Convert an array or a sequence of ids to pyarrow text, with null for None and NaN; `what` names the column in errors.
 
-    Whole numbers of any type are written without a decimal point, so 17, 17.0 and "17" are one id. None and NaN become
-    null. `what` names the column in errors.
+    Whole numbers of any type are written without a decimal point, so 17, 17.0 and "17" are one id.
     """
     array = values if isinstance(values, Column) else _from_python(values, what)
     kind, types = array.type, pa.types
@@ -51,15 +49,10 @@ def as_text(values: Any, what: str) -> Column:
             array = pc.cast(array, pa.float64())
             return pc.cast(pc.cast(pc.if_else(pc.is_nan(array), None, array), pa.int64()), TEXT)
         # Some writers of Parquet store text as binary.
-        castable = (
-            types.is_integer,
-            types.is_boolean,
-            types.is_null,
-            types.is_binary,
-            types.is_temporal,
-            is_text,
+        plain = (
+            types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind) or types.is_temporal(kind)
         )
-        if any(test(kind) for test in castable):
+        if plain or types.is_binary(kind) or is_text(kind):
             return pc.cast(array, TEXT)
     except pa.ArrowInvalid as error:
         if not types.is_floating(kind):

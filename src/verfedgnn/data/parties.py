@@ -19,10 +19,8 @@ from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.data.table_sources import table_stem, tables_by_party
 
 FEWEST_RATINGS = 20
-"""Ratings that a value of a column needs in order to become a party."""
 _NO_PARTIES = "there are no parties: give at least one file or table"
 OTHER = "other"
-"""Name of the party of all values that have too few ratings for one each."""
 LONGEST_NAME = 100
 """Characters of a party's name, which travels in messages and becomes a file name."""
 
@@ -129,9 +127,8 @@ def align_users(parties: Sequence[PartyData], users: UserRule = "any") -> list[P
     if len(parties) > 1 and not (count > 1).any():
         raise DataError(f"no user is at two of {names}: check that they spell user ids in the same way")
     if not len(chosen):
-        raise DataError(
-            f"no user is {describe_rule(users)} of {names}: use {option('users', 'any')}, or check the spelling of ids"
-        )
+        remedy = f"use {option('users', 'any')}, or check the spelling of ids"
+        raise DataError(f"no user is {describe_rule(users)} of {names}: {remedy}")
     placed = [place_users(table, find_positions(table.user_ids, chosen), chosen, users) for table in tables]
     return [PartyData(party.name, table) for party, table in zip(parties, placed, strict=True)]
 
@@ -164,9 +161,8 @@ def check_parties(parties: Sequence[PartyData]) -> None:
     _refuse_same_names([party.name for party in parties])
     for party in parties:
         if not 1 <= len(party.name) <= LONGEST_NAME or not party.name.isprintable():
-            raise DataError(
-                f"a party's name has 1 to {LONGEST_NAME} printable characters, not {party.name[:40]!r}: rename it"
-            )
+            allowed = f"1 to {LONGEST_NAME} printable characters"
+            raise DataError(f"a party's name has {allowed}, not {party.name[:40]!r}: rename it")
     users = parties[0].ratings.user_ids
     if not len(users):
         raise DataError("the parties have no users: give them some")
@@ -177,15 +173,13 @@ def check_parties(parties: Sequence[PartyData]) -> None:
             lack = "ratings" if table.n_items else "items"
             raise DataError(f"party {party.name!r} has no {lack}: leave it out or give it some")
         if not np.array_equal(table.user_ids, users):
-            raise DataError(
-                f"parties {parties[0].name!r} and {party.name!r} have different users: align them with align_users"
-            )
+            both = f"parties {parties[0].name!r} and {party.name!r}"
+            raise DataError(f"{both} have different users: align them with align_users")
         rated[table.user] = True
     if not rated.all():
-        idle = int((~rated).sum())
-        first = str(users[int(np.argmin(rated))])
+        idle, first = format_count(int((~rated).sum()), "user"), str(users[int(np.argmin(rated))])
         raise DataError(
-            f"{format_count(idle, 'user')} without a rating at any party, first {first!r}: remove them from the user ids"
+            f"{idle} without a rating at any party, first {first!r}: remove them from the user ids"
         )
 
 
@@ -282,9 +276,8 @@ def sources_of(
     """Return the sources by name, and whether there is a single one to cut rather than one for each party."""
     given = [data] if isinstance(data, str | Path) else list(data)
     if not given:
-        raise DataError(
-            f"no data given: use {option('data')} with a file, a folder or a name such as synthetic or ml-1m"
-        )
+        remedy = f"use {option('data')} with a file, a folder or a name such as synthetic or ml-1m"
+        raise DataError(f"no data given: {remedy}")
     if not all(isinstance(entry, str | Path) for entry in given):
         raise DataError(
             'a list holds paths; give tables by name, for example {"film": frame, "books": frame}'

@@ -26,7 +26,6 @@ _GENRES = (
     "unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy Film-Noir Horror Musical Mystery "
     "Romance Sci-Fi Thriller War Western"
 )
-"""The genres of MovieLens-100K, in the order of its flags."""
 _BLOCK = 16 << 20
 
 
@@ -57,10 +56,10 @@ def read_movielens_dat(path: Path, items: Path | None, **options: Any) -> Rating
     with reading(items), open_stream(items) as stream:
         raw = stream.read()
     try:  # 10M is UTF-8, 1M latin-1.
-        lines = raw.decode("utf-8").splitlines()
+        text = raw.decode("utf-8")
     except UnicodeDecodeError:
-        lines = raw.decode("latin-1").splitlines()
-    fields = [line.split("::") for line in lines if line]
+        text = raw.decode("latin-1")
+    fields = [line.split("::") for line in text.splitlines() if line]
     if any(len(parts) != 3 for parts in fields):
         raise DataError(
             f"{items} has lines that are not MovieID::Title::Genres; download it again or move it away"
@@ -105,11 +104,8 @@ def _described_films(ratings: Ratings, ids: Any, titles: Any, genres: Any) -> Ra
 def _described(ratings: Ratings, ids: Any, titles: Any, **columns: Any) -> Ratings:
     """Return ratings with titles and further columns of items, given by item id."""
     positions = pc.index_in(pa.array(ratings.item_ids, TEXT), value_set=pc.cast(ids, TEXT))
-    found = {
-        key: to_numpy(pc.take(values, positions), LONGEST_TITLE)
-        for key, values in {"title": titles, **columns}.items()
-    }
-    return replace(ratings, titles=found.pop("title"), columns=found)
+    named, *others = (to_numpy(pc.take(v, positions), LONGEST_TITLE) for v in (titles, *columns.values()))
+    return replace(ratings, titles=named, columns=dict(zip(columns, others, strict=True)))
 
 
 def read_bookcrossing(path: Path, books: Path | None, **options: Any) -> Ratings:

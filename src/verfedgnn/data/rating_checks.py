@@ -33,7 +33,6 @@ from verfedgnn.data.table_sources import Table
 from verfedgnn.data.value_parsing import CORRECT, as_number_column, parse_numbers, parse_times, quote_value
 
 SHOWN = 5
-"""Number of places that are shown for each kind of problem."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +40,12 @@ class DataProblem:
     """One kind of problem and the rows that have it."""
 
     kind: str
-    """Name of the problem for programs."""
     text: str
     """Description of the problem for people, with the number of rows."""
     remedy: str
     count: int
     places: tuple[int, ...] = ()
-    """The first few rows, in order."""
     fatal: bool = False
-    """Whether the problem makes the table unusable."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +59,6 @@ class CheckedRows:
     users: pa.Array
     items: pa.Array
     gone: Mask
-    """Rows that lack something and are left out."""
     bad: Mask
     """Rows with any problem, and those that repeat an earlier pair."""
     problems: list[DataProblem]

@@ -45,7 +45,6 @@ FETCH = {
     "yelp": "https://www.yelp.com/dataset",
     "amazon-books-movies-dense": "https://github.com/RaghavPu/wasserstein-cdr-embeddings (data/Amazon-Dense-Subset)",
 }
-"""Download pages of the data sets that are known by name."""
 
 SYNTHETIC_OPTIONS = ("users", "items", "ratings", "categories")
 
@@ -87,12 +86,11 @@ def read_ratings(
         report: Takes the problems of a single plain table instead of an error.
         **options: Further options of synthetic data (users, items, ratings, ...).
     """
-    rows: dict[str, Any] = {"duplicates": duplicates, "missing": missing}
-    plain: dict[str, Any] = {**rows, "columns": columns, "scale": scale, "events": events}
-    texts: dict[str, Any] = {"encoding": encoding, "delimiter": delimiter}
+    rows = _given(duplicates=duplicates, missing=missing)
+    plain = rows | _given(columns=columns, scale=scale, events=events)
+    texts = _given(encoding=encoding, delimiter=delimiter)
     if isinstance(source, Ratings):
-        given = _given({**plain, **texts, "catalogue": catalogue})
-        if given:
+        if given := plain | texts | _given(catalogue=catalogue):
             raise DataError(f"{', '.join(given)}: Ratings are read already; pass the option to read_ratings")
         return source
     if isinstance(source, str | Path) and is_synthetic(source):
@@ -104,34 +102,30 @@ def read_ratings(
         raise DataError(
             f"{', '.join(options)}: these options are for synthetic data; leave them out for {name}"
         )
+    opening: dict[str, Any] = {"keep": keep, "report": report, **plain, **texts}
     if not isinstance(source, str | Path):
-        if given := _given(texts):
-            raise DataError(f"{', '.join(given)}: an option for files; leave it out for the table {name}")
-        return read_table(source, name, keep=keep, report=report, **plain).with_catalogue(catalogue)
+        if texts:
+            raise DataError(f"{', '.join(texts)}: an option for files; leave it out for the table {name}")
+        return read_table(source, name, **opening).with_catalogue(catalogue)
     where = locate(source)
+    folder = where.resolve().name
     layout = None if columns or events is not None else find_layout(where)
     if layout is not None:
         main, companion, read_layout = layout
-        extra = _given(rows)
-        if where.is_dir():
-            extra["name"] = where.resolve().name
-        ratings: Ratings = read_layout(main, companion, **extra)
+        ratings: Ratings = read_layout(
+            main, companion, **rows, **({"name": folder} if where.is_dir() else {})
+        )
     elif where.is_dir():
-        files, folder = list_tables(where), where.resolve().name
-        opening: dict[str, Any] = {
-            "keep": keep,
-            "report": report if len(files) == 1 else None,
-            **plain,
-            **texts,
-        }
+        files = list_tables(where)
+        opening["report"] = report if len(files) == 1 else None
         tables = [read_table(file, **opening) for file in files]
         ratings = pool_tables(tables, "file", folder) if tables[1:] else replace(tables[0], name=folder)
     else:
-        ratings = read_table(where, keep=keep, report=report, **plain, **texts)
+        ratings = read_table(where, **opening)
     return ratings.with_catalogue(catalogue)
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -198,10 +192,8 @@ def locate(path: str | Path) -> Path:
     fetch = f"fetch it from {FETCH[name]}" if name in FETCH else f"known names: synthetic, {', '.join(FETCH)}"
     folder = os.environ.get(DATA_FOLDER)
     if not folder:
-        raise DataError(
-            f"{name} is not a file or folder, and {DATA_FOLDER} is not set; set it to the folder with your data"
-            f" sets, or give a path ({fetch})"
-        )
+        remedy = f"set it to the folder with your data sets, or give a path ({fetch})"
+        raise DataError(f"{name} is not a file or folder, and {DATA_FOLDER} is not set; {remedy}")
     if not (Path(folder) / name).exists():
         raise DataError(
             f"{name} is not in {DATA_FOLDER} ({folder}); unpack it there, or give a path ({fetch})"
@@ -211,11 +203,9 @@ def locate(path: str | Path) -> Path:
 
 def refuse_address(source: str) -> None:
     """Raise `DataError` for the address of a database, without what may be its password."""
-    address = re.match(r"\w{2,}:/", source)
-    if address:
-        raise DataError(
-            f"{address[0]}... is an address, and ratings are read from files; export the table to CSV or Parquet"
-        )
+    if address := re.match(r"\w{2,}:/", source):
+        remedy = "export the table to CSV or Parquet"
+        raise DataError(f"{address[0]}... is an address, and ratings are read from files; {remedy}")
 
 
 def list_tables(folder: Path) -> list[Path]:
@@ -265,9 +255,8 @@ def rate_events(
     weights = _weigh(rows, check_events(events))
     used = np.flatnonzero(weights != 0)
     if len(weights) and not len(used):
-        raise DataError(
-            f"{name} has only events with weight 0; give one of their kinds a weight above 0 with {option('events')}"
-        )
+        remedy = f"give one of their kinds a weight above 0 with {option('events')}"
+        raise DataError(f"{name} has only events with weight 0; {remedy}")
     kept = {role: column.take(pa.array(used)) for role, column in rows.items() if role != "event"}
     table, _ = accept_rows(
         {**kept, "rating": pa.array(weights[used])},
@@ -291,11 +280,10 @@ def rate_events(
         np.maximum.at(newest, pair, time)
         without = int((newest == NO_TIME).sum())
         time, notes = (None, (*notes, note_missing_times(without))) if without else (newest, notes)
+    events_here, ratings_here = format_count(len(table), "event"), format_count(len(first), "rating")
     ignored = len(weights) - len(used)
     left = f", {format_count(ignored, 'event')} left out" if ignored else ""
-    became = (
-        f"{format_count(len(table), 'event')} became {format_count(len(first), 'rating')} ({about}){left}"
-    )
+    became = f"{events_here} became {ratings_here} ({about}){left}"
     return replace(
         table.take(first),
         rating=rate_strength(strength, scale).astype(np.float32),

@@ -13,7 +13,6 @@ from verfedgnn.data.ids import StrArray, find_positions, sort_ids
 
 Mask = NDArray[np.bool_]
 Selection = NDArray[np.bool_] | NDArray[np.integer[Any]]
-"""A mask, or an index."""
 _BINS = 20
 """Bins of ratings whose shares a drift compares; the ratings of a common scale have one each."""
 
@@ -27,15 +26,12 @@ class Ratings:
     item: NDArray[np.int32]
     """Position in `item_ids` of each rating's item."""
     rating: NDArray[np.float32]
-    """The ratings, all finite."""
     user_ids: StrArray
     """Ids of the users: integers in numeric order, other ids in text order."""
     item_ids: StrArray
     """Ids of the items, in the same order."""
     time: NDArray[np.int64] | None = None
-    """Time of each rating in seconds since 1970."""
     titles: StrArray | None = None
-    """Title of each item, "" if unknown."""
     columns: Mapping[str, StrArray] = field(default_factory=dict)
     """Further columns of the items, for example "genre", "category" or "file"; "" if unknown."""
     scale: tuple[float, float]
@@ -45,11 +41,9 @@ class Ratings:
     catalogue: int | None = None
     """Declared number of items, with or without ratings; None if none was declared."""
     name: str
-    """Name of the table in messages."""
     notes: tuple[str, ...] = ()
     """Sentences about rows that were left out or changed while reading."""
     dropped_users: int = 0
-    """Number of users whom the alignment of parties left out."""
 
     def __len__(self) -> int:
         return len(self.rating)
@@ -146,8 +140,7 @@ def _recode(which: Selection, size: int) -> tuple[NDArray[np.int64], NDArray[np.
 def pool_tables(tables: Sequence[Ratings], column: str, name: str) -> Ratings:
     """Pool all ratings in one table; the item column `column` names the table that each item came from.
 
-    Users and items are the union over all tables, in the order of ids, so tables with the same users keep
-    their codes. Times, titles and item columns are kept if every table has them.
+    Users and items are in the order of ids. Times, titles and item columns are kept if every table has them.
     """
     refuse_shared_items(tables)
     user_ids = tables[0].user_ids
@@ -188,10 +181,10 @@ def refuse_shared_items(tables: Sequence[Ratings]) -> None:
     if (count > 1).any():
         item = str(unique[count > 1][0])
         first, second = [t.name for t in tables if item in t.item_ids][:2]
-        shared = int((count > 1).sum())
+        shared = format_count(int((count > 1).sum()), "such item")
+        remedy = "Remove it from one of them, or prefix the ids if they mean different items"
         raise DataError(
-            f"item {item!r} is in both {first!r} and {second!r} ({format_count(shared, 'such item')}); an item belongs to"
-            " one party. Remove it from one of them, or prefix the ids if they mean different items"
+            f"item {item!r} is in both {first!r} and {second!r} ({shared}); an item belongs to one party. {remedy}"
         )
 
 
@@ -200,22 +193,19 @@ def measure_drift(before: Ratings, after: Ratings) -> dict[str, Any]:
 
     The distance is the total variation: the share of ratings that would have to change their value, from 0 to 1.
     """
+    distance = None
+    if len(before) and len(after):
+        edges = np.histogram_bin_edges(np.concatenate([before.rating, after.rating]), _BINS)
+        old, new = (np.histogram(table.rating, edges)[0] / len(table) for table in (before, after))
+        distance = float(np.abs(old - new).sum() / 2)
+
+    def unknown(now: StrArray, known: StrArray) -> float:
+        return float((find_positions(now, known) < 0).mean()) if len(now) else 0.0
+
     users, known = (table.user_ids[np.unique(table.user)] for table in (after, before))
     return {
-        "rating_distance": _distance(before, after),
+        "rating_distance": distance,
         "mean_rating": [float(table.rating.mean()) if len(table) else None for table in (before, after)],
-        "unknown_users": _share_unknown(users, known),
-        "unknown_items": _share_unknown(after.item_ids, before.item_ids),
+        "unknown_users": unknown(users, known),
+        "unknown_items": unknown(after.item_ids, before.item_ids),
     }
-
-
-def _distance(before: Ratings, after: Ratings) -> float | None:
-    if not len(before) or not len(after):
-        return None
-    edges = np.histogram_bin_edges(np.concatenate([before.rating, after.rating]), _BINS)
-    old, new = (np.histogram(table.rating, edges)[0] / len(table) for table in (before, after))
-    return float(np.abs(old - new).sum() / 2)
-
-
-def _share_unknown(now: StrArray, before: StrArray) -> float:
-    return float((find_positions(now, before) < 0).mean()) if len(now) else 0.0

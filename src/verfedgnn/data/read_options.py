@@ -70,7 +70,6 @@ def _write(name: str, text: str) -> tuple[str, str]:
 
 
 DEFAULT_OPTIONS = ReadOptions()
-"""No options given: every source is read with the defaults."""
 
 
 def _parse_columns(text: str) -> dict[str, str]:

@@ -36,7 +36,6 @@ from verfedgnn.data.value_parsing import as_number_column
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".inter", ".parquet", ".pq")
 Rows = dict[str, Column]
-"""Columns by role: user, item, rating, ..."""
 Load = Callable[[Sequence[str], list[int] | None], Any]
 """Function that returns columns by name; the list receives the records of a text file that are left out."""
 
@@ -46,16 +45,13 @@ class Table:
     """A table of any source. Rows are read on demand."""
 
     names: dict[str, str]
-    """The table's column of each role."""
     load: Load
     at: Callable[[int], str]
     """Function that describes the place of a row for messages."""
     unit: str = "row"
     """Unit of places: "line" for text files, "position" for tables in memory, which are counted from 0, else "row"."""
     text: TextTable | None = None
-    """The text file, if the table is one."""
     notes: tuple[str, ...] = ()
-    """Sentences about how the columns were found."""
 
     def number_rows(self, rows: Sequence[int], broken: Sequence[int]) -> dict[int, int]:
         """Return the line or the number of some rows, for messages; `broken` records of a text file are no rows."""

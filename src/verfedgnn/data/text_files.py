@@ -71,7 +71,6 @@ class TextTable:
     path: Path
     delimiter: str = ","
     columns: tuple[str, ...] = ()
-    """Names of all columns of a file without a header."""
     quoted: bool = True
     escape: str | None = None
     encoding: str | None = None
@@ -87,10 +86,9 @@ class TextTable:
             raise DataError(f"delimiter {self.delimiter!r} is not one character; use for example ',' or ';'")
 
     def read(self, types: Mapping[str, pa.DataType], broken: list[int] | None = None) -> pa.Table:
-        """Read the columns in `types`.
+        """Read the columns in `types`. A record with a wrong number of fields is an error, or left out if there is a list `broken`.
 
-        With a list `broken`, records with a wrong number of fields are left out, and the list receives their numbers, counted
-        from 0 including the header. Without it, such a record is an error.
+        The list receives the numbers of these records, counted from 0 including the header.
         """
         try:
             try:
@@ -116,11 +114,13 @@ class TextTable:
             broken.append(row.number - 1)
             return "skip"
 
-        names, encoding = list(self.columns) or None, self.encoding or "utf8"
-        reading_options = pa.csv.ReadOptions(
-            column_names=names, encoding=encoding, block_size=_BLOCK, use_threads=threads
+        how = pa.csv.ReadOptions(
+            column_names=list(self.columns) or None,
+            encoding=self.encoding or "utf8",
+            block_size=_BLOCK,
+            use_threads=threads,
         )
-        parsing_options = pa.csv.ParseOptions(
+        parsing = pa.csv.ParseOptions(
             delimiter=self.delimiter,
             quote_char='"' if self.quoted else False,
             double_quote=self.quoted and self.escape is None,
@@ -130,7 +130,7 @@ class TextTable:
         )
         conversion = pa.csv.ConvertOptions(include_columns=list(types), column_types=dict(types))
         with reading(self.path), open_stream(self.path) as stream:
-            return pa.csv.read_csv(stream, reading_options, parsing_options, conversion)
+            return pa.csv.read_csv(stream, how, parsing, conversion)
 
     def _explained(self, message: str) -> DataError:
         if _UTF8.search(message):
@@ -140,13 +140,12 @@ class TextTable:
         place = f"line {self.lines([record])[record]} of {self.path}" if row else str(self.path)
         fields = re.search(r"Expected (\d+) columns, got (\d+)", message)
         if fields:
+            given = f"give the delimiter with {option('delimiter')} (now {self.delimiter!r})"
             return DataError(
-                f"{place} has {fields[2]} fields instead of {fields[1]}; correct the line, or give the delimiter with"
-                f" {option('delimiter')} (now {self.delimiter!r})"
+                f"{place} has {fields[2]} fields instead of {fields[1]}; correct the line, or {given}"
             )
-        return DataError(
-            f"{place} cannot be read as a table ({message.splitlines()[0][:120]}); correct or convert the file"
-        )
+        reason = message.splitlines()[0][:120]
+        return DataError(f"{place} cannot be read as a table ({reason}); correct or convert the file")
 
     def _wrong_encoding(self) -> DataError:
         place = str(self.path)
@@ -166,10 +165,10 @@ class TextTable:
         """Return the line in which each of the records ends. Records are counted from 0, including the header."""
         found = {record: record + 1 for record in records}
         with reading(self.path), open_stream(self.path) as stream, suppress(csv.Error):
-            encoding = self.encoding or "utf-8"
-            reader = self.records(
-                io.TextIOWrapper(io.BufferedReader(stream), encoding, "replace", newline="")
+            text = io.TextIOWrapper(
+                io.BufferedReader(stream), self.encoding or "utf-8", "replace", newline=""
             )
+            reader = self.records(text)
             filled = (reader.line_num for fields in reader if fields)
             for number, line in zip(range(max(found, default=-1) + 1), filled, strict=False):
                 if number in found:
@@ -196,8 +195,7 @@ class TextTable:
         head = read_first_bytes(self.path)
         wide = (self.encoding or "").lower().replace("-", "").startswith(("utf16", "utf32"))
         if b"\0" in head and not wide:
-            raise DataError(
-                f"{self.path} is not a text table; give a CSV, TSV or Parquet file (with or without gzip), such as an export of a database"
-            )
+            files = "a CSV, TSV or Parquet file (with or without gzip), such as an export of a database"
+            raise DataError(f"{self.path} is not a text table; give {files}")
         lines = head.decode(self.encoding or "utf-8", "replace").lstrip("\ufeff").splitlines()
         return next(self.records(line for line in lines if line), [])

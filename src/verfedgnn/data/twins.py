@@ -26,7 +26,6 @@ ALIKE = 0.7
 WRONG = 0.01
 """Largest expected share of pairs that are called twins by chance."""
 _MOST_COUNTS = 10_000_000
-"""Number of common raters that are counted at once, which limits memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +33,7 @@ class Twins:
     """The twins of two parties."""
 
     first: int
-    """Position of one party."""
     second: int
-    """Position of the other party."""
     items: NDArray[np.int64]
     """Item of the first and item of the second party (pairs, 2)."""
 

@@ -6,6 +6,7 @@ thousands separator (`3,5`, `0,125`, unlike `1,234`) or the given scale ends bel
 
 import time as clock
 from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,12 +45,10 @@ def quote_value(value: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ParsedNumbers:
-    """A parsed column of ratings."""
+    """A parsed column of ratings, NaN if missing or not a number; `unlike` masks values that are present but not numbers."""
 
     values: NDArray[np.float64]
-    """The ratings, NaN if missing or not a number."""
     unlike: Mask
-    """Mask of the values that are present but not numbers."""
     remedy: str = CORRECT
     notes: tuple[str, ...] = ()
 
@@ -69,9 +68,8 @@ def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Par
         if numbers is None:
             words, remedy, notes = _pointed(words, scale)
             single = (_cast(words[row : row + 1], pa.float64()) for row in range(len(words)))
-            numbers = pa.concat_arrays(
-                [pa.nulls(1, pa.float64()) if part is None else part for part in single]
-            )
+            nothing = pa.nulls(1, pa.float64())
+            numbers = pa.concat_arrays([nothing if part is None else part for part in single])
     else:
         numbers = pa.array(_stored(words))
     # The appended entry is for nulls, whose code is -1.
@@ -85,10 +83,8 @@ def as_number_column(ratings: Any) -> Column:
     if isinstance(ratings, Column):
         return ratings
     try:
-        return pa.array(ratings, from_pandas=True)
-    except (pa.ArrowException, TypeError, OverflowError):
-        pass
-    try:
+        with suppress(pa.ArrowException, TypeError, OverflowError):
+            return pa.array(ratings, from_pandas=True)
         return pa.array(np.asarray(ratings, np.float64))
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise DataError("a rating is not a number; correct it or remove the row") from error
@@ -120,11 +116,9 @@ def _pointed(words: pa.Array, scale: tuple[float, float] | None) -> tuple[pa.Arr
         return words, "some ratings have a decimal comma and others a point; use one of them throughout", ()
     thousands = pc.sum(pc.match_substring_regex(words, _THOUSANDS)).as_py()
     if thousands == count and (scale is None or max(map(abs, scale)) >= 1000):
-        remedy = (
-            "a comma before three digits may be a decimal comma or a thousands separator; replace or remove it, or give the"
-            f" scale if ratings are below 1,000 ({option('scale', (1, 5))})"
-        )
-        return words, remedy, ()
+        given = f"or give the scale if ratings are below 1,000 ({option('scale', (1, 5))})"
+        why = "a comma before three digits may be a decimal comma or a thousands separator"
+        return words, f"{why}; replace or remove it, {given}", ()
     pointed = pc.if_else(commas, pc.replace_substring(words, ",", "."), words)
     return pointed, CORRECT, ("ratings were read with a decimal comma",)
 
@@ -145,10 +139,10 @@ def latest_plausible_time() -> int:
 def parse_times(
     values: Any, but: Mask | None = None, *, gaps: bool = False
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Parse numbers (seconds or milliseconds), dates or timestamps to seconds since 1970.
+    """Parse numbers (seconds or milliseconds), dates or timestamps to seconds since 1970, with notes for the user.
 
-    Return the seconds, or None if the column cannot be parsed or, unless `gaps` are allowed, lacks a time; and notes for the
-    user. `but` masks rows that will be left out. They, and gaps, have the time `NO_TIME`.
+    The seconds are None if the column cannot be parsed or, unless `gaps` are allowed, lacks a time. Rows masked by `but` will be
+    left out; they, and gaps, have the time `NO_TIME`.
     """
     column = values if isinstance(values, Column) else pa.array(values, from_pandas=True)
     rows = np.arange(len(column)) if but is None else np.flatnonzero(~but)
@@ -197,7 +191,7 @@ def _is_date(kind: pa.DataType) -> bool:
 def _parse_time_text(column: Column) -> Column:
     """Parse text as numbers, as ISO 8601 with or without a zone, or as 31.12.2025 18:05; return other text unchanged.
 
-    31/12/2025 and 31-12-2025 are parsed only if a date such as 31/12/2025 in the column says which number is the day.
+    12/11/2025 is parsed only if a date such as 31/12/2025 in the column says which number is the day.
     """
     given = _without_nothing(column)
     if given.null_count == len(given):
@@ -228,12 +222,8 @@ def _as_iso(text: Column, day_first: bool | None) -> Column:
     orders = {r"\.": True} | ({} if day_first is None else {"/": day_first, "-": day_first})
     dates = [(_DATE % (mark, mark), r"\3-\2-\1 " if day else r"\3-\1-\2 ") for mark, day in orders.items()]
     # Pad month, day and hour to two digits.
-    digits = [
-        (r"^([0-9]{4}-)([0-9]-)", r"\10\2"),
-        (r"^([0-9]{4}-[0-9]{2}-)([0-9] )", r"\10\2"),
-        (r" ([0-9]:)", r" 0\1"),
-    ]
-    for pattern, iso in dates + digits:
+    month, day, hour = r"^([0-9]{4}-)([0-9]-)", r"^([0-9]{4}-[0-9]{2}-)([0-9] )", r" ([0-9]:)"
+    for pattern, iso in (*dates, (month, r"\10\2"), (day, r"\10\2"), (hour, r" 0\1")):
         if _any(text, pattern):
             text = pc.replace_substring_regex(text, pattern, iso)
     return trim(text)
@@ -252,7 +242,7 @@ def _why_unreadable(column: pa.ChunkedArray) -> str:
         return f"the day or the month may come first in times such as {example}: left out, write them as 2025-12-31 18:05"
     counts = range(1, len(given) + 1)
     row = max(
-        bisect_left(counts, True, key=lambda count: _cast(dates[:count], kind) is None)
+        bisect_left(counts, True, key=lambda n: _cast(dates[:n], kind) is None)
         for dates in both
         for kind in _KINDS
     )

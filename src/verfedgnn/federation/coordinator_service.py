@@ -412,6 +412,9 @@ class CoordinatorService:
     def status(self) -> dict[str, Any]:
         """Return the present status."""
         state, names, since, then = self._situation()
+        parties = {name: self._party_status(name) for name in self.names}
+        holds, offered = self.transport.holds, self._file.offered
+        same = offered == self.agreement.digest()
         return {
             "ready": True,
             "state": state,
@@ -420,15 +423,9 @@ class CoordinatorService:
             "waits_since": _wall_clock(since) if names else None,
             "next": then or None,
             "members": self._members_page().model_dump(),
-            "accepted": self._list_accepted(),
-            "parties": {name: self._party_status(name) for name in self.names},
+            "accepted": [n for n in self.names if holds.get(n) == offered or (same and parties[n]["joined"])],
+            "parties": parties,
         }
-
-    def _list_accepted(self) -> list[str] | None:
-        """Return the parties that accepted the changed agreement; None if it has not changed."""
-        if self._file.offered == self.agreement.digest():
-            return None
-        return [name for name in self.names if self.transport.holds.get(name) == self._file.offered]
 
     def _party_status(self, name: str) -> dict[str, Any]:
         members = self.coordinator.members

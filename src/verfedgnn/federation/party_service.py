@@ -99,14 +99,15 @@ def run_party(
     return run
 
 
-def read_verdict(run: Path, config: Config, party: str) -> dict[str, str]:
-    """Return the verdict on a run, as a party shares it; empty if the run has none. Raise `ConfigError` where ratings are protected."""
+def read_verdict(run: Path | None, config: Config, party: str) -> dict[str, str]:
+    """Return the verdict on a run, as a party shares it; empty if there is none. Raise `ConfigError` where ratings are protected."""
     if config.gradients.protects_ratings:
         raise ConfigError(
             "this federation protects single ratings, and a verdict is not protected; omit --share-verdict"
         )
-    file = run / "metrics.json"
-    lift = json.loads(file.read_text("utf-8")).get("lift") if file.is_file() else None
+    if run is None or not (run / "metrics.json").is_file():
+        return {}
+    lift = json.loads((run / "metrics.json").read_text("utf-8")).get("lift")
     if lift is None:
         return {}
     word, gain = summarise_verdict(lift, party)

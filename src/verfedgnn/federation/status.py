@@ -64,7 +64,7 @@ _FACTS = {
     "repeats": "restarted rounds",
     "epsilon_spent": "epsilon spent",
     "versions": "versions",
-    "accepted": "accepted by",
+    "accepted": "agreement accepted by",
 }
 """Keys of the status, and how they are called where it is shown."""
 _FOR_MEMBERS = (
@@ -147,7 +147,7 @@ class StatusPublisher:
         if median is not None and status.get("rounds") and status["state"] == "training":
             left = median * (status["rounds"] - status["round"])
         members = (status.get("members") or {"members": {}})["members"]
-        versions = [f"{name} {about['version']}" for name, about in members.items()]
+        versions = [f"{name} {about['version']}" for name, about in sorted(members.items())]
         times = {
             "seconds_per_round": median,
             "seconds_left": left,
@@ -189,8 +189,8 @@ def make_members_tables(status: dict[str, Any]) -> tuple[Table, Table, Table]:
     for key in _FOR_MEMBERS:
         facts.add_row(_FACTS[key], Text(_format_value(status, key)))
     page = status.get("members") or {"members": {}, "nights": []}
-    verdicts = Table("member", "joining pays", "its customers", "run")
-    for name, about in page["members"].items():
+    verdicts = Table("member", "joining pays", "known customers gain", "run")
+    for name, about in sorted(page["members"].items()):
         if name != "server":
             verdicts.add_row(*map(Text, (name, about["word"] or "not shared", about["gain"], about["run"])))
     nights = Table("night", "coordinator")

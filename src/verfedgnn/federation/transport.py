@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.federation.certificates import Certificate
-from verfedgnn.protocol.messages import Buffer, EncodedMessage
 
 if TYPE_CHECKING:
     from verfedgnn.federation.roster import MemberIdentity
+    from verfedgnn.protocol.messages import Buffer, EncodedMessage
 
 PART_BYTES = 1 << 24
 """Number of bytes of a message that are written or read at a time."""

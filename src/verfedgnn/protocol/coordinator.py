@@ -242,9 +242,9 @@ class Coordinator:
         """Return why a Hello is refused, with the remedy; None if it is accepted."""
         replied = self.replied.get(hello.party, 0)
         if hello.config != self.config.digest():
-            return "its configuration differs from the shared one; copy the coordinator's federation file"
+            return "its configuration differs from the shared one; run `verfedgnn federation accept`"
         if hello.agreement != self.agreement:
-            return "its federation file (roster, certificates or rules) is not the coordinator's; fetch the current one"
+            return "its federation file (roster, certificates or rules) is not the coordinator's; run `verfedgnn federation accept`"
         if hello.training not in (None, self.training):
             return (
                 f"its checkpoint belongs to training {hello.training}, this one is {self.training}; start it with "

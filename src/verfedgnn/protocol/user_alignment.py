@@ -346,7 +346,7 @@ class CoordinatorAlignment:
         """Raise `ProtocolError` if a party has another agreement, or more users than agreed."""
         if message.party != name or message.agreement != self.rules.agreement:
             raise ProtocolError(
-                f"{name}: its federation file is not the coordinator's; fetch the current one"
+                f"{name}: its federation file is not the coordinator's; run `verfedgnn federation accept`"
             )
         most = self.rules.most_users
         if 0 < most < message.users - PROBES:

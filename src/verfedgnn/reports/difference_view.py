@@ -54,11 +54,8 @@ def figure_tables(figures: Mapping[str, Any], cases: str) -> list[DifferenceTabl
 
 
 def _data_table(data: Mapping[str, Any]) -> DifferenceTable:
-    changes = [
-        (party["name"], what, party[what])
-        for party in data["parties"]
-        for what in ("ratings", "users", "items")
-    ]
+    kinds = ("ratings", "users", "items")
+    changes = [(party["name"], what, party[what]) for party in data["parties"] for what in kinds]
     if len(data["parties"]) > 1:
         changes.append(("all", "users", data["users"]))
     counts = ["before", "after", "added", "removed", "changed"]
@@ -66,11 +63,8 @@ def _data_table(data: Mapping[str, Any]) -> DifferenceTable:
         [name, what, *(f"{change[count]:,}" if count in change else "-" for count in counts)]
         for name, what, change in changes
     ]
-    notes = [
-        f"Parties {what}: {', '.join(data[f'parties_{what}'])}."
-        for what in ("added", "removed")
-        if data[f"parties_{what}"]
-    ]
+    changed = {what: data[f"parties_{what}"] for what in ("added", "removed")}
+    notes = [f"Parties {what}: {', '.join(names)}." for what, names in changed.items() if names]
     return DifferenceTable("Data", ["party", "", *counts], rows, " ".join(notes))
 
 

@@ -21,26 +21,21 @@ from verfedgnn.reports.svg_charts import standalone
 
 Tone = Literal["good", "likely-good", "same", "mixed", "unclear", "likely-bad", "bad"]
 _NUMBER = re.compile(r"[*(+\-−]*\d[\d.,]*(?: (?:B|kB|MB|GB|s|%))?(?:[^a-z]|to|of)*")
-"""A cell that is a number: with a sign, a unit or an interval."""
 _EMPTY = ("", "-", "–")
-"""Cells without a number in a column of numbers."""
 
 
 @dataclass(frozen=True)
-class _Text:
+class Heading:
+    """The heading of a section."""
+
     text: str
 
 
-class Heading(_Text):
-    """The heading of a section."""
-
-
-class Paragraph(_Text):
+@dataclass(frozen=True)
+class Paragraph:
     """A paragraph of text."""
 
-
-class Code(_Text):
-    """Preformatted text."""
+    text: str
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,6 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
-    """What the table shows, for screen readers."""
     tones: Mapping[str, Tone] = field(default_factory=dict)
     """The tone of each verdict in the last column, which stays in sight on narrow screens; empty without verdicts."""
 
@@ -112,7 +106,7 @@ class Fold:
         self.blocks.extend(block for block in blocks if block is not None)
 
 
-Block = Heading | Paragraph | Points | Banner | Table | Picture | Code | Fold
+Block = Heading | Paragraph | Points | Banner | Table | Picture | Fold
 
 
 @dataclass
@@ -166,16 +160,11 @@ def _render_markdown(block: Block) -> str:
         case Points(items):
             return "\n".join(f"- {_escape_markdown(item)}" for item in items)
         case Table(header, rows):
-            rule = ["---:" if number else "---" for number in block.numeric]
-            lines = [header, rule, *rows]
-            return "\n".join(
-                "| " + " | ".join(_escape_markdown(cell).replace("|", "\\|") for cell in line) + " |"
-                for line in lines
-            )
+            lines = [header, ["---:" if number else "---" for number in block.numeric], *rows]
+            cells = [[_escape_markdown(cell).replace("|", "\\|") for cell in line] for line in lines]
+            return "\n".join(f"| {' | '.join(line)} |" for line in cells)
         case Picture(name, caption, _):
             return f"![{_escape_markdown(caption)}]({name}.svg)"
-        case Code(text):
-            return f"```\n{text.rstrip()}\n```"
         case Fold(title, blocks):
             return "\n\n".join([f"## {_escape_markdown(title)}", *map(_render_markdown, blocks)])
 
@@ -186,12 +175,9 @@ def _escape_markdown(text: str) -> str:
 
 @cache
 def _make_environment() -> Environment:
+    loader = PackageLoader("verfedgnn.reports")
     environment = Environment(
-        loader=PackageLoader("verfedgnn.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"inline": _render_inline, "kind": lambda block: type(block).__name__}
     return environment

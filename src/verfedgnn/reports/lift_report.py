@@ -23,7 +23,6 @@ from verfedgnn.reports.document import (
 from verfedgnn.reports.svg_charts import Interval, draw_intervals
 
 MOST_PARTIES = 30
-"""Largest number of parties in a chart."""
 TONES: dict[str, Tone] = {
     verdict.YES: "good",
     verdict.LIKELY_BETTER: "likely-good",
@@ -33,7 +32,6 @@ TONES: dict[str, Tone] = {
     verdict.LIKELY_WORSE: "likely-bad",
     verdict.NO: "bad",
 }
-"""The tone of each word of a verdict."""
 NOTE = (
     f"{verdict.YES}, {verdict.NO}: clear, also after Holm's correction for the verdicts of one party ({ERROR:.0%}). "
     f"{verdict.LIKELY_BETTER}, {verdict.LIKELY_WORSE}: only the 95 % interval excludes 0. "

@@ -69,12 +69,10 @@ def total_bytes(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 def describe_cost(metrics: Mapping[str, Any]) -> str:
     """Return what a run cost each party: rounds, bytes and seconds of all trainings."""
-    parts = trainings_of(metrics).values()
-    size = total_bytes(metrics)
+    parts, size = trainings_of(metrics).values(), total_bytes(metrics)
     each = format_size((size["up"] + size["down"]) / max(1, len(metrics["parties"])))
-    rounds = sum(part["rounds"] for part in parts)
     seconds = format_duration(sum(part["seconds"] for part in parts))
-    return f"{rounds:,} rounds, {each} for each party, {seconds} of training"
+    return f"{sum(part['rounds'] for part in parts):,} rounds, {each} for each party, {seconds} of training"
 
 
 @cache
@@ -147,15 +145,12 @@ def warn_of_lists(metrics: Mapping[str, Any]) -> str | None:
 def diagnose(
     metrics: Mapping[str, Any], config: Config, *, history: Sequence[Mapping[str, Any]] = ()
 ) -> list[str]:
-    """Return what the figures of a run show beside its verdict, a sentence or two each, the most important first.
-
-    `history` is the content of history.jsonl.
-    """
-    findings = [
+    """Return what the figures and the history of a run show beside its verdict, the most important first."""
+    findings = (
         _still_improving(metrics, config, history),
         warn_of_lists(metrics),
         _compare_with_means(metrics, config),
-    ]
+    )
     return [finding for finding in findings if finding is not None]
 
 

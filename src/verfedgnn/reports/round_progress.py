@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 STEP_SECONDS = 10.0
 """Fewest seconds between two lines about a training that is one of many."""
 REFRESH_SECONDS = 0.2
-"""Seconds between two updates of a bar in a notebook."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,6 @@ class RoundProgress:
         self.printed = 0
         self.printed_at = 0.0
         self.started = 0.0
-        """When the first training began."""
         self.began = 0.0
         self.first = 0.0
         self.valid = ""

@@ -20,20 +20,17 @@ GOOD_COLOUR = "#2f9e62"
 BAD_COLOUR = "#cf5f3c"
 UNCLEAR_COLOUR = "#8a94a3"
 _PAYS_COLOURS = {YES: GOOD_COLOUR, LIKELY_BETTER: GOOD_COLOUR, LIKELY_WORSE: BAD_COLOUR, NO: BAD_COLOUR}
-"""Colours of verdicts; the others are grey."""
 _SURE = (YES, NO, NO_DIFFERENCE)
 """Verdicts whose dot is filled; that of the others is a ring."""
 POINT_COLOUR = "#3b82c4"
 _WIDTH = 400
 _CHARACTER = 6.3
-"""Approximate width of a character of the labels."""
 _STYLE = (
     "<style>:root{color:#1b2430;background:#fff}"
     "@media (prefers-color-scheme:dark){:root{color:#e7ecf3;background:#191f27}}</style>"
 )
 
 Curve = tuple[Sequence[float], Sequence[float]]
-"""The x and y values of a curve."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,6 @@ class Interval:
     low: float
     high: float
     pays: str
-    """The word of the verdict."""
     unit: str = "%"
 
     @property
@@ -121,15 +117,12 @@ class _Canvas:
         key = hashlib.sha256(f"{title}\n{description}".encode()).hexdigest()[:10]
         size = f'viewBox="0 0 {_WIDTH} {self.height:.0f}" width="{_WIDTH}" height="{self.height:.0f}"'
         look = 'font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
-        return "\n".join(
-            [
-                f'<svg xmlns="http://www.w3.org/2000/svg" {size} {look} role="img" aria-labelledby="t{key} d{key}">',
-                f'<title id="t{key}">{escape(title)}</title>',
-                f'<desc id="d{key}">{escape(description)}</desc>',
-                *self.shapes,
-                "</svg>",
-            ]
-        )
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {look} role="img" aria-labelledby="t{key} d{key}">'
+        named = [
+            f'<title id="t{key}">{escape(title)}</title>',
+            f'<desc id="d{key}">{escape(description)}</desc>',
+        ]
+        return "\n".join([head, *named, *self.shapes, "</svg>"])
 
 
 @dataclass(frozen=True)
@@ -155,9 +148,8 @@ class _Axis:
         rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
-        first = math.ceil(self.low / step)
-        last = math.floor(self.high / step)
-        return [round(number * step, 10) for number in range(first, last + 1)]
+        numbers = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
+        return [round(number * step, 10) for number in numbers]
 
 
 def standalone(svg: str) -> str:
@@ -265,8 +257,7 @@ def draw_lines(
     values = []
     for name, (xs, ys) in curves.items():
         texts = [f"{y:.4g} at {x:,g}" for x, y in zip(xs, ys, strict=True)]
-        # of long curves, only the ends
-        values.append(f"{name}: {', '.join(texts if len(texts) <= 8 else [texts[0], texts[-1]])}")
+        values.append(f"{name}: {', '.join(texts if len(texts) <= 8 else texts[:: len(texts) - 1])}")
     return canvas.svg(title, f"{y_label} by {x_label}. {'; '.join(values)}")
 
 

@@ -159,7 +159,7 @@ def _popularity(party: Prepared) -> Score:
 
 
 def _rating_errors(party: Prepared, model: PartyModel, pairs: Pairs) -> RatingErrors:
-    return measure_errors(model.users, model.items, pairs, party.party.ratings.scale)
+    return measure_errors(model.vectors, model.items, pairs, party.party.ratings.scale)
 
 
 def judge_lists(party: Prepared, score: Score, k: int = 20) -> RankingScores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,75 @@ from verfedgnn.data import PartyData
 
 
 @dataclass(frozen=True)
+class OwnUsers:
+    """Users' vectors (N, C) of a model that a party has alone: users without a training rating there share one row."""
+
+    values: Tensor
+    """Rows of the party's own users, and at the end the row of all others (n + 1, C)."""
+    place: Tensor
+    """Place of each user's row in `values` (N,)."""
+
+    @classmethod
+    def of(cls, users: Tensor, place: Tensor) -> UserVectors:
+        """Return users' vectors with one row for all users who have the last place; as they are, if the rows of these differ."""
+        others = place == place.max()
+        alike = users[others]
+        if (alike != alike[:1]).any():
+            return users
+        return cls(torch.cat([users[~others], alike[:1]]), place)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        return self.values[self.place[rows]]
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+
+@dataclass(frozen=True)
+class ChosenColumns:
+    """Some columns of users' vectors."""
+
+    whole: UserVectors
+    columns: Tensor
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        return self.whole[rows][:, self.columns]
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+
+@dataclass(frozen=True)
+class MixedUsers:
+    """Users' vectors of several models side by side, each times a weight."""
+
+    parts: Sequence[UserVectors]
+    weights: Sequence[tuple[float, float]]
+    """Weight of each part for users with training ratings at the party, and for newcomers."""
+    new: Tensor
+    """Whether each user is a newcomer (N,)."""
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        new = self.new[rows].unsqueeze(1)
+        columns = []
+        for part, (known, newcomers) in zip(self.parts, self.weights, strict=True):
+            vectors = part[rows]
+            columns.append(vectors * torch.where(new, newcomers, known).to(vectors))
+        return torch.cat(columns, 1)
+
+    def __len__(self) -> int:
+        return len(self.new)
+
+
+UserVectors = Tensor | OwnUsers | ChosenColumns | MixedUsers
+"""Users' vectors (N, C). Where they are no tensor, rows are put together when they are asked for: all rows would fill the memory."""
+
+
+@dataclass(frozen=True)
 class PartyModel:
     """A party's served model: the prediction for user u and item v is `users[u] · items[v]`, plus `item_scores`."""
 
-    users: Tensor
+    vectors: UserVectors
     """h_u (N, C): one row per user of the federation."""
     items: Tensor
     """h_v (M_p, C): one row per item of the party."""
@@ -31,6 +96,13 @@ class PartyModel:
     """e_v^0 (M_p, D): the party's private item embeddings."""
     item_scores: ItemScores | None = None
     """Additional scores from a user's other items at the party (EASE); None in a model of ratings."""
+
+    @property
+    def users(self) -> Tensor:
+        """h_u (N, C) of all users at once."""
+        if isinstance(self.vectors, Tensor):
+            return self.vectors
+        return self.vectors[torch.arange(len(self.vectors), device=self.items.device)]
 
     def predict(self, pairs: Pairs) -> Tensor:
         """Return the predicted rating of each pair, in double precision."""
@@ -41,11 +113,11 @@ class PartyModel:
         assert self.item_scores is None, (
             "a model with item scores ranks whole catalogues and predicts no ratings"
         )
-        return (self.users[user.long()] * self.items[item.long()]).sum(-1).double()
+        return (self.vectors[user.long()] * self.items[item.long()]).sum(-1).double()
 
     def score(self, users: Tensor) -> Tensor:
         """Return the scores (n, M_p) of all items for n users, given their rows."""
-        scores = self.users[users.long()] @ self.items.T
+        scores = self.vectors[users.long()] @ self.items.T
         return scores if self.item_scores is None else scores + self.item_scores.score(users)
 
     def cpu(self) -> PartyModel:
@@ -115,7 +187,7 @@ class Embeddings:
         }
         known = table.known_users
         return cls(
-            _table({"user": table.user_ids[known]}, model.users[torch.from_numpy(known)]),
+            _table({"user": table.user_ids[known]}, model.vectors[torch.from_numpy(known)]),
             _table({"item": table.item_ids, "title": titles, **more}, model.items),
         )
 

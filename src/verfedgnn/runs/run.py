@@ -295,7 +295,7 @@ class Run:
             twice = here[~np.isnan(predicted[here])]
             if len(twice):
                 raise RunError(f"item '{item[twice[0]]}' is an id of several parties; name one with `party`")
-            u, v = (torch.from_numpy(index[here]).to(model.users.device) for index in (row, place))
+            u, v = (torch.from_numpy(index[here]).to(model.items.device) for index in (row, place))
             if self.config.ranks:
                 predicted[here] = [float(model.score(a.view(1))[0, b]) for a, b in zip(u, v, strict=True)]
             else:

@@ -35,7 +35,6 @@ from verfedgnn.upkeep.new_items import NewItems
 
 LARGEST_BATCH = 64
 LONGEST_QUEUE = 4096
-"""Queries that may wait; further ones are refused at once."""
 
 Waiting = tuple[ItemRanker, RankingQuery, asyncio.Future[RankedItems]]
 

@@ -79,11 +79,9 @@ class PartyCatalogue:
         self.table = party.ratings
         self.ids = IdIndex(party.ratings.item_ids)
         self.liked_from = upper_quarter(party.ratings.scale)
-        """Lowest rating that counts as liked."""
         self.likes = np.bincount(
             self.table.user[self.table.rating >= self.liked_from], minlength=self.table.n_users
         )
-        """Number of liked items of each user (N,)."""
         self.total_likes = int(self.likes.sum())
         self._part = part
         self._order = np.lexsort((self.table.item, self.table.user))
@@ -137,7 +135,6 @@ class ServedModels:
     def __init__(self, run: Run, parties: Sequence[int], data: Sequence[tuple[Ratings, Parts]]) -> None:
         """Take the models of `run` for these parties; `data` holds their ratings and the parts of these."""
         self.ranks = run.config.ranks
-        """Whether they order lists; their scores are then no predicted ratings."""
         models = {FEDERATED: run.models} | ({} if run.alone is None else {ALONE: run.alone})
         self.by_name = {name: [found[p].cpu() for p in parties] for name, found in models.items()}
         self._data = data
@@ -184,13 +181,10 @@ class Catalogue:
         self.index_users = lru_cache(CACHED_FILTERS)(self._index_users)
         data = [(run.parties[p].ratings, run.parts[p]) for p in self.chosen]
         self.lists = ServedModels(run.ranker, self.chosen, data)
-        """The models that order lists."""
         self.stars = self.lists if run.ranker is run else ServedModels(run, self.chosen, data)
         """The models that predict ratings; the same if lists are ordered by these, or if the run predicts none."""
         self.ranks = self.lists.ranks
-        """Whether a model of lists orders them, not predicted ratings."""
         self.predicts = not run.config.ranks
-        """Whether the run predicts ratings."""
         self.rankers = {
             model: [ItemRanker(found, ranks=self.ranks) for found in models]
             for model, models in self.lists.by_name.items()

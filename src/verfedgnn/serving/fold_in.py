@@ -38,7 +38,6 @@ from verfedgnn.upkeep.new_items import climb, measure_variance
 Matrix = NDArray[np.float32]
 Vector = NDArray[np.float64]
 SAMPLE = 100_000
-"""Maximum number of users from which mean and covariance are estimated."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,6 @@ class FoldedUser:
     """A user's estimated position in taste space."""
 
     z: Vector
-    """Position (R,)."""
     pulls: list[Vector]
     """Contribution of each rating to z, an (n, R) matrix per `UserRatings`; 0 for what a model of lists does not count as liked."""
 

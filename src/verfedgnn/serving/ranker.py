@@ -20,7 +20,6 @@ Rows = NDArray[np.int64]
 BLOCK = 128
 """Items per block of the partial sort: the k best items lie in the k blocks with the highest maxima."""
 MAX_SCORES = 1 << 23
-"""Scores held in memory at a time."""
 
 NO_ITEMS: Rows = np.empty(0, np.int64)
 _thread_memory = threading.local()
@@ -31,10 +30,8 @@ class RankingQuery:
     """A request for one user's k best items in one party's catalogue."""
 
     vector: Tensor
-    """User vector h_u (C,)."""
     k: int
     exclude: Rows
-    """Items the user has already rated."""
     allowed: Tensor | None = None
     """Mask of the items that may be returned; None allows all."""
     owned: Rows = field(default_factory=lambda: NO_ITEMS)

@@ -1,7 +1,6 @@
 """Checks before every endpoint: API key, rights, rate, Host header and size; and headers, metrics and log of every response.
 
-Neither metrics nor logs name a user. One key is a text file or an environment variable. Several keys are one
-TOML file, with a table for each:
+Neither metrics nor logs name a user. One key is a text file or an environment variable. Several keys are one TOML file:
 
     [shop]
     key = "..."
@@ -9,8 +8,7 @@ TOML file, with a table for each:
     parties = ["film"]
     per_second = 20
 
-The server keeps only the SHA-256 of a key and looks keys up by it. How long that takes tells nothing about a
-key.
+The server keeps only the SHA-256 of a key and looks keys up by it, so the time that this takes tells nothing about a key.
 """
 
 from __future__ import annotations
@@ -124,9 +122,8 @@ def read_keys(file: Path | None) -> tuple[ApiKey, ...]:
     try:
         text = read_private(file).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the key file {file} cannot be read ({error}); pass a text file that contains the key"
-        ) from None
+        remedy = "pass a text file that contains the key"
+        raise ConfigError(f"the key file {file} cannot be read ({error}); {remedy}") from None
     if file.suffix != ".toml":
         return (ApiKey("key", _check_key(text.strip(), str(file))),)
     return _several_keys(text, file)
@@ -176,7 +173,6 @@ def _check_key(key: str, where: str) -> bytes:
 
 
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
-"""Upper bounds of the histogram of response times, in seconds."""
 LARGEST_BODY = 2_000_000
 """Maximum size of a request body in bytes; 10,000 ratings take about 600,000."""
 BODY_TOO_LARGE = f"the request is larger than {LARGEST_BODY:,} bytes"
@@ -187,9 +183,7 @@ PAGE_FILES = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     **{f"/{name}": (name, "text/javascript; charset=utf-8") for name in _SCRIPTS},
 }
-"""File name and media type of the static files of the web page, by path."""
 OPEN_PATHS = ("/healthz", "/readyz", *PAGE_FILES)
-"""Paths that need no key, because they contain nothing of the run."""
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -207,15 +201,10 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "verfedgnn_requests", "Requests answered.", ["route", "status"], registry=self._registry
-        )
+        here: dict[str, Any] = {"namespace": "verfedgnn", "registry": self._registry}
+        self._requests = Counter("requests", "Requests answered.", ["route", "status"], **here)
         self._seconds = Histogram(
-            "verfedgnn_request_seconds",
-            "Response time in seconds.",
-            ["route"],
-            buckets=BUCKETS,
-            registry=self._registry,
+            "request_seconds", "Response time in seconds.", ["route"], buckets=BUCKETS, **here
         )
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
@@ -249,8 +238,8 @@ class AccessLog:
 class RequestGuard:
     """ASGI middleware that admits requests with a valid API key or, without keys, requests from this machine.
 
-    The scope of an admitted request has the numbers of the `parties` that it may see, and the name of its `key`.
-    `granted` holds keys and their parties by the SHA-256 of the key, `everybody` the parties if there are no keys.
+    The scope of an admitted request has the numbers of the `parties` that it may see, and the name of its `key`. `granted` holds
+    keys and their parties by the SHA-256 of the key, `everybody` the parties if there are no keys.
     """
 
     def __init__(
@@ -261,11 +250,13 @@ class RequestGuard:
         metrics: ServerMetrics,
         log: AccessLog | None,
     ) -> None:
-        self.app = app
-        self._metrics = metrics
-        self._log = log
-        self._granted = granted
-        self._everybody = everybody
+        self.app, self._granted, self._everybody, self._metrics, self._log = (
+            app,
+            granted,
+            everybody,
+            metrics,
+            log,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request, pass it on, and send any `HttpProblem` as the response."""
@@ -310,18 +301,14 @@ class RequestGuard:
         if not self._granted:
             if not is_loopback(parse_host_header(headers.get(b"host", b"").decode("latin-1"))):
                 # Without this check, a web page could reach the server through the browser under a name of its own.
-                raise HttpProblem(
-                    403,
-                    "a server without an API key accepts requests to localhost only",
-                    "use http://127.0.0.1, or start the server with a key",
-                )
+                cause = "a server without an API key accepts requests to localhost only"
+                raise HttpProblem(403, cause, "use http://127.0.0.1, or start the server with a key")
             scope["parties"] = self._everybody
         elif scope["path"] not in OPEN_PATHS:
             scope["parties"] = self._check_key(scope, headers.get(b"authorization", b""))
         if scope["method"] not in ("GET", "HEAD") and _comes_from_another_site(headers):
-            raise HttpProblem(
-                403, "a web page of another site sent this request", "send it from the server's own page"
-            )
+            cause = "a web page of another site sent this request"
+            raise HttpProblem(403, cause, "send it from the server's own page")
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > LARGEST_BODY:
             raise HttpProblem(413, BODY_TOO_LARGE, "send fewer ratings at a time")
@@ -337,9 +324,8 @@ class RequestGuard:
         scope["key"] = key.name
         right = RIGHTS.get((scope["method"], scope["path"]))
         if right is not None and right not in key.rights:
-            raise HttpProblem(
-                403, f"this API key lacks the right '{right}'", "ask the operator of the server for it"
-            )
+            cause = f"this API key lacks the right '{right}'"
+            raise HttpProblem(403, cause, "ask the operator of the server for it")
         wait = 0.0 if key.bucket is None else key.bucket.take()
         if wait:
             seconds = math.ceil(wait)

@@ -1,12 +1,9 @@
 """The server of a run: it follows the run folder, and bounds every connection.
 
-Requests move to a new state of a run when its link leads elsewhere or its files change.
-
-uvicorn bounds no connection: a client may connect and send nothing for ever, send headers without end, or
-take no response. Here a connection counts as waiting until a whole request has arrived, while its client is
-slow to take responses, and after the response. Waiting connections are in a table, in which a new one takes
-the place of the oldest of the address that has most (`core/connection_table.py`). A request whose response is
-being computed is never cut off.
+uvicorn bounds no connection: a client may connect and send nothing for ever, send headers without end, or take no response. Here
+a connection counts as waiting until a whole request has arrived, while its client is slow to take responses, and after the
+response. A new waiting connection takes the place of the oldest of the address that has most (`core/connection_table.py`). A
+request whose response is being computed is never cut off.
 """
 
 from __future__ import annotations
@@ -44,9 +41,7 @@ from verfedgnn.serving.schema import HttpProblem
 from verfedgnn.serving.split_test import SplitTest
 
 POLL_SECONDS = 1.0
-"""Seconds between two looks at the link and at files that change."""
 Versions = tuple[tuple[str, int, int], ...]
-"""Names, times and sizes of files."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +50,7 @@ class _RunState:
 
     folder: Path
     forgotten: Versions
-    """The record of forgotten users and items."""
     changes: Versions
-    """Other files."""
     forgetting: bool
     """Whether users or items are being forgotten, or a `forget` was killed."""
 
@@ -75,9 +68,8 @@ def _read_state(link: Path) -> _RunState:
 class LiveRun:
     """ASGI application that answers requests with the run in `folder`, or with the one that this link leads to at the moment.
 
-    A new run, or a run with added items, forgotten users or a new verdict, is loaded in the background.
-    Requests that have begun are answered by the run that they began with. If a run cannot be loaded again
-    after a `forget`, it is served no more.
+    A new run, or a run with added items, forgotten users or a new verdict, is loaded in the background. Requests that have begun
+    are answered by the run that they began with. If a run cannot be loaded again after a `forget`, it is served no more.
     """
 
     def __init__(self, folder: Path, build: Callable[[Path], FastAPI]) -> None:
@@ -117,7 +109,6 @@ class LiveRun:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _follow(self) -> None:
-        """Look for changes for ever."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             await self._look(self._folder)
@@ -134,11 +125,7 @@ class LiveRun:
                 await self._switch(state)
 
     async def _switch(self, state: _RunState) -> None:
-        """Load the run in this state and let it answer from now on; on any error, the present one goes on.
-
-        If it cannot be loaded after a `forget`, the present one ends, because it still has what was
-        forgotten.
-        """
+        """Load the run in this state and let it answer from now on; on an error, the present one goes on, unless after a `forget`."""
         before = self._state
         same = state.folder == before.folder
         gc.unfreeze()
@@ -178,11 +165,9 @@ LARGEST_HEADERS = 65_536
 LARGEST_REQUEST = 2 * LARGEST_BODY
 """Maximum size of a request in bytes, with the headers and what chunks add; the request guard bounds the body."""
 SWITCH_INTERVAL = 0.0005
-"""Seconds after which the event loop yields the interpreter to the scoring thread. Python's default of 0.005
-s adds tens of milliseconds per batch under load."""
+"""Seconds after which the event loop yields the interpreter to the scoring thread; Python's default costs tens of ms a batch."""
 KEEP_ALIVE = 75
-"""Seconds after which an idle connection is closed. Clients and proxies usually close theirs earlier, so that
-no connection is closed while a request is being sent."""
+"""Seconds after which an idle connection is closed: later than clients and proxies close theirs, which may be sending."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -196,7 +181,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._reading: asyncio.TimerHandle | None = None
         """When the client must have taken what was sent; None if it has."""
         self._received = 0
-        """Bytes of the present request."""
         self._answered: RequestResponseCycle | None = None
         """The request that is being answered; further ones may have arrived behind it."""
         self._in_headers = True

@@ -29,7 +29,6 @@ FEDERATED: ModelName = "federated"
 ALONE: ModelName = "alone"
 BUCKETS = (FEDERATED, ALONE)
 FEWEST_CUSTOMERS = 20
-"""Fewest customers of a bucket from which an interval follows."""
 NORMAL_95 = 1.959964
 MOST_DIGITS = 4
 _YES_NO = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
@@ -41,7 +40,6 @@ class SplitTest:
 
     secret: bytes
     percent: float
-    """Percentage of customers who get the federated lists."""
 
     def bucket(self, user: str) -> ModelName:
         """Return the bucket of a customer, by the id."""
@@ -72,7 +70,6 @@ class SplitResult:
     low: float
     high: float
     counts: Mapping[ModelName, int]
-    """Number of customers in each bucket."""
     unmarked: int = 0
     """Rows without bucket, which are left out."""
     one_row_each: bool = False

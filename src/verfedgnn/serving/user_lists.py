@@ -35,7 +35,6 @@ Kind = Literal["liked", "popular", "similar", "none"]
 PRIOR_LIKES = 1.0
 """a: as many likes as all users' habit counts for."""
 MOST_REASONS = 2
-"""Liked items that a reason in words names."""
 CLEAR_LIKE = 0.02
 """Smallest contribution of a liked item that a reason names, to the score of a model of lists."""
 CLEAR_STARS = 0.05
@@ -115,9 +114,7 @@ class UserAtParty:
     owned: Rows
     """Items that score others through the item weights."""
     rated: Rows
-    """Rated items, which are not recommended."""
     likes: int
-    """Number of items at the party that the user likes."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +124,6 @@ class ServedUser:
     row: int | None
     """Row of the user in the run; None for a newcomer."""
     newer: Sequence[UserRatings] = ()
-    """Ratings that training did not use."""
     model: ModelName = FEDERATED
     """The model that orders the user's list."""
     bucket: ModelName | None = None
@@ -156,7 +152,6 @@ class UserProfile:
         vectors = self._place_user(catalogue.lists)
         ratings = vectors if catalogue.stars is catalogue.lists else self._place_user(catalogue.stars)
         self.at = {p: self._see_at(p, vectors[p], ratings[p]) for p in parties}
-        """The user by number of the party."""
 
     def _see_at(self, p: int, vector: Tensor, rating_vector: Tensor) -> UserAtParty:
         user, served = self.user, self.catalogue.parties[p]

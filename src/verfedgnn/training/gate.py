@@ -28,7 +28,7 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.solved_round import own_totals
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import Trained, build_metrics
-from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.party_model import ChosenColumns, OwnUsers, PartyModel
 from verfedgnn.runs.prepared_data import Prepared, describe_twins
 from verfedgnn.runs.run import Run
 from verfedgnn.training.own_models import (
@@ -167,10 +167,15 @@ def gate_party(
         parts = _rating_parts(party, choices, _others_totals(data, public, config)) | own
         parts |= {} if config.means_only else _split_models(model, config)
 
+    counts = training_counts(data)
+    known = counts > 0
+    place = torch.where(known, known.cumsum(0) - 1, known.sum()).int()
+    for name in parts.keys() - FEDERATED:  # only the party's own users have rows of their own
+        parts[name] = replace(parts[name], vectors=OwnUsers.of(parts[name].users, place))
+
     def mix(name: str, without: Sequence[str] = (), start: Mixture | None = None) -> Mixture:
         """Return the mixture of models that is best on the validation part, or the one of the choices called `name`."""
         models = {part: parts[part] for part in parts if part not in without}
-        counts = training_counts(data)
         if choices.repeats:
             known, newcomers = choices.recorded[name]
             return Mixture.of(models, known, newcomers, counts)
@@ -217,11 +222,11 @@ def _split_models(model: PartyModel, config: Config) -> Models:
     name = FEDERATED[1]
     own = config.model.dim + 2
     both = own + config.model.raters + 2
-    if not config.model.raters or model.users.shape[1] != both + 1:
+    if not config.model.raters or model.items.shape[1] != both + 1:
         return {name: model}
     parts = {}
-    for part, columns in ((name, slice(own)), (f"{name} raters", slice(own, both))):
-        users = torch.cat([model.users[:, columns], model.users[:, both:]], 1)
-        items = torch.cat([2 * model.items[:, columns], model.items[:, both:]], 1)
+    for part, columns in ((name, range(own)), (f"{name} raters", range(own, both))):
+        users = ChosenColumns(model.vectors, torch.tensor([*columns, both], device=model.items.device))
+        items = torch.cat([2 * model.items[:, columns[0] : columns[-1] + 1], model.items[:, both:]], 1)
         parts[part] = PartyModel(users, items, model.embeddings)
     return parts

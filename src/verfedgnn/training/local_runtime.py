@@ -6,9 +6,7 @@ and one projection serve all parties. Parties are computed one by one, with the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -31,13 +29,7 @@ from verfedgnn.protocol.messages import (
 from verfedgnn.protocol.party import Candidate, FinishedTraining, Party
 from verfedgnn.protocol.party_state import LOCAL, Policy
 from verfedgnn.protocol.replica import Replica
-from verfedgnn.runs.ledger import Direction, Ledger
-
-PARALLEL_SIZE = 1 << 22
-"""Number of public parameters from which several threads encode messages; smaller messages would only wait for each other."""
-
-CarriedMessage = tuple[int, Message]
-"""Size of an encoded message in bytes, and the message decoded from it."""
+from verfedgnn.runs.ledger import Ledger
 
 
 class LocalRuntime:
@@ -47,18 +39,17 @@ class LocalRuntime:
         self.coordinator = coordinator
         self.candidates = {candidate.name: candidate for candidate in candidates}
         self.ledger = Ledger()
-        self.large = any(candidate.setup.model.size >= PARALLEL_SIZE for candidate in candidates)
         self.parties = self._join()
 
     def _join(self) -> dict[str, Party]:
         for name, candidate in self.candidates.items():
-            hello = self._up({name: candidate.hello()})[name]
+            hello = self._up(name, candidate.hello())
             assert isinstance(hello, Hello)
             self.coordinator.hello(hello)
         replica: Replica | None = None
         parties = {}
         for name, candidate in self.candidates.items():
-            (welcome,) = self._down({name: self.coordinator.welcome(name)}).values()
+            welcome = self._down({name: self.coordinator.welcome(name)})[name]
             assert isinstance(welcome, Welcome)
             parties[name] = candidate.welcome(welcome, replica)
             replica = parties[name].replica
@@ -71,9 +62,11 @@ class LocalRuntime:
             self._exchange(list(self.coordinator.share_requests().items()))
             shares = [each for each in self.coordinator.proceed() if isinstance(each[1], RoundShares)]
             self._exchange(shares)
-        for name, received in self._up(self._replies(self._down(starts))).items():
-            assert isinstance(received, RoundReply)
-            self.coordinator.receive(name, received)
+        for name, start in self._down(starts).items():
+            assert isinstance(start, RoundStart)
+            reply = self._up(name, self.parties[name].answer_round(start))
+            assert isinstance(reply, RoundReply)
+            self.coordinator.receive(name, reply)
         if self.coordinator.masks is not None:
             self._exchange(self.coordinator.proceed())
         return self.coordinator.close()
@@ -81,11 +74,9 @@ class LocalRuntime:
     def _exchange(self, messages: Sequence[tuple[str, Message]]) -> None:
         """Carry messages about masks to parties, and their answers to the coordinator."""
         for name, message in messages:
-            (received,) = self._down({name: message}).values()
-            answer = self.parties[name].handle(received)
+            answer = self.parties[name].handle(self._down({name: message})[name])
             if answer is not None:
-                (reply,) = self._up({name: answer}).values()
-                self.coordinator.take(name, reply)
+                self.coordinator.take(name, self._up(name, answer))
 
     def finish(self) -> list[FinishedTraining]:
         """End the training and return every party's result, in order."""
@@ -93,42 +84,25 @@ class LocalRuntime:
         for name, message in self._down(self.coordinator.finish()).items():
             assert isinstance(message, Finish)
             result = self.parties[name].finish(message)
-            self._up({name: result.reply})
+            self._up(name, result.reply)
             results.append(result)
         return results
-
-    def _replies(self, starts: Mapping[str, Message]) -> dict[str, RoundReply]:
-        replies = {}
-        for name, start in starts.items():
-            assert isinstance(start, RoundStart)
-            replies[name] = self.parties[name].answer_round(start)
-        return replies
 
     def _down(self, messages: Mapping[str, Message]) -> dict[str, Message]:
         """Carry messages to parties; a message to many is encoded and decoded once, and counted for each."""
         different = {id(message): message for message in messages.values()}
-        sent = dict(zip(different, self._carried(list(different.values())), strict=True))
-        return self._counted("down", messages, [sent[id(message)] for message in messages.values()])
-
-    def _up(self, messages: Mapping[str, Message]) -> dict[str, Message]:
-        """Carry messages to the coordinator."""
-        return self._counted("up", messages, self._carried(list(messages.values())))
-
-    def _counted(
-        self, way: Direction, messages: Mapping[str, Message], carried: Sequence[CarriedMessage]
-    ) -> dict[str, Message]:
+        carried = {key: _carry(message) for key, message in different.items()}
         received = {}
-        for name, (size, message) in zip(messages, carried, strict=True):
-            self.ledger.record(type(message).__name__, way, name, size)
-            received[name] = message
+        for name, message in messages.items():
+            size, received[name] = carried[id(message)]
+            self.ledger.record(type(message).__name__, "down", name, size)
         return received
 
-    def _carried(self, messages: Sequence[Message]) -> list[CarriedMessage]:
-        """Encode and decode messages, in several threads if they are large."""
-        if not self.large or len(messages) < 2:
-            return [_carry(message) for message in messages]
-        with ThreadPoolExecutor(min(len(messages), os.cpu_count() or 1)) as threads:
-            return list(threads.map(_carry, messages))
+    def _up(self, name: str, message: Message) -> Message:
+        """Carry a party's message to the coordinator."""
+        size, received = _carry(message)
+        self.ledger.record(type(message).__name__, "up", name, size)
+        return received
 
 
 def local_federation(
@@ -156,6 +130,7 @@ def local_federation(
     return LocalRuntime(coordinator, candidates)
 
 
-def _carry(message: Message) -> CarriedMessage:
+def _carry(message: Message) -> tuple[int, Message]:
+    """Return the size of an encoded message in bytes, and the message decoded from it."""
     data = encode(message)
     return len(data), decode(data)

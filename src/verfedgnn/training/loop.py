@@ -131,6 +131,10 @@ class TrainingLoop:
             randomness=SIMULATED,
             parties=[each.input for each in self.prepared],
         )
+        shared = finished[0].model["users"]
+        for each in finished[1:]:
+            if torch.equal(each.model["users"], shared):
+                each.model["users"] = shared  # one copy in memory
         return Trained(
             models=[PartyModel.from_arrays(each.model) for each in finished],
             public=self.coordinator.public,

@@ -283,7 +283,7 @@ def residual_model(data: PartyInput, means: PartyModel, choices: Choices) -> Par
         users, items = (
             torch.cat(parts, 1) for parts in zip((means.users, means.items), vectors, strict=True)
         )
-        return replace(means, users=users, items=items)
+        return PartyModel(users, items, means.embeddings)
 
     def error(vectors: tuple[Tensor, Tensor]) -> float:
         predicted = add(vectors).predict(data.valid).clamp(*data.scale)
@@ -366,6 +366,6 @@ def _sums(users: Tensor, items: Tensor, data: PartyInput) -> tuple[Tensor, Tenso
 
 
 def _validation_error(model: PartyModel, data: PartyInput) -> float:
-    found = measure_errors(model.users, model.items, data.valid, data.scale)
+    found = measure_errors(model.vectors, model.items, data.valid, data.scale)
     assert found.rmse is not None, "there are validation ratings"
     return found.rmse

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from verfedgnn.core.metrics import CHUNK_SCORES, list_quality, sample_users
 from verfedgnn.core.pairs import Pairs, PartyInput
-from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.party_model import MixedUsers, PartyModel
 from verfedgnn.training.own_models import liked, training_counts
 
 Weights = dict[str, float]
@@ -71,17 +71,20 @@ class Mixture:
         counts: Tensor,
     ) -> Mixture:
         """Mix `models` into a product of longer vectors; `counts` are each user's training ratings at the party (N,)."""
-        new = (counts == 0).unsqueeze(1)
-        users, items, scores = [], [], None
-        for model, usual, other in zip(models.values(), known, newcomers, strict=True):
-            if usual == 0.0 and other == 0.0:
-                continue
-            weight = torch.where(new, torch.tensor(other), torch.tensor(usual)).to(model.users)
-            users.append(model.users * weight)
-            items.append(model.items)
+        parts = [
+            (model, weights)
+            for model, weights in zip(models.values(), zip(known, newcomers, strict=True), strict=True)
+            if any(weights)
+        ]
+        users = MixedUsers(
+            [model.vectors for model, _ in parts], [weights for _, weights in parts], counts == 0
+        )
+        scores = None
+        for model, (usual, _) in parts:
             if model.item_scores is not None:
                 scores = model.item_scores.scaled(usual)  # a newcomer has no items that could score others
-        mixed = PartyModel(torch.cat(users, 1), torch.cat(items, 1), model.embeddings, scores)
+        items = torch.cat([model.items for model, _ in parts], 1)
+        mixed = PartyModel(users, items, list(models.values())[-1].embeddings, scores)
         return cls(mixed, dict(zip(models, known, strict=True)), dict(zip(models, newcomers, strict=True)))
 
 

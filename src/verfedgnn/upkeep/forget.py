@@ -285,7 +285,7 @@ def _repair(
         history.data[np.isin(np.repeat(np.arange(len(users)), np.diff(history.indptr)), rows)] = 0
         history.eliminate_zeros()
         scores = _with_history(scores, history)
-    model = replace(model, users=users, item_scores=scores)
+    model = replace(model, vectors=users, item_scores=scores)
     prior = fit_item_prior(model, table, part, ranks=ranks)
     absorbed = absorb_item_scores(model) - model.items.double().numpy()
     vectors = model.items.clone()
