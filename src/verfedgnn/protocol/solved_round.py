@@ -16,7 +16,7 @@ bit-identical on machines whose linear algebra differs in the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -358,73 +358,6 @@ def _hide_directions(total: Tensor, items: int, *, lists: bool) -> Tensor:
     return torch.diag_embed(diagonal)
 
 
-<<<<<<< HEAD
-=======
-# -- what leaves a party -------------------------------------------------------------------------------------
-
-
-def encode_release(
-    model: Model,
-    parameters: Tensor,
-    step: SolvedStep,
-    stream: KeyStream | None,
-    *,
-    largest: int,
-    noise: float = 0.0,
-) -> NDArray[Any]:
-    """Return a party's release, before masks: integers, or real numbers without a `stream` to round with.
-
-    A rounded value is at most `largest`. `noise` is the standard deviation of the noise on a column, in multiples of the column's root
-    mean square.
-    """
-    layout = model.solved
-    assert layout is not None
-    views = model.views(parameters)
-    kind = torch.float32 if stream is None else torch.int16
-    tables = {name: torch.zeros(shape, dtype=kind) for name, shape in model.shapes.items()}
-    sums = torch.cat([step.sums[name].flatten() for name in layout.sum_shapes]).cpu().double()
-    gradient = step.gradient.cpu()
-    first = is_first(model, parameters)
-    if stream is None:
-        tables["sums"][: len(sums)] = sums
-        if first:
-            tables["users"][:, :2] = gradient
-        else:
-            _put_columns(tables, gradient)
-        return model.flat(tables).numpy()
-    if noise:
-        sizes = torch.cat([_noise_size(step.sums[name]).flatten() for name in layout.sum_shapes])
-        sums = sums + SUMS_NOISE * noise * sizes.double() * _normal(stream, tuple(sums.shape))
-    fixed = _to_fixed(sums, SUM_BITS, LIMBS)
-    tables["sums"][: LIMBS * len(sums)] = _to_limbs(fixed, LIMBS, LIMB_BASE).flatten()
-    if first:
-        if noise:
-            gradient = gradient + TOTALS_NOISE * noise * _normal(stream, tuple(gradient.shape))
-            gradient[:, 0] += TOTALS_NOISE * noise  # a number that is too small makes steps too long
-        whole = _fixed_totals(gradient, WIDE_LIMBS)
-        tables["users"][:, :FEWEST_DIMENSIONS] = _to_limbs(whole, WIDE_LIMBS, LIMB_BASE).flatten(1)
-    else:
-        units = layout.shared(views["sums"])["units"].cpu().double()
-        root = (views["totals"][:, :1].cpu().double() + 1).sqrt()
-        blur = noise * STEPS_PER_DEVIATION * _normal(stream, tuple(gradient.shape)) if noise else None
-        released = torch.empty(gradient.shape, dtype=torch.int16)
-        for rows in _blocks(released):
-            scaled = gradient[rows] / (root[rows] * units)
-            if blur is not None:
-                scaled = scaled + blur[rows]
-            drawn = torch.from_numpy(stream.uniform(tuple(scaled.shape)))
-            released[rows] = (scaled + drawn).floor().clamp(-largest, largest)
-        _put_columns(tables, released)
-    return model.flat(tables).numpy()
-
-
-def _blocks(values: Tensor) -> Iterator[slice]:
-    """Return the rows block by block; real numbers of all users at once would take several times the memory of the integers."""
-    size = max(1, (1 << 18) // max(1, values.shape[1]))
-    return (slice(start, start + size) for start in range(0, len(values), size))
-
-
->>>>>>> main
 def _noise_size(total: Tensor) -> Tensor:
     """Return the size of each entry of a small sum, to which its noise is proportional: by its row and column, or the entry itself."""
     if total.shape[-1:] != total.shape[-2:-1]:
@@ -491,93 +424,7 @@ def read_totals(model: Model, total: Tensor) -> Tensor:
 def read_columns(model: Model, total: Tensor) -> Tensor:
     """Return the released columns of users (N, C) in a release of a later round, or in a sum of releases."""
     tables = model.views(total)
-<<<<<<< HEAD
     return torch.cat([tables[name] for name in USER_TABLES if name in tables], 1)
-=======
-    return torch.cat([tables[name] for name in ("users", "raters") if name in tables], 1)
-
-
-def compute_update(
-    model: Model, parameters: Tensor, velocity: Tensor, total: Tensor, *, ratings: int, items: int
-) -> NDArray[Any]:
-    """Return the update of the public parameters that follows from the sum of all parties' releases."""
-    layout = model.solved
-    assert layout is not None
-    exact = total.is_floating_point()
-    views = model.views(parameters)
-    first = is_first(model, parameters)
-    sums = {name: part.to(parameters) for name, part in read_sums(model, total).items()}
-    new = {name: view.clone() for name, view in views.items()}
-    shared = layout.shared(new["sums"])
-    if first:
-        totals = read_totals(model, total).to(parameters)
-        totals[:, 0].clamp_(min=0)
-        _start_users(layout, new, totals)
-        if not layout.lists:
-            shared["gram"].copy_(sums["gram"] * ratings / totals[:, 0].sum().clamp(min=1))
-    else:
-        columns = read_columns(model, total).to(parameters)
-        if not exact:
-            columns = columns * shared["units"] * (views["totals"][:, :1] + 1).sqrt()
-        _step(layout, views, model.views(velocity), columns, sums, new, ratings=ratings, items=items)
-    shared["units"].copy_(sums["moments"].clamp(min=1e-12).sqrt() / STEPS_PER_DEVIATION)
-    if exact:
-        return model.flat(new).cpu().numpy()
-    return _encode_update(model, layout, views, new, first=first)
-
-
-def _step(
-    layout: SolvedLayout,
-    views: Mapping[str, Tensor],
-    velocity: Mapping[str, Tensor],
-    columns: Tensor,
-    sums: Mapping[str, Tensor],
-    new: Mapping[str, Tensor],
-    *,
-    ratings: int,
-    items: int,
-) -> None:
-    """Take the preconditioned step of every table, in `new`."""
-    if layout.lists:
-        public = layout.public_lists(views, velocity, ratings, items)
-        scale = torch.tensor([ratings, items]).to(columns).view(2, 1, 1)
-        new["users"].copy_(public.step(columns, sums["grams"] * scale).users)
-        return
-    width = layout.columns
-    shared = layout.shared(new["sums"])
-    factors: PublicFactors = layout.factors(views, velocity).step(columns[:, :width], sums["gram"] * ratings)
-    new["users"].copy_(factors.users)
-    shared["gram"].copy_(factors.gram)
-    shared["prior"].copy_(factors.prior)
-    if layout.rater_columns:
-        raters: PublicRaters = layout.raters(views, velocity).step(
-            columns[:, width:], sums["rater_gram"] * ratings, float(sums["deviation"])
-        )
-        new["raters"].copy_(raters.tables)
-
-
-def _encode_update(
-    model: Model, layout: SolvedLayout, old: Mapping[str, Tensor], new: Mapping[str, Tensor], *, first: bool
-) -> NDArray[np.int16]:
-    """Return an update as integers of 8 bits: steps with an exponent per column, and the bytes of the shared values."""
-    tables = {name: torch.zeros(shape, dtype=torch.int16) for name, shape in model.shapes.items()}
-    shared = new["sums"][: layout.shared_size].cpu().contiguous().numpy().view(np.int8)
-    tables["sums"][: len(shared)] = torch.from_numpy(shared)
-    if first:
-        tables["users"][:, : 2 * WIDE_BYTES] = _to_limbs(
-            _fixed_totals(new["totals"].cpu(), WIDE_BYTES), WIDE_BYTES, UPDATE_BASE
-        ).flatten(1)
-    else:
-        steps = torch.cat([(new[name] - old[name]).cpu() for name in ("users", "raters") if name in old], 1)
-        largest = steps.abs().amax(0).double().clamp(min=2.0**-60)
-        exponents = torch.ceil(torch.log2(largest / (UPDATE_BASE // 2 - 1)))
-        rounded = torch.empty(steps.shape, dtype=torch.int16)
-        for rows in _blocks(steps):
-            rounded[rows] = (steps[rows].double() / _powers_of_two(exponents)).round()
-        _put_columns(tables, rounded)
-        tables["sums"][len(shared) : len(shared) + layout.released] = exponents
-    return model.flat(tables).numpy()
->>>>>>> main
 
 
 def _powers_of_two(exponents: Tensor) -> Tensor:
