@@ -255,14 +255,14 @@ def test_parties():
     fails(
         lambda: check_parties([PartyData("e", a.ratings.select_users(nothing))]), "the parties have no users"
     )
-    fails(lambda: align_users([a, other]), "no user is at two of a, c", "in the same way")
+    fails(lambda: align_users([a, other]), "a shares 0 of its", "in the same way")
     fails(lambda: align_users([]), "no parties")
 
 
 def test_party_files(tmp_path):
     one = table(tmp_path, HEAD + "1,x,5\n", "one.csv")
     two = table(tmp_path, HEAD + "2,y,5\n", "two.csv")
-    fails(lambda: read_parties([f"{one}", f"{two}"]), "no user is at two of one, two")
+    fails(lambda: read_parties([f"{one}", f"{two}"]), "one shares 0 of its")
     fails(lambda: read_parties([f"a={one}", f"a={two}"]), "two parties are called 'a'")
     fails(lambda: read_parties([]), "no data given", "use data with")
     fails(lambda: read_parties({}), "no parties")

@@ -61,7 +61,7 @@ def _show_next(output: Output, folder: Path, found: list[RunSummary]) -> None:
     finished = [place for place, run in zip(places, found, strict=True) if run.finished]
     if not found:
         sentence = f"There are no runs in {folder}; a training with --out writes one."
-        command = ["train", "--data", "synthetic", "--lift", "--out", str(fresh_path(folder / "first"))]
+        command = ["train", "--data", "synthetic", "--out", str(fresh_path(folder / "first"))]
     elif not found[-1].finished:
         sentence = "The newest run is not finished; it resumes from its last checkpoint."
         command = ["train", "--resume", places[-1]]

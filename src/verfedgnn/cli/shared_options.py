@@ -172,8 +172,8 @@ _READING: dict[str, Any] = {
     ),
     "read": typer.Option(
         metavar="NAME=VALUE",
-        help="Read an unusual table: missing=drop, duplicates=last (or first, mean), encoding=latin-1, delimiter=;, scale=1,5 or "
-        "catalogue=30000 (the items that you offer). Repeatable; NAME:scale=1,5 for one of several sources. Preset private needs scale "
+        help="Read an unusual table: missing=drop, duplicates=last (or first, mean), encoding=latin-1, delimiter=;, scale=1,5, "
+        "catalogue=30000 (the items that you offer) or ids=number (16, 0016 and 16.0 are one user; lower, mail). Repeatable; NAME:scale=1,5 for one of several sources. Preset private needs scale "
         "and catalogue.",
         rich_help_panel=DATA,
         autocompletion=among(

@@ -128,8 +128,11 @@ def gate_table(metrics: dict[str, Any]) -> Table | None:
     return make_table(GATE_HEADER, rows, "What each party serves (weights)", GATE_NOTE) if rows else None
 
 
-def verdict_texts(metrics: dict[str, Any], config: Config) -> list[RenderableType]:
-    """Return the answer to "does joining pay?" on one screen: a line for each party, cost, what others learn, what is served."""
+def verdict_texts(metrics: dict[str, Any], config: Config, *, details: bool = False) -> list[RenderableType]:
+    """Return the answer to "does joining pay?" on half a screen: a line for each party, cost, what others learn, what is served.
+
+    With `details`, sentences follow: each figure with its interval, where the gain comes from, and what to do.
+    """
     from verfedgnn.evaluation.verdict import headline, list_points, party_word, verdict_table
 
     lift = metrics["lift"]
@@ -144,9 +147,10 @@ def verdict_texts(metrics: dict[str, Any], config: Config) -> list[RenderableTyp
         "served": describe_served(metrics),
     }.items():
         about.add_row(Text(name, "bold"), Text(text))
-    points = [Text(f"- {point}") for point in list_points(lift)]
     verdict = Text(headline(lift), _style(party_word(lift)))
-    return [verdict, *points, "", table, *(Text(note, "dim") for note in notes), "", about]
+    points: list[RenderableType] = [""] if details else []
+    points += [Text(f"- {point}") for point in list_points(lift) if details]
+    return [verdict, "", table, *(Text(note, "dim") for note in notes), "", about, *points]
 
 
 def _style(pays: str) -> str:

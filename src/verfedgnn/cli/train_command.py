@@ -33,6 +33,8 @@ from verfedgnn.plugins import check_gnn
 from verfedgnn.reports.round_progress import RoundProgress, TrainingPlan
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from verfedgnn.config import Config
     from verfedgnn.data import PartyData
     from verfedgnn.data.read_options import ReadOptions
@@ -71,9 +73,6 @@ class TrainRequest(Request):
             "Only judge: train no model on all ratings. What is served has not seen the test part.",
             "--judge",
         ),
-    ] = False
-    lift: Annotated[
-        bool, _option(TRAINING, "Accepted, and always on where the preset has a gate.", "--lift")
     ] = False
     out: Annotated[Path | None, _option(RUN, "Run folder to write.", metavar="FOLDER")] = None
     details: Annotated[bool, _option(RUN, "Print all tables, not only the verdict.", "--details")] = False
@@ -137,10 +136,6 @@ class TrainRequest(Request):
         chosen = chosen.with_values(overrides)
         if self.epsilon is not None:
             chosen = fit_budget(chosen, wanted=self.epsilon)
-        if self.lift and not chosen.training.gate:
-            raise ConfigError(
-                f"--lift compares with what a party has alone, and preset {chosen.base} has no gate; add --set gate=true"
-            )
         return chosen
 
     def read(self, config: Config) -> list[PartyData]:
@@ -206,9 +201,11 @@ class TrainRequest(Request):
     def report(self, run: Run) -> None:
         """Print the result and the next command: for a run after another one, whether it may replace that one."""
         metrics, folder, output = run.metrics, self.folder, self.output
-        texts = verdict_texts(metrics, run.judged.config) if "lift" in metrics else [run_table(metrics)]
-        details = [run_table(metrics), gate_table(metrics)] if self.details and "lift" in metrics else []
-        output.result(metrics, *texts, *details)
+        texts: list[RenderableType | None] = [run_table(metrics)]
+        if "lift" in metrics:
+            verdict = verdict_texts(metrics, run.judged.config, details=self.details)
+            texts = [*verdict, *([*texts, gate_table(metrics)] if self.details else [])]
+        output.result(metrics, *texts)
         if folder is None:
             output.remark("not saved; pass --out RUN to keep the run")
         if self.after is not None and folder is not None:
@@ -217,7 +214,7 @@ class TrainRequest(Request):
             show_run_findings(output, run, folder)
 
 
-AGAIN = ("lift", "details", "device", "threads", "output")
+AGAIN = ("details", "device", "threads", "output")
 """Options that a resumed training takes again."""
 
 

@@ -177,13 +177,13 @@ def solve_factors(graph: Graph, targets: Tensor, public: PublicFactors, home: It
         second = regressors.unsqueeze(2) * regressors.unsqueeze(1)
         second[:, :last, :last] += covariance[:, :last, :last]
         count = degree[group]
-        variance += float((spread * second).sum() + (gram * covariance).sum())
+        variance += float(add_up(spread * second) + add_up(gram * covariance))
         squares += ((solved.square() + covariance.diagonal(dim1=1, dim2=2)) * (count > 0).unsqueeze(1)).sum(0)
         curvature += (second * count.view(-1, 1, 1)).sum(0)
         shrinkage[:last] += (covariance[:, :last] * count.view(-1, 1, 1)).sum(0)
     errors = targets - predict_edges(graph, public.users, items)
     ratings = max(1, len(targets))
-    noise = max(float(errors.square().sum()) + variance, 1e-3 * ratings) / ratings
+    noise = max(float(add_up(errors.square())) + variance, 1e-3 * ratings) / ratings
     gradient = graph.sum_items(torch.cat([items[:, :last], torch.ones_like(items[:, :1])], 1), errors)
     pull = (public.users[:, :last] @ shrinkage[:last, :last] + shrinkage[:last, last]) / ratings
     gradient[:, :last] -= graph.user_degree * pull
@@ -191,6 +191,11 @@ def solve_factors(graph: Graph, targets: Tensor, public: PublicFactors, home: It
         prior = (degree > 0).sum() / squares.clamp(min=1e-9)
     kept = replace(home, items=items, noise=noise, prior=prior, rounds=home.rounds + 1)
     return HomeStep(kept, gradient / noise, curvature / noise)
+
+
+def add_up(values: Tensor) -> Tensor:
+    """Return the sum of all values (), the same for any number of threads: torch shares longer sums out to them."""
+    return torch.stack([part.sum() for part in torch.split(values.flatten(), 2**15 - 1)]).sum()
 
 
 def predict_edges(graph: Graph, users: Tensor, items: Tensor) -> Tensor:
