@@ -16,7 +16,7 @@ bit-identical on machines whose linear algebra differs in the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -157,9 +157,10 @@ class SolvedRound:
         model, layout, noise = self.model, self.layout, protection.noise
         stream = protection.rounding(key)
         views = model.views(parameters)
-        tables = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in model.shapes.items()}
+        kind = torch.float32 if stream is None else torch.int16
+        tables = {name: torch.zeros(shape, dtype=kind) for name, shape in model.shapes.items()}
         sums = torch.cat([step.sums[name].flatten() for name in layout.sum_shapes]).cpu().double()
-        gradient = step.gradient.cpu().double()
+        gradient = step.gradient.cpu()
         first = is_first(model, parameters)
         if stream is None:
             tables["sums"][: len(sums)] = sums
@@ -167,27 +168,31 @@ class SolvedRound:
                 tables["users"][:, :2] = gradient
             else:
                 _put_columns(tables, gradient)
-            return model.flat(tables).to(torch.float32).numpy()
+            return model.flat(tables).numpy()
         if noise:
             sizes = torch.cat([_noise_size(step.sums[name]).flatten() for name in layout.sum_shapes])
             sums = sums + SUMS_NOISE * noise * sizes.double() * _normal(stream, tuple(sums.shape))
         fixed = _to_fixed(sums, SUM_BITS, LIMBS)
-        tables["sums"][: LIMBS * len(sums)] = _to_limbs(fixed, LIMBS, LIMB_BASE).flatten().double()
+        tables["sums"][: LIMBS * len(sums)] = _to_limbs(fixed, LIMBS, LIMB_BASE).flatten()
         if first:
             if noise:
                 gradient = gradient + TOTALS_NOISE * noise * _normal(stream, tuple(gradient.shape))
                 gradient[:, 0] += TOTALS_NOISE * noise  # a number that is too small makes steps too long
             digits = _to_limbs(_fixed_totals(gradient, WIDE_LIMBS), WIDE_LIMBS, LIMB_BASE)
-            tables["users"][:, :FEWEST_DIMENSIONS] = digits.flatten(1).double()
+            tables["users"][:, :FEWEST_DIMENSIONS] = digits.flatten(1)
         else:
             units = layout.shared(views["sums"])["units"].cpu().double()
-            scaled = gradient / ((views["totals"][:, :1].cpu().double() + 1).sqrt() * units)
-            if noise:
-                scaled = scaled + noise * STEPS_PER_DEVIATION * _normal(stream, tuple(scaled.shape))
-            drawn = torch.from_numpy(stream.uniform(tuple(scaled.shape)))
-            largest = protection.largest
-            _put_columns(tables, (scaled + drawn).floor().clamp(-largest, largest))
-        return model.flat(tables).to(torch.int16).numpy()
+            root = (views["totals"][:, :1].cpu().double() + 1).sqrt()
+            blur = noise * STEPS_PER_DEVIATION * _normal(stream, tuple(gradient.shape)) if noise else None
+            released = torch.empty(gradient.shape, dtype=torch.int16)
+            for rows in _blocks(released):
+                scaled = gradient[rows] / (root[rows] * units)
+                if blur is not None:
+                    scaled = scaled + blur[rows]
+                drawn = torch.from_numpy(stream.uniform(tuple(scaled.shape)))
+                released[rows] = (scaled + drawn).floor().clamp(-protection.largest, protection.largest)
+            _put_columns(tables, released)
+        return model.flat(tables).numpy()
 
     # -- the public step -------------------------------------------------------------------------------------
 
@@ -260,21 +265,22 @@ class SolvedRound:
     ) -> NDArray[np.int16]:
         """Return an update as integers of 8 bits: steps with an exponent per column, and the bytes of the shared values."""
         model, layout = self.model, self.layout
-        tables = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in model.shapes.items()}
+        tables = {name: torch.zeros(shape, dtype=torch.int16) for name, shape in model.shapes.items()}
         shared = new["sums"][: layout.shared_size].cpu().contiguous().numpy().view(np.int8)
-        tables["sums"][: len(shared)] = torch.from_numpy(shared.astype(np.int64))
+        tables["sums"][: len(shared)] = torch.from_numpy(shared)
         if first:
             fixed = _fixed_totals(new["totals"].cpu(), WIDE_BYTES)
             tables["users"][:, : 2 * WIDE_BYTES] = _to_limbs(fixed, WIDE_BYTES, UPDATE_BASE).flatten(1)
         else:
-            steps = torch.cat(
-                [(new[name] - old[name]).cpu() for name in USER_TABLES if name in old], 1
-            ).double()
-            largest = steps.abs().amax(0).clamp(min=2.0**-60)
+            steps = torch.cat([(new[name] - old[name]).cpu() for name in USER_TABLES if name in old], 1)
+            largest = steps.abs().amax(0).double().clamp(min=2.0**-60)
             exponents = torch.ceil(torch.log2(largest / (UPDATE_BASE // 2 - 1)))
-            _put_columns(tables, (steps / _powers_of_two(exponents)).round().to(torch.int64))
-            tables["sums"][len(shared) : len(shared) + layout.released] = exponents.to(torch.int64)
-        return model.flat(tables).to(torch.int16).numpy()
+            rounded = torch.empty(steps.shape, dtype=torch.int16)
+            for rows in _blocks(steps):
+                rounded[rows] = (steps[rows].double() / _powers_of_two(exponents)).round()
+            _put_columns(tables, rounded)
+            tables["sums"][len(shared) : len(shared) + layout.released] = exponents
+        return model.flat(tables).numpy()
 
     def apply_update(self, parameters: Tensor, velocity: Tensor, update: Tensor) -> None:
         """Apply an update to the public parameters in place, and note the step that each table took in `velocity`."""
@@ -356,6 +362,12 @@ def _hide_directions(total: Tensor, items: int, *, lists: bool) -> Tensor:
     largest = torch.linalg.matrix_norm(total[..., :hidden, :hidden], 2)
     diagonal = torch.cat([largest.unsqueeze(-1).expand(*largest.shape, hidden), total[..., -1, hidden:]], -1)
     return torch.diag_embed(diagonal)
+
+
+def _blocks(values: Tensor) -> Iterator[slice]:
+    """Return the rows block by block; real numbers of all users at once would take several times the memory of the integers."""
+    size = max(1, (1 << 18) // max(1, values.shape[1]))
+    return (slice(start, start + size) for start in range(0, len(values), size))
 
 
 def _noise_size(total: Tensor) -> Tensor:
