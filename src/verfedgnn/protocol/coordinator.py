@@ -450,7 +450,7 @@ class Coordinator:
         total = replica.protection.add_up(gradients, partial(remove_masks, streams=streams, use=GRADIENT))
         shared = [reply.neighbourhoods for reply in replies if reply.neighbourhoods is not None]
         if shared:
-            summed: NDArray[Any] = np.sum(shared, 0, dtype=shared[0].dtype)  # modulo its bits
+            summed = np.asarray(np.sum(shared, 0, dtype=shared[0].dtype))  # modulo its bits
             summed = remove_masks(summed, streams, NEIGHBOURHOOD).view(f"i{summed.itemsize}")
             self.neighbourhood_sum = NeighbourhoodSum(parties, self.round, summed)
         error = self._end_round(CoordinatorAction.CLOSE)
