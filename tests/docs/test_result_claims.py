@@ -144,13 +144,6 @@ CLAIMS = [
         )
         for words, row in (("single ratings", "single ratings"), ("`user_ratings=16`", "users"))
     ),
-    Claim(
-        "docs/privacy.md",
-        "falls from an AUC of {} to {} (three seeds). It is {} for a model that never saw them.",
-        cell("forget.md", "before", "AUC of the attack")
-        + cell("forget.md", "after", "AUC of the attack")
-        + cell("forget.md", "never saw the users", "AUC of the attack"),
-    ),
 ]
 
 FIGURES_FROM = {

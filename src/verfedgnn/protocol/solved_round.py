@@ -29,9 +29,8 @@ from verfedgnn.core.graph import Graph
 from verfedgnn.core.key_stream import KeyStream, NoiseKey
 from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR, ItemFactors, as_product, solve_factors
 from verfedgnn.gnn.list_model import choose_strengths, solve_lists
-from verfedgnn.gnn.model import Model
+from verfedgnn.gnn.model import BYTES, LIMBS, Model, SolvedLayout
 from verfedgnn.gnn.rater_solver import choose_reads, solve_raters
-from verfedgnn.gnn.solved_layout import BYTES, LIMBS, SolvedLayout
 from verfedgnn.privacy.protections import LARGEST_ROUNDED, Protection
 
 LIMB_BASE = 2 * LARGEST_ROUNDED[0] + 1
