@@ -31,7 +31,7 @@ def measure() -> list[Measure]:
     """Return the sizes of code, settings, commands and documents."""
     from verfedgnn.cli.main import app
     from verfedgnn.cli.package_commands import PACKAGES
-    from verfedgnn.config.reference import find_settings
+    from verfedgnn.config.tree import find_settings
 
     product = list((ROOT / "src" / "verfedgnn").rglob("*.py"))
     packages = list((ROOT / "packages").rglob("src/**/*.py"))

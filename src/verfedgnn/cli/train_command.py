@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -141,7 +141,9 @@ class TrainRequest(Request):
     def read(self, config: Config) -> list[PartyData]:
         """Read the data of a new training, and say what was found."""
         from verfedgnn.data import read_parties
+        from verfedgnn.data.ratings import format_count
         from verfedgnn.privacy.visibility import describe_two_parties
+        from verfedgnn.runs.forget_record import read_forgotten_users
         from verfedgnn.runs.run_before import read_before, suspect_files
         from verfedgnn.runs.run_folder import holds_run
 
@@ -162,9 +164,11 @@ class TrainRequest(Request):
         if self.after is not None:
             for suspicion in suspect_files(self.after, read_before(self.after, read)):
                 self.output.warn(suspicion)
-        gone = _count_forgotten(read, self.after, self.out)
+        forgotten = read_forgotten_users(self.after, self.out)
+        gone = int(forgotten.find(read[0].ratings.user_ids, federated=False).sum())
         if gone:
-            self.output.warn(f"left out {gone}; remove them from your own data, too")
+            count = format_count(gone, "forgotten user")
+            self.output.warn(f"left out {count}; remove them from your own data, too")
         return read
 
     def run(self, parties: list[PartyData], config: Config) -> Run:
@@ -253,26 +257,17 @@ def _resumable(request: TrainRequest) -> Iterator[None]:
         ) from None
 
 
-def _count_forgotten(parties: Sequence[PartyData], *runs: Path | None) -> str:
-    """Say how many users the training leaves out, because some of these runs have forgotten them; "" if there are none."""
-    from verfedgnn.data.ratings import format_count
-    from verfedgnn.runs.forget_record import read_forgotten_users
-
-    gone = read_forgotten_users(*runs).find(parties[0].ratings.user_ids, federated=False)
-    return format_count(int(gone.sum()), "forgotten user") if gone.any() else ""
-
-
 def _introduce(parties: list[PartyData], output: Output) -> None:
     from verfedgnn.data.ratings import format_count
 
-    first = parties[0].ratings
-    ratings = sum(len(p.ratings) for p in parties)
-    items = sum(p.ratings.n_items for p in parties)
-    parts = [
-        f"{len(parties)} {'party' if len(parties) == 1 else 'parties'}",
-        format_count(first.n_users, "user"),
-    ]
-    output.remark(", ".join([*parts, format_count(items, "item"), format_count(ratings, "rating")]))
+    tables = [party.ratings for party in parties]
+    counts = {
+        "user": tables[0].n_users,
+        "item": sum(t.n_items for t in tables),
+        "rating": sum(map(len, tables)),
+    }
+    texts = [f"{len(parties)} {'party' if len(parties) == 1 else 'parties'}"]
+    output.remark(", ".join([*texts, *(format_count(count, what) for what, count in counts.items())]))
     if len({p.ratings.scale for p in parties}) > 1:
         output.remark(
             "  rating scales differ between parties; errors are on each party's own scale", style="dim"

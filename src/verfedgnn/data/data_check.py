@@ -232,8 +232,8 @@ def _find_warnings(columns: Columns, row_of: NDArray[np.int64] | None) -> list[D
 
     low, high = float(rating.min()), float(rating.max())
     if low == high and len(rating) > 1:
-        text = f"all ratings are {low:g}, so there is nothing to learn from them"
-        remedy = f"if they are events, weigh them with {option('events')}"
+        text = f"all ratings are {low:g}, so only lists can be trained"
+        remedy = f"if they are events of several kinds, weigh them with {option('events')}"
         warnings.append(DataProblem("all-equal", text, remedy, len(rating)))
     elif low == 0 < high and float(rating[rating > 0].min()) >= 1:
         what = "have the rating 0, where the others begin at 1 or more"
