@@ -301,6 +301,7 @@ def settle(runtime: LocalRuntime, rounds: int) -> None:
         for party in runtime.parties.values():
             party.replica.config = chosen
             party.replica.load(replica.arrays(), replica.round)  # the last step was taken with the other rate
+            party.config = chosen
             party.setup = replace(party.setup, config=chosen)
         for _ in range(rounds if chosen is still else 0):
             runtime.round()
