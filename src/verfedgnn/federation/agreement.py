@@ -27,6 +27,7 @@ from verfedgnn.core.connection_table import is_address
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
 from verfedgnn.federation.certificates import COORDINATOR, Certificate, check_name, format_day
+from verfedgnn.protocol.user_alignment import AlignmentRules
 from verfedgnn.runs.run_folder import FINAL, LISTS
 
 FILE = "federation.toml"
@@ -184,6 +185,19 @@ class Agreement(Section):
         if count < 2:
             return None  # more parties are expected
         return too_few(self.config, min(active_count(self.config, count), self.quorum), count)
+
+    @property
+    def alignment_rules(self) -> AlignmentRules:
+        """The rules by which users are aligned."""
+        assert self.alignment != "none"
+        return AlignmentRules(
+            self.alignment,
+            self.digest(),
+            self.config.users,
+            self.max_users,
+            self.min_users,
+            self.min_overlap,
+        )
 
     def digest(self) -> str:
         """Return the SHA-256 of the members, the rules and the configuration, for organisations to compare.

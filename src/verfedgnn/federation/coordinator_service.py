@@ -71,14 +71,7 @@ class CoordinatorService:
         self.alignment: CoordinatorAlignment | None = None
         """The alignment of users; None if the parties' lists are equal."""
         if agreement.alignment != "none":
-            self.alignment = CoordinatorAlignment(
-                self.names,
-                agreement.alignment,
-                agreement.digest(),
-                agreement.config.users,
-                most_users=agreement.max_users,
-                least_overlap=agreement.min_overlap,
-            )
+            self.alignment = CoordinatorAlignment(self.names, agreement.alignment_rules)
         self.offences: Counter[str] = Counter()
         """Number of refused messages of each party."""
         self.revoked: set[str] = set()
@@ -322,7 +315,7 @@ class CoordinatorService:
             self.send_all([(other, msg.Refused(reason=str(error)[:500])) for other in self.names])
             raise
         if isinstance(message, msg.Aligned) and len(host.users) == len(self.names):
-            log_event("users aligned", method=host.method, users=next(iter(host.users.values())))
+            log_event("users aligned", method=self.agreement.alignment, users=next(iter(host.users.values())))
 
     def _check_key(self, name: str, purpose: str, key: str, signature: str, others: Set[str | None]) -> None:
         """Refuse a key here that the other parties would refuse, since here its sender is known."""
