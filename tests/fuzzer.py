@@ -44,7 +44,7 @@ from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.federation.transport import TransportEvent
 from verfedgnn.protocol.messages import HEADER, decode, encode
-from verfedgnn.protocol.user_alignment import CoordinatorAlignment, PartyAlignment
+from verfedgnn.protocol.user_alignment import AlignmentRules, CoordinatorAlignment, PartyAlignment
 
 SECONDS = 1.0
 """Time that a member may take for one message."""
@@ -310,7 +310,7 @@ class HostedCoordinator:
     def hostile(self, data: bytes) -> None:
         self.service.transcript._handle = os.open(os.devnull, os.O_WRONLY)
         self.service.offences.clear()
-        self.service._hello_times.clear()
+        self.service._times.clear()
         self.service._handle(TransportEvent("message", self.bad, data))
         if self.service.offences:
             raise vf.ProtocolError("refused")
@@ -391,10 +391,9 @@ def attack_alignment(fuzzer: Fuzzer, folder: Path, seed: int) -> None:
     names = ["film", "book", "music"]
     agreement, identities = agree(folder, names, vf.Config.preset("paper"))
     ids = np.array([f"u{n}" for n in range(20)])
-    parties = {
-        name: PartyAlignment(name, ids, "keyed", agreement.digest(), identities[name]) for name in names
-    }
-    host = CoordinatorAlignment(names, "keyed", agreement.digest())
+    rules = AlignmentRules("keyed", agreement.digest())
+    parties = {name: PartyAlignment(name, ids, rules, identities[name]) for name in names}
+    host = CoordinatorAlignment(names, rules)
     pending = deque((SERVER, name, encode(party.hello())) for name, party in parties.items())
     while pending and not fuzzer.done:
         to, sender, data = pending.popleft()

@@ -213,8 +213,13 @@ class Trial:
     def end_without(self, gone: str, clock: Clock) -> None:
         """Set the clock forward at the end of each training, when all others have the result; join all members."""
         wait_until(lambda: SERVER in self.services)
-        for stage in self.services[SERVER].stages:
-            wait_until(lambda stage=stage: stage.finishing and stage.without_result == [gone])
+
+        def is_last(place: int) -> bool:
+            stage = self.services[SERVER].stages[place]  # of the present process of the coordinator
+            return bool(stage.finishing and stage.without_result == [gone])
+
+        for place in range(len(self.services[SERVER].stages)):
+            wait_until(lambda place=place: is_last(place))
             clock.ahead += self.agreement.timeouts.finish + 1
         self.join()
 

@@ -9,7 +9,7 @@ import typer.main
 from mkdocs.structure.files import File, Files
 
 from verfedgnn.cli.main import app
-from verfedgnn.config.reference import find_settings, format_value
+from verfedgnn.config.tree import find_settings, format_value
 
 URI = "reference/commands.md"
 BEGINNING = """\
@@ -65,8 +65,7 @@ def _options(command: Any, name: str, context: Any) -> str:
 def _settings() -> str:
     """Return a list of every setting with its explanation, range and default."""
     rows = []
-    for entry in find_settings():
-        setting = entry.setting
+    for setting in find_settings():
         default = "must be given" if setting.required else f"default {format_value(setting.default)}"
         condition = f"; only with {setting.belongs_to}" if setting.belongs_to else ""
         rows.append(f"- `{setting.path}` ({setting.range}; {default}{condition}): {setting.explanation}")

@@ -74,4 +74,4 @@ def test_means_beat_the_mean() -> None:
     spread = table.rating[parts == TEST] - table.rating[parts == TRAIN].mean()
     rmse = means_errors(table, parts).rmse
     assert rmse is not None
-    assert 0.94 < rmse / math.sqrt(np.square(spread).mean()) < 0.96
+    assert 0.83 < rmse / math.sqrt(np.square(spread).mean()) < 0.87

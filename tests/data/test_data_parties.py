@@ -15,6 +15,7 @@ from verfedgnn.data import (
     check_parties,
     make_ratings,
     read_parties,
+    read_ratings,
     split_items,
     synthetic_ratings,
 )
@@ -218,3 +219,38 @@ def test_an_id_that_two_parties_use_means_two_items() -> None:
     first, second = find_pooled_items([a, b], pool)
     assert (list(first), list(second)) == ([0, 1], [2, 3])
     assert list(pool.rating) == [1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("write", "way"),
+    [
+        (lambda n: f"{n:08d}", "number"),
+        (lambda n: f"{n}.0", "number"),
+        (lambda n: f" {n}", None),
+    ],
+)
+def test_a_party_with_other_spellings_is_refused_with_the_option_that_mends_it(tmp_path, write, way):
+    """One of three shops writes ids in another way: without a word it would share nobody."""
+    for name in ("film", "book", "album"):
+        lines = [f"{write(n) if name == 'book' else n},{name}{n % 7},{1 + n % 5}" for n in range(1, 60)]
+        (tmp_path / f"{name}.csv").write_text("user,item,rating\n" + "\n".join(lines) + "\n")
+    sources = [f"{file.stem}={file}" for file in tmp_path.glob("*.csv")]
+    if way is not None:
+        with pytest.raises(DataError, match=r"book shares 0 of its 59 users .*, but 59 if .* leading zeros"):
+            read_parties(sources)
+    parties = read_parties(sources, **({} if way is None else {"ids": way}))
+    assert all(party.ratings.n_users == 59 for party in parties)
+
+
+def test_the_domains_of_mail_addresses_are_recognised():
+    shops = {name: ([f"Ann{n}@{name}.org" for n in range(30)], ["x"] * 30, [5] * 30) for name in ("a", "b")}
+    with pytest.raises(DataError, match="domains of mail addresses"):
+        read_parties(shops)
+    assert read_parties(shops, ids="mail")[0].ratings.n_users == 30
+
+
+def test_ids_that_would_become_one_are_an_error():
+    with pytest.raises(DataError, match="1 user would have the id of another"):
+        read_ratings((["7", "07"], ["x", "y"], [5, 4]), ids="number")
+    with pytest.raises(DataError, match="no spelling of ids; use number, lower, mail"):
+        read_ratings((["7"], ["x"], [5]), ids="roman")

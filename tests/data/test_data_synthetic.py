@@ -32,7 +32,7 @@ def test_default_is_deterministic_and_long_tailed():
     assert per_item[:60].sum() > 0.25 * len(ratings)
     assert set(ratings.rating.tolist()) == {1.0, 2.0, 3.0, 4.0, 5.0}
     first = ratings.item_ids.tolist().index("film-017")
-    assert ratings.titles[first] == "Film 017"
+    assert ratings.titles[first] == "Dark film 017"
     assert ratings.columns["category"][first] == "film"
 
 
@@ -51,7 +51,7 @@ def test_other_scales():
     assert set(made.rating.tolist()) == {0.0, 2.5, 5.0, 7.5, 10.0}
 
 
-def squared_errors(ratings, dim=4, ridge=4.0, rounds=8):
+def squared_errors(ratings, dim=6, ridge=4.0, rounds=8):
     """Squared test errors of matrix factorisation with biases, fitted by alternating least squares."""
     part = split_by_rating(ratings)
     train, test = ratings.take(part == TRAIN), ratings.take(part == TEST)
@@ -91,7 +91,7 @@ def test_pooling_beats_each_party_alone(seed):
     alone = np.sqrt(
         np.concatenate([squared_errors(p.ratings) for p in split_items(ratings, by="category")]).mean()
     )
-    assert 0.65 < pooled < 0.80
+    assert 0.75 < pooled < 0.85
     assert alone > pooled + 0.05
     assert alone < 0.95
 

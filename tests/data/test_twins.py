@@ -111,11 +111,11 @@ def test_chance_makes_no_twins(seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_items_that_nearly_everybody_rated_are_no_twins(seed):
-    """Of 120 users, 90 to 115 rated the most popular items of each party: they share raters by chance."""
+    """Of 120 users, more than 70 rated the most popular items: they share raters by chance."""
     parties = split_items(
-        synthetic_ratings(users=120, items=90, ratings=4000, seed=seed), parties=3, seed=seed
+        synthetic_ratings(users=120, items=90, ratings=5400, seed=seed), parties=3, seed=seed
     )
-    assert max(int(np.bincount(party.ratings.item).max()) for party in parties) > 90
+    assert max(int(np.bincount(party.ratings.item).max()) for party in parties) > 70
     assert find_twins(parties) == []
 
 

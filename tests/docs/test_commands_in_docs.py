@@ -75,8 +75,6 @@ NOT_RUN = [
         "the port is taken; tests/serving/test_split_test.py serves a split test",
     ),
     ("docs/serving.md", 'curl -H "Authorization', "needs another machine"),
-    ("docs/terminal.md", "verfedgnn --install-completion", "changes the shell's start-up files"),
-    ("docs/terminal.md", "verfedgnn --show-completion", "asks which shell called it, and here none did"),
     *(
         (
             "docs/tutorials/walk-through.md",

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from email.parser import Parser
@@ -38,12 +39,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source
 
 
-def build(folder: Path, out: Path) -> Path:
-    """Build a wheel without isolation or network."""
-    words = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(out)]
+def build(folder: Path, out: Path, kind: str = "wheel") -> Path:
+    """Build a wheel or an sdist without isolation or network."""
+    words = [sys.executable, "-m", "build", "--no-isolation", f"--{kind}", "--outdir", str(out)]
     built = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout[-2000:] + built.stderr[-2000:]
-    (found,) = out.glob("*.whl")
+    (found,) = out.iterdir()
     return found
 
 
@@ -84,6 +85,13 @@ def test_the_wheel_holds_everything_and_nothing_else(wheel: Path) -> None:
     assert "verfedgnn/serving/page/page.html" in names
     assert {name.split("/")[0] for name in names} == {"verfedgnn", "verfedgnn-7.8.9.dist-info"}
     assert not [name for name in names if "__pycache__" in name]
+
+
+def test_the_sdist_builds_and_holds_the_code_and_its_presets(source: Path, tmp_path: Path) -> None:
+    with tarfile.open(build(source, tmp_path, "sdist")) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "src/verfedgnn/config/presets/best.toml"} <= names
+    assert not [name for name in names if name.startswith(("tests/", "results/"))]
 
 
 def test_the_wheel_says_what_it_is(wheel: Path) -> None:

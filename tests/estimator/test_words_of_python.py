@@ -140,7 +140,7 @@ def test_a_check_foresees_a_fit(films: pd.DataFrame, books: pd.DataFrame) -> Non
     assert not alone.usable
     assert "'books' is the only party and joining needs two or more" in repr(alone).splitlines()[-1]
     apart = vf.check({"books": books, "others": books.assign(customer=books["customer"].map("x{}".format))})
-    assert "because no user is at two parties. Spell user ids" in apart.conclusion
+    assert "with the others: spell user ids in the same way" in apart.conclusion
     tiny = vf.check({"books": books, "others": books[:20]})
     assert "may refuse this, because others has fewer than 30 ratings" in tiny.to_dict()["conclusion"]
     with pytest.raises(vf.DataError, match="there are no parties: give at least one file or table"):

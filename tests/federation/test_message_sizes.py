@@ -14,7 +14,7 @@ from hub import SERVER, wait_until
 from verfedgnn.federation.coordinator_service import MOST_OFFENCES
 from verfedgnn.federation.transport import TransportEvent, size_of
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.aggregation import largest_from_coordinator, largest_from_party
+from verfedgnn.protocol.aggregation import largest_message
 from verfedgnn.protocol.messages import RoundReply, Welcome, decode, encode, encode_parts
 
 
@@ -69,8 +69,8 @@ def test_every_message_of_a_training_is_within_its_announced_size(preset: str, p
         width = neighbourhood_type(config)
         shared = rng.integers(0, 2 ** (8 * width.itemsize), shape, width, endpoint=False)
     reply = size_of(encode_parts(RoundReply(round=1, gradient=gradient, neighbourhoods=shared)))
-    assert reply <= largest_from_party(config, model, parties) < 1.1 * reply + (2 << 20)
-    assert largest_from_coordinator(config, model) >= 4 * 3 * model.size
+    assert reply <= largest_message(config, model, kind.itemsize) < 1.1 * reply + (2 << 20)
+    assert largest_message(config, model, 16) >= 4 * 3 * model.size
 
 
 def test_a_party_that_sends_too_much_is_barred_and_nobody_else(

@@ -31,7 +31,7 @@ from verfedgnn.protocol.messages import (
     decode,
     encode,
 )
-from verfedgnn.protocol.user_alignment import PROBES, CoordinatorAlignment, PartyAlignment
+from verfedgnn.protocol.user_alignment import PROBES, AlignmentRules, CoordinatorAlignment, PartyAlignment
 
 NAMES = ["film", "book", "music", "games"]
 
@@ -46,6 +46,9 @@ class Anybody:
         pass
 
 
+KEYED = AlignmentRules("keyed", "a")
+
+
 def meet(
     tables: Sequence[Sequence[str]],
     method: Any,
@@ -57,17 +60,11 @@ def meet(
     names = NAMES[: len(tables)]
     parties = {
         name: PartyAlignment(
-            name,
-            np.array(ids, np.str_),
-            method,
-            "a",
-            Anybody(),
-            rule=rule,
-            **options,
+            name, np.array(ids, np.str_), AlignmentRules(method, "a", rule), Anybody(), **options
         )
         for name, ids in zip(names, tables, strict=True)
     }
-    coordinator = CoordinatorAlignment(names, method, "a", rule)
+    coordinator = CoordinatorAlignment(names, AlignmentRules(method, "a", rule))
     up = deque((name, party.hello()) for name, party in parties.items())
     while up:
         sender, message = up.popleft()
@@ -182,15 +179,15 @@ def test_a_party_none_of_whose_users_take_part_is_told_so() -> None:
 @pytest.mark.parametrize("users", [[], [" ", ""], ["Ann", "ann"]])
 def test_a_party_without_users_is_refused(users: list[str]) -> None:
     with pytest.raises(vf.DataError, match="no user whose id is unambiguous"):
-        PartyAlignment("film", np.array(users, np.str_), "keyed", "a", Anybody())
+        PartyAlignment("film", np.array(users, np.str_), KEYED, Anybody())
 
 
 def test_a_party_that_claims_every_id_is_bounded_by_the_agreement() -> None:
     claimed = np.array([f"u{n}" for n in range(50)])
     with pytest.raises(vf.DataError, match="brings 50 users, but the agreement allows 40"):
-        PartyAlignment("film", claimed, "keyed", "a", Anybody(), most_users=40)
-    hostile = PartyAlignment("film", claimed, "keyed", "a", Anybody())
-    coordinator = CoordinatorAlignment(NAMES[:2], "keyed", "a", most_users=40)
+        PartyAlignment("film", claimed, AlignmentRules("keyed", "a", most_users=40), Anybody())
+    hostile = PartyAlignment("film", claimed, KEYED, Anybody())
+    coordinator = CoordinatorAlignment(NAMES[:2], AlignmentRules("keyed", "a", most_users=40))
     with pytest.raises(vf.ProtocolError, match="film: it brings 50 users, but the agreement allows 40"):
         coordinator.handle("film", hostile.hello())
 
@@ -205,7 +202,7 @@ def test_a_party_that_claims_every_id_learns_nothing_about_single_users_under_an
 
 def gathering() -> CoordinatorAlignment:
     """A coordinator that waits for the pseudonyms of two parties with two users each."""
-    coordinator = CoordinatorAlignment(NAMES[:2], "keyed", "a")
+    coordinator = CoordinatorAlignment(NAMES[:2], KEYED)
     for name in NAMES[:2]:
         coordinator.handle(
             name, AlignHello(party=name, agreement="a", users=2, seal_key="0" * 64, seal_signature="00")
@@ -234,7 +231,7 @@ def test_hostile_pseudonyms_are_refused(values: list[int], reason: str) -> None:
     [(3, [0, 0]), (1, [0, PROBES + 1]), (3, [0]), (3, [0, 1, 2])],
 )
 def test_hostile_rows_are_refused(users: int, rows: list[int]) -> None:
-    party = PartyAlignment("film", np.array(["ann", "bob"]), "keyed", "a", Anybody())
+    party = PartyAlignment("film", np.array(["ann", "bob"]), KEYED, Anybody())
     hello = party.hello()
     keys = [hello.seal_key, "1" * 64]
     party.handle(AlignStart(session="0" * 32, index=0, seal_keys=keys[:1], seal_signatures=["00"]))
@@ -245,7 +242,8 @@ def test_hostile_rows_are_refused(users: int, rows: list[int]) -> None:
 
 def aligning(rule: Any = "any", ids: Sequence[str] = ("ann", "bob"), **options: Any) -> PartyAlignment:
     """Return a party alone in an alignment that waits for its rows."""
-    party = PartyAlignment("film", np.array(ids), "keyed", "a", Anybody(), rule=rule, **options)
+    rules = AlignmentRules("keyed", "a", rule, **options)
+    party = PartyAlignment("film", np.array(ids), rules, Anybody())
     keys = [party.hello().seal_key]
     party.handle(AlignStart(session="0" * 32, index=0, seal_keys=keys, seal_signatures=["00"]))
     return party
@@ -344,7 +342,9 @@ def test_no_message_holds_an_id(method: str) -> None:
 def test_points_that_are_not_due_are_refused(forged: bytes) -> None:
     """The last party sends a keyholder a list it claims to be another's."""
     need("ecdh")
-    parties = [PartyAlignment(name, np.array(["x"]), "ecdh", "a", Anybody()) for name in NAMES[:3]]
+    parties = [
+        PartyAlignment(name, np.array(["x"]), AlignmentRules("ecdh", "a"), Anybody()) for name in NAMES[:3]
+    ]
     keys = [party.hello().seal_key for party in parties]
     for index, party in enumerate(parties):
         party.handle(AlignStart(session="0" * 32, index=index, seal_keys=keys, seal_signatures=["00"] * 3))
@@ -360,8 +360,8 @@ def test_points_that_are_not_due_are_refused(forged: bytes) -> None:
 def test_a_relay_that_swaps_keys_is_noticed(tmp_path: Path) -> None:
     """The coordinator seals a key of its own for a party: the signatures do not fit."""
     agreement, identities = agree(tmp_path, NAMES[:2], vf.Config.preset("paper"))
-    fingerprint = agreement.digest()
-    parties = [PartyAlignment(n, np.array(["x"]), "keyed", fingerprint, identities[n]) for n in NAMES[:2]]
+    rules = AlignmentRules("keyed", agreement.digest())
+    parties = [PartyAlignment(n, np.array(["x"]), rules, identities[n]) for n in NAMES[:2]]
     hellos = [party.hello() for party in parties]
     keys, signatures = [hello.seal_key for hello in hellos], [hello.seal_signature for hello in hellos]
     honest = AlignStart(session="0" * 32, index=0, seal_keys=keys, seal_signatures=signatures)
@@ -382,7 +382,7 @@ def test_a_sealed_message_opens_for_its_recipient_only() -> None:
     meet([["x"], ["x"], ["x"]], "keyed", log=log)
     keys = {to: message for to, message in log if isinstance(message, Sealed)}
     start = {to: message for to, message in log if isinstance(message, AlignStart)}
-    party = PartyAlignment("film", np.array(["x"]), "keyed", "a", Anybody())
+    party = PartyAlignment("film", np.array(["x"]), KEYED, Anybody())
     hello = party.hello()
     mine = start["book"].model_copy(
         update={"seal_keys": [start["book"].seal_keys[0], hello.seal_key, hello.seal_key]}

@@ -109,6 +109,7 @@ def test_health_checks_tell_a_working_process_from_one_that_can_take_part(
     assert checks(state="finished", ready=False) == (200, 200)
     assert checks(state=status.STOPPED, ready=True) == (503, 503)
     late = server.publisher.status["updated"] - status.HANGING_SECONDS
+    assert checks(state="choosing the gate", ready=True, updated=late) == (200, 200)
     assert checks(state="training", updated=late) == (503, 503)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import dense
 from verfedgnn import Config
-from verfedgnn.config.model_forms import PropagationModel
+from verfedgnn.config.sections import PropagationModel
 from verfedgnn.core.graph import Graph, build_graph
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.gnn.gat import GAT

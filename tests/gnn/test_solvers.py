@@ -17,10 +17,10 @@ from verfedgnn.gnn.factor_model import (
     PublicFactors,
     UserBasis,
     as_product,
+    item_grams,
     predict_edges,
     solve_factors,
 )
-from verfedgnn.gnn.item_grams import item_grams
 from verfedgnn.gnn.list_model import (
     MOST_PULL,
     MOST_UNSEEN,

@@ -105,7 +105,6 @@ def test_sums_travel_only_when_they_are_new(small_parties: list[vf.PartyData]) -
         {"participation": 0.67},
         {"model": "ggnn"},
         {"model": "gat"},
-        {"generator": True},
     ],
 )
 def test_resuming_changes_nothing(

@@ -18,7 +18,7 @@ from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.operator import inverse_sqrt
 from verfedgnn.protocol.party import Party
 from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.testing.small_federation import settle
+from verfedgnn.testing import settle
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +15,12 @@ from hypothesis import strategies as st
 import verfedgnn as vf
 from helpers import federation
 from verfedgnn.core.errors import Interrupted
+from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.data.synthetic import synthetic_ratings
 from verfedgnn.privacy.masking import to_residues
 from verfedgnn.privacy.protections import LARGEST_ROUNDED, protection_of
 from verfedgnn.protocol import solved_round
-from verfedgnn.protocol.solved_round import compute_update, encode_release, is_first
+from verfedgnn.protocol.solved_round import is_first
 from verfedgnn.training.local_runtime import LocalRuntime
 
 SMALL = {"dim": 6, "raters": 4, "lists": False, "gate": False, "patience": 0}
@@ -153,9 +156,11 @@ def test_rounded_sums_have_the_right_mean(small_parties: list[vf.PartyData]) -> 
             return rng.random(shape)
 
     largest = party.replica.protection.largest
-    draws = [
-        encode_release(model, parameters, step, Uniform(), largest=largest).astype(float) for _ in range(400)
-    ]  # type: ignore[arg-type]
+    protection: Any = SimpleNamespace(rounding=lambda _: Uniform(), largest=largest, noise=0.0)
+    key = NoiseKey(bytes(32))
+    assert party.replica.solved is not None
+    encode = party.replica.solved.encode_release
+    draws = [encode(parameters, step, protection, key).astype(float) for _ in range(400)]
     views = model.views(parameters)
     units = model.solved.shared(views["sums"])["units"] if model.solved else torch.zeros(0)
     wanted = gradient / ((views["totals"][:, :1] + 1).sqrt() * units)
@@ -188,12 +193,11 @@ def test_an_exact_federated_step_is_the_step_of_the_summed_gradient(
     for _ in range(3):
         runtime.round()
     replica = runtime.coordinator.replica
-    model = runtime.coordinator.model
     before = replica.parameters.clone(), replica.accumulator.clone()
     sent = releases(runtime)
     total = torch.from_numpy(np.sum(np.stack(sent).astype(np.float64), 0).astype(np.float32))
-    ratings, items = replica.ratings, sum(replica.items)
-    update = compute_update(model, *before, total, ratings=ratings, items=items)
+    assert replica.solved is not None
+    update = replica.solved.compute_update(*before, total)
     torch.testing.assert_close(torch.from_numpy(update), replica.parameters, rtol=1e-5, atol=1e-5)
 
 

@@ -186,3 +186,11 @@ def test_nothing_is_left_out_without_twins() -> None:
     before = ready(timeless(shops(400)))
     assert all(was is now for was, now in zip(before, leave_out_twins(before, BEST), strict=True))
     assert TEST in before[0].parts
+
+
+def test_where_one_party_has_only_likes_only_lists_are_trained() -> None:
+    """Its ratings have no spread, and a model of stars would diverge on them."""
+    film, book = vf.split_items(vf.read_ratings("synthetic", users=60, items=40, ratings=900), parties=2)
+    likes = replace(book.ratings, rating=np.full(len(book.ratings), 4, np.float32))
+    assert not choose_config([film, book], BEST).ranks
+    assert choose_config([film, vf.PartyData("book", likes)], BEST).ranks

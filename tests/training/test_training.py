@@ -13,7 +13,7 @@ import torch
 
 import verfedgnn as vf
 from helpers import config, federation, same
-from verfedgnn.config.model_forms import Gnn
+from verfedgnn.config.sections import Gnn
 from verfedgnn.core.metrics import RatingErrors, measure_errors
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.messages import RoundReply, RoundStart, encode

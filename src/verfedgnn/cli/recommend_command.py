@@ -143,14 +143,13 @@ def _show_next(run: Run, folder: Path, party: str | None, output: Output) -> Non
 
     rows = [row for row in run.metrics["parties"] if party in (None, row["name"])]
     warning = warn_of_lists(run.metrics | {"parties": rows})
-    measured = all(
-        any(key.startswith("ndcg@") and row[of].get(key) is not None for key in row[of])
-        for row in rows
-        for of in ("test", "popularity")
+    measured = all(row[of].get("ndcg@20") is not None for row in rows for of in ("test", "popularity"))
+    better = ["The lists are at least as good as the most popular items."] if measured else []
+    show_next(
+        output,
+        [warning] if warning else better,
+        ["serve", str(folder), *([] if party is None else ["--party", party])],
     )
-    text = warning or ("The lists are at least as good as the most popular items." if measured else None)
-    sentences = [] if text is None else [text]
-    show_next(output, sentences, ["serve", str(folder), *([] if party is None else ["--party", party])])
 
 
 def _write_all(

@@ -26,7 +26,7 @@ def evaluate(
     loaded = Run.load(run, added=False)
     with output.busy("evaluating"):
         figures = loaded.metrics | loaded.evaluate(top)
-    lift = verdict_texts(figures, loaded.judged.config) if "lift" in figures else []
+    lift = verdict_texts(figures, loaded.judged.config, details=True) if "lift" in figures else []
     output.result(figures, *lift, run_table(figures), party_table(figures), gate_table(figures))
     show_run_findings(output, loaded, run)
 
@@ -60,7 +60,7 @@ def lift(
             write_json(run / "metrics.json", loaded.metrics)
     rows = partner_rows(figures.get("partners", []))
     table = make_table(PARTNERS_HEADER, rows, box=None) if "partners" in figures else None
-    output.result(figures, *verdict_texts(loaded.metrics, loaded.judged.config), table)
+    output.result(figures, *verdict_texts(loaded.metrics, loaded.judged.config, details=True), table)
     show_run_findings(output, loaded, run)
 
 
@@ -90,6 +90,4 @@ def report(
         document = run_document(loaded, run.resolve().name, run)
         page, text = document.write(folder, "report")
     output.result({"page": page, "markdown": text}, f"written: {page} and {text.name}")
-    if len(loaded.parties) > 1 and not (run / "audit").exists():
-        show_next(output, [], ["audit", str(run)], "to see who could learn what")
     show_next(output, [], ["serve", str(run)])

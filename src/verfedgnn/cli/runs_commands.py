@@ -61,7 +61,7 @@ def _show_next(output: Output, folder: Path, found: list[RunSummary]) -> None:
     finished = [place for place, run in zip(places, found, strict=True) if run.finished]
     if not found:
         sentence = f"There are no runs in {folder}; a training with --out writes one."
-        command = ["train", "--data", "synthetic", "--lift", "--out", str(fresh_path(folder / "first"))]
+        command = ["train", "--data", "synthetic", "--out", str(fresh_path(folder / "first"))]
     elif not found[-1].finished:
         sentence = "The newest run is not finished; it resumes from its last checkpoint."
         command = ["train", "--resume", places[-1]]
@@ -155,7 +155,7 @@ def promote(
     from verfedgnn.data.ratings import format_count
     from verfedgnn.evaluation.promotion import judge_challenger, read_best, write_best
     from verfedgnn.reports.difference_view import figure_tables
-    from verfedgnn.runs.forget_record import is_federated, read_forgotten_users
+    from verfedgnn.runs.forget_record import read_forgotten_users
     from verfedgnn.runs.run import Run
 
     if challenger.resolve() == over.resolve():
@@ -168,7 +168,7 @@ def promote(
         )
     champion = Run.load(over, added=False)
     run = Run.load(challenger, added=False)
-    gone = read_forgotten_users(over).find(run.parties[0].ratings.user_ids, federated=is_federated(over))
+    gone = read_forgotten_users(over).find(run.parties[0].ratings.user_ids)
     if gone.any():
         count = format_count(int(gone.sum()), "user")
         raise RunError(f"{challenger} has {count} forgotten in {over}; forget them in {challenger}, too")

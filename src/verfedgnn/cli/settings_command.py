@@ -14,7 +14,7 @@ from verfedgnn.cli.shared_options import complete_setting
 from verfedgnn.cli.tables import make_table
 
 if TYPE_CHECKING:
-    from verfedgnn.config.reference import SettingEntry
+    from verfedgnn.config import Setting
 
 
 def settings(
@@ -31,7 +31,7 @@ def settings(
 
     Change a setting with `--set NAME=VALUE` or in a TOML file for `--config`. The last word of a name is enough.
     """
-    from verfedgnn.config.reference import find_settings
+    from verfedgnn.config.tree import find_settings
 
     entries = find_settings(name)
     texts = "\n\n".join(map(describe_entry, entries))
@@ -40,31 +40,30 @@ def settings(
     )
 
 
-def preset_table(entries: Sequence[SettingEntry]) -> Table:
+def preset_table(entries: Sequence[Setting]) -> Table:
     """Return the value of each setting in each preset, in columns; a dash where a preset lacks the setting."""
     from verfedgnn.config import presets
-    from verfedgnn.config.reference import format_value
+    from verfedgnn.config.tree import format_value
 
     names = [name for entry in entries for name in entry.presets]
     columns = [name for name in dict.fromkeys(names + presets()) if name in presets()]
     rows = [
-        [entry.setting.path]
+        [entry.path]
         + [format_value(entry.presets[name]) if name in entry.presets else "-" for name in columns]
         for entry in entries
     ]
     return make_table(["setting", *columns], rows, "\nIn each preset", box=None)
 
 
-def describe_entry(entry: SettingEntry) -> str:
+def describe_entry(entry: Setting) -> str:
     """Return a setting as lines of text."""
-    from verfedgnn.config.reference import format_value
+    from verfedgnn.config.tree import format_value
 
-    setting = entry.setting
-    default = "must be given" if setting.required else f"default {format_value(setting.default)}"
-    lines = [f"{setting.path}: {setting.range}; {default}"]
-    if setting.belongs_to:
-        lines.append(f"only with {setting.belongs_to}")
-    lines += textwrap.wrap(setting.explanation, 94)
+    default = "must be given" if entry.required else f"default {format_value(entry.default)}"
+    lines = [f"{entry.path}: {entry.range}; {default}"]
+    if entry.belongs_to:
+        lines.append(f"only with {entry.belongs_to}")
+    lines += textwrap.wrap(entry.explanation, 94)
     lines.append(
         "   ".join(f"{preset} {format_value(value)}" for preset, value in entry.presets.items())
         or "in no preset"

@@ -45,7 +45,7 @@ def complete_data_sets(incomplete: str) -> list[str]:
 def complete_setting(incomplete: str) -> list[str]:
     """Complete NAME=VALUE, by the path of a setting or its last word; a single name with its choices or its default."""
     from verfedgnn.config import settings
-    from verfedgnn.config.reference import format_value
+    from verfedgnn.config.tree import format_value
 
     name, equals, _ = incomplete.partition("=")
     known = settings()
@@ -172,8 +172,8 @@ _READING: dict[str, Any] = {
     ),
     "read": typer.Option(
         metavar="NAME=VALUE",
-        help="Read an unusual table: missing=drop, duplicates=last (or first, mean), encoding=latin-1, delimiter=;, scale=1,5 or "
-        "catalogue=30000 (the items that you offer). Repeatable; NAME:scale=1,5 for one of several sources. Preset private needs scale "
+        help="Read an unusual table: missing=drop, duplicates=last (or first, mean), encoding=latin-1, delimiter=;, scale=1,5, "
+        "catalogue=30000 (the items that you offer) or ids=number (16, 0016 and 16.0 are one user; lower, mail). Repeatable; NAME:scale=1,5 for one of several sources. Preset private needs scale "
         "and catalogue.",
         rich_help_panel=DATA,
         autocompletion=among(

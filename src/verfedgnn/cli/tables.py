@@ -17,7 +17,6 @@ from verfedgnn.reports.phrases import (
     format_metric,
     format_size,
     total_bytes,
-    trainings_of,
 )
 
 if TYPE_CHECKING:
@@ -37,40 +36,22 @@ def make_table(
 
 def run_table(metrics: dict[str, Any]) -> Table:
     """Return a table of a run's accuracy, cost and protection."""
-    privacy = metrics["privacy"]
-    lists = metrics.get("lists")
-    table = Table(title="Federation", show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column()
-    test = metrics["test"]
+    test, lists, final = metrics["test"], metrics.get("lists"), metrics.get("final")
+    rows = {"lists": _quality_of_lists(metrics), "rounds": _rounds(metrics)}
     if test["rmse"] is not None:
-        valid = format_metric(metrics["valid"]["rmse"])
-        table.add_row(
-            "test RMSE",
-            f"{format_metric(test['rmse'])}   MAE {format_metric(test['mae'])}   (valid RMSE {valid})",
-        )
-    table.add_row("lists", _quality_of_lists(metrics))
-    table.add_row("rounds", _rounds(metrics))
-    if lists is not None:
-        table.add_row("rounds of lists", _rounds(lists))
-    if "final" in metrics:
-        rounds = [
-            str(metrics["final"][part]["rounds"]) if part else str(metrics["final"]["rounds"])
-            for part in ("", "lists")
-            if not part or part in metrics["final"]
-        ]
-        table.add_row("rounds on all ratings", " + ".join(rounds))
-    table.add_row("bytes", _traffic(metrics))
-    table.add_row("gradients", _guarantee(privacy["gradients"]))
-    if "persons" in privacy:
-        table.add_row("persons", privacy["persons"]["guarantee"])
-    table.add_row("neighbourhoods", _guarantee(privacy["neighbourhoods"]))
-    if lists is not None:
-        for name in ("gradients", "neighbourhoods"):
-            guarantee = _guarantee(lists["privacy"][name])
-            if guarantee != _guarantee(privacy[name]):
-                table.add_row(f"{name} of lists", guarantee)
-    return table
+        rmse, mae, valid = map(format_metric, (test["rmse"], test["mae"], metrics["valid"]["rmse"]))
+        rows = {"test RMSE": f"{rmse}   MAE {mae}   (valid RMSE {valid})"} | rows
+    if lists:
+        rows["rounds of lists"] = _rounds(lists)
+    if final:
+        rounds = [part["rounds"] for part in (final, final.get("lists")) if part]
+        rows["rounds on all ratings"] = " + ".join(map(str, rounds))
+    rows["bytes"] = _traffic(metrics)
+    for privacy, of in ((metrics["privacy"], ""), (lists["privacy"] if lists else {}, " of lists")):
+        for name in ("gradients", "persons", "neighbourhoods"):
+            if name in privacy and rows.get(name) != _guarantee(privacy[name]):
+                rows[name + of] = _guarantee(privacy[name])
+    return make_table(["", ""], rows.items(), "Federation", show_header=False)
 
 
 def _quality_of_lists(metrics: dict[str, Any]) -> str:
@@ -91,19 +72,15 @@ def _rounds(part: dict[str, Any]) -> str:
 
 
 def _traffic(metrics: dict[str, Any]) -> str:
-    """Return the bytes of all trainings, and those of each if there are several."""
+    """Return the bytes of all trainings."""
     cost = total_bytes(metrics)
-    parts = trainings_of(metrics)
-    sizes = [
-        f"{name} {format_size(part['bytes']['up'] + part['bytes']['down'])}" for name, part in parts.items()
-    ]
-    text = f"{format_size(cost['up'])} up, {format_size(cost['down'])} down; "
-    text += f"{', '.join(sizes)}; " if len(sizes) > 1 else ""
-    return f"{text}{format_size(cost['per_party_per_round'])} per party and round"
+    up, down, each = map(format_size, (cost["up"], cost["down"], cost["per_party_per_round"]))
+    return f"{up} up, {down} down; {each} per party and round"
 
 
 def _guarantee(part: dict[str, Any]) -> str:
-    return part["guarantee"] if part["mechanism"] == "none" else f"{part['mechanism']}: {part['guarantee']}"
+    mechanism = part.get("mechanism", "none")
+    return part["guarantee"] if mechanism == "none" else f"{mechanism}: {part['guarantee']}"
 
 
 def party_table(metrics: dict[str, Any]) -> Table:
@@ -128,8 +105,11 @@ def gate_table(metrics: dict[str, Any]) -> Table | None:
     return make_table(GATE_HEADER, rows, "What each party serves (weights)", GATE_NOTE) if rows else None
 
 
-def verdict_texts(metrics: dict[str, Any], config: Config) -> list[RenderableType]:
-    """Return the answer to "does joining pay?" on one screen: a line for each party, cost, what others learn, what is served."""
+def verdict_texts(metrics: dict[str, Any], config: Config, *, details: bool = False) -> list[RenderableType]:
+    """Return the answer to "does joining pay?" on half a screen: a line for each party, cost, what others learn, what is served.
+
+    With `details`, sentences follow: each figure with its interval, where the gain comes from, and what to do.
+    """
     from verfedgnn.evaluation.verdict import headline, list_points, party_word, verdict_table
 
     lift = metrics["lift"]
@@ -144,9 +124,10 @@ def verdict_texts(metrics: dict[str, Any], config: Config) -> list[RenderableTyp
         "served": describe_served(metrics),
     }.items():
         about.add_row(Text(name, "bold"), Text(text))
-    points = [Text(f"- {point}") for point in list_points(lift)]
     verdict = Text(headline(lift), _style(party_word(lift)))
-    return [verdict, *points, "", table, *(Text(note, "dim") for note in notes), "", about]
+    points: list[RenderableType] = [""] if details else []
+    points += [Text(f"- {point}") for point in list_points(lift) if details]
+    return [verdict, "", table, *(Text(note, "dim") for note in notes), "", about, *points]
 
 
 def _style(pays: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -33,6 +33,8 @@ from verfedgnn.plugins import check_gnn
 from verfedgnn.reports.round_progress import RoundProgress, TrainingPlan
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from verfedgnn.config import Config
     from verfedgnn.data import PartyData
     from verfedgnn.data.read_options import ReadOptions
@@ -71,9 +73,6 @@ class TrainRequest(Request):
             "Only judge: train no model on all ratings. What is served has not seen the test part.",
             "--judge",
         ),
-    ] = False
-    lift: Annotated[
-        bool, _option(TRAINING, "Accepted, and always on where the preset has a gate.", "--lift")
     ] = False
     out: Annotated[Path | None, _option(RUN, "Run folder to write.", metavar="FOLDER")] = None
     details: Annotated[bool, _option(RUN, "Print all tables, not only the verdict.", "--details")] = False
@@ -137,16 +136,14 @@ class TrainRequest(Request):
         chosen = chosen.with_values(overrides)
         if self.epsilon is not None:
             chosen = fit_budget(chosen, wanted=self.epsilon)
-        if self.lift and not chosen.training.gate:
-            raise ConfigError(
-                f"--lift compares with what a party has alone, and preset {chosen.base} has no gate; add --set gate=true"
-            )
         return chosen
 
     def read(self, config: Config) -> list[PartyData]:
         """Read the data of a new training, and say what was found."""
         from verfedgnn.data import read_parties
+        from verfedgnn.data.ratings import format_count
         from verfedgnn.privacy.visibility import describe_two_parties
+        from verfedgnn.runs.forget_record import read_forgotten_users
         from verfedgnn.runs.run_before import read_before, suspect_files
         from verfedgnn.runs.run_folder import holds_run
 
@@ -167,9 +164,11 @@ class TrainRequest(Request):
         if self.after is not None:
             for suspicion in suspect_files(self.after, read_before(self.after, read)):
                 self.output.warn(suspicion)
-        gone = _count_forgotten(read, self.after, self.out)
+        forgotten = read_forgotten_users(self.after, self.out)
+        gone = int(forgotten.find(read[0].ratings.user_ids).sum())
         if gone:
-            self.output.warn(f"left out {gone}; remove them from your own data, too")
+            count = format_count(gone, "forgotten user")
+            self.output.warn(f"left out {count}; remove them from your own data, too")
         return read
 
     def run(self, parties: list[PartyData], config: Config) -> Run:
@@ -206,9 +205,11 @@ class TrainRequest(Request):
     def report(self, run: Run) -> None:
         """Print the result and the next command: for a run after another one, whether it may replace that one."""
         metrics, folder, output = run.metrics, self.folder, self.output
-        texts = verdict_texts(metrics, run.judged.config) if "lift" in metrics else [run_table(metrics)]
-        details = [run_table(metrics), gate_table(metrics)] if self.details and "lift" in metrics else []
-        output.result(metrics, *texts, *details)
+        texts: list[RenderableType | None] = [run_table(metrics)]
+        if "lift" in metrics:
+            verdict = verdict_texts(metrics, run.judged.config, details=self.details)
+            texts = [*verdict, *([*texts, gate_table(metrics)] if self.details else [])]
+        output.result(metrics, *texts)
         if folder is None:
             output.remark("not saved; pass --out RUN to keep the run")
         if self.after is not None and folder is not None:
@@ -217,7 +218,7 @@ class TrainRequest(Request):
             show_run_findings(output, run, folder)
 
 
-AGAIN = ("lift", "details", "device", "threads", "output")
+AGAIN = ("details", "device", "threads", "output")
 """Options that a resumed training takes again."""
 
 
@@ -256,26 +257,17 @@ def _resumable(request: TrainRequest) -> Iterator[None]:
         ) from None
 
 
-def _count_forgotten(parties: Sequence[PartyData], *runs: Path | None) -> str:
-    """Say how many users the training leaves out, because some of these runs have forgotten them; "" if there are none."""
-    from verfedgnn.data.ratings import format_count
-    from verfedgnn.runs.forget_record import read_forgotten_users
-
-    gone = read_forgotten_users(*runs).find(parties[0].ratings.user_ids, federated=False)
-    return format_count(int(gone.sum()), "forgotten user") if gone.any() else ""
-
-
 def _introduce(parties: list[PartyData], output: Output) -> None:
     from verfedgnn.data.ratings import format_count
 
-    first = parties[0].ratings
-    ratings = sum(len(p.ratings) for p in parties)
-    items = sum(p.ratings.n_items for p in parties)
-    parts = [
-        f"{len(parties)} {'party' if len(parties) == 1 else 'parties'}",
-        format_count(first.n_users, "user"),
-    ]
-    output.remark(", ".join([*parts, format_count(items, "item"), format_count(ratings, "rating")]))
+    tables = [party.ratings for party in parties]
+    counts = {
+        "user": tables[0].n_users,
+        "item": sum(t.n_items for t in tables),
+        "rating": sum(map(len, tables)),
+    }
+    texts = [f"{len(parties)} {'party' if len(parties) == 1 else 'parties'}"]
+    output.remark(", ".join([*texts, *(format_count(count, what) for what, count in counts.items())]))
     if len({p.ratings.scale for p in parties}) > 1:
         output.remark(
             "  rating scales differ between parties; errors are on each party's own scale", style="dim"

@@ -1,9 +1,9 @@
-"""The list of all settings: path, explanation, range, and the variants that have it."""
+"""The list of all settings, and the sections whose settings depend on a variant, such as the form of the model."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -12,10 +12,101 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from verfedgnn.config.sections import Section
-from verfedgnn.config.variants import CHOICES, either
+from verfedgnn.config.sections import GradientConfig, ModelConfig, Section
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.option_names import worded
+from verfedgnn.core.option_names import setting, worded
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A section of the configuration whose tag decides which settings it has."""
+
+    section: str
+    tag: str
+    variants: Mapping[str, type[Section]]
+    """Section class by value of the tag, the default first."""
+
+    @property
+    def path(self) -> str:
+        """Path of the tag, such as `model.form`."""
+        return f"{self.section}.{self.tag}"
+
+    @property
+    def default(self) -> str:
+        """Value of the tag where none is given."""
+        return next(iter(self.variants))
+
+    def having(self, field: str) -> list[str]:
+        """Return the tags of the variants that have a field."""
+        return [tag for tag, variant in self.variants.items() if field in variant.model_fields]
+
+
+def _choice(section: str, tag: str, union: Any) -> Choice:
+    variants = get_args(get_args(union)[0])
+    return Choice(section, tag, {variant.model_fields[tag].default: variant for variant in variants})
+
+
+CHOICES = {
+    choice.section: choice
+    for choice in (
+        _choice("model", "form", ModelConfig),
+        _choice("gradients", "mechanism", GradientConfig),
+    )
+}
+"""The sections that come in variants, by name."""
+
+
+def merge_trees(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tree `low` with the values of `high`; a section that changes its variant keeps only the fields of the new one."""
+    kept = dict(low)
+    for name, choice in CHOICES.items():
+        old = kept.get(name)
+        new = high.get(name)
+        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+            continue
+        before = old.get(choice.tag, choice.default)
+        variant = choice.variants.get(new.get(choice.tag, before))
+        if variant is not None and variant is not choice.variants.get(before):
+            kept[name] = {field: value for field, value in old.items() if field in variant.model_fields}
+    return _merge(kept, high)
+
+
+def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(low)
+    for key, value in high.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def either(words: Sequence[str]) -> str:
+    """Join words as "a, b or c"."""
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def check_variants(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tree with the tag of every section; raise ValueError for an unknown tag or a field of another variant."""
+    checked = dict(tree)
+    for name, choice in CHOICES.items():
+        section = tree.get(name, {})
+        if not isinstance(section, Mapping):
+            continue
+        tag = section.get(choice.tag, choice.default)
+        if tag not in choice.variants:
+            known = either([f"'{known}'" for known in choice.variants])
+            raise ValueError(f"{choice.path} must be {known} (it is {tag!r})")
+        for field in section:
+            having = choice.having(field)
+            if having and tag not in having:
+                raise ValueError(
+                    f"{name}.{field} belongs to {choice.path} = {either(having)}, and here it is {tag}; "
+                    f"leave it out or add {setting(choice.path, having[0])}"
+                )
+        checked[name] = {choice.tag: tag, **section}
+    return checked
+
+
+# -- The list of settings -----------------------------------------------------------------------------------
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
@@ -36,6 +127,8 @@ class Setting:
     """Whether the variants that have it need a value."""
     variants: tuple[str, ...]
     """Tags of the variants that have it, such as laplace for gradients.epsilon; empty if all have it."""
+    presets: dict[str, Any]
+    """Value by preset, for GCN, of those that have it."""
 
     @property
     def belongs_to(self) -> str:
@@ -44,6 +137,19 @@ class Setting:
             return ""
         choice = CHOICES[self.path.split(".")[0]]
         return f"{choice.path} = {either(self.variants)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the setting as plain values for JSON."""
+        return {
+            "name": self.path,
+            "explanation": self.explanation,
+            "range": self.range,
+            "choices": list(self.choices),
+            "default": self.default,
+            "required": self.required,
+            "belongs_to": self.belongs_to or None,
+            "presets": self.presets,
+        }
 
 
 @cache
@@ -101,6 +207,7 @@ def _setting(path: str, fields: list[FieldInfo], variants: tuple[str, ...]) -> S
         default=None if first.is_required() else first.default,
         required=first.is_required(),
         variants=variants,
+        presets={},
     )
 
 

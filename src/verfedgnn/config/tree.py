@@ -7,6 +7,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -16,17 +17,27 @@ import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from verfedgnn import plugins
-from verfedgnn.config.model_forms import SIZES, Gnn, ModelConfig, PropagationModel, choose_sizes
 from verfedgnn.config.rules import find_conflict
 from verfedgnn.config.sections import (
+    SIZES,
+    Gnn,
     GradientConfig,
+    ModelConfig,
+    PropagationModel,
     Section,
     SplitConfig,
     TernaryGradients,
     TrainingConfig,
+    choose_sizes,
 )
-from verfedgnn.config.settings import Setting, list_settings, resolve_setting
-from verfedgnn.config.variants import CHOICES, check_variants, merge_trees
+from verfedgnn.config.settings import (
+    CHOICES,
+    Setting,
+    check_variants,
+    list_settings,
+    merge_trees,
+    resolve_setting,
+)
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.user_rule import UserRule
 
@@ -44,7 +55,7 @@ class Config(Section):
     """Seed of the split, the initial values, the projection, the batches and the noise."""
     users: UserRule = "any"
     """Users who take part: any (those of any party), all (those at every party), or a number N (those at N or more parties)."""
-    base: str = "paper"
+    base: str = Field("paper", max_length=1000, pattern=r"^[^\p{C}\p{Zl}\p{Zp}<>|`]+$")
     """Preset from which this configuration started."""
     model: ModelConfig = PropagationModel()
     """The graph neural network."""
@@ -225,12 +236,9 @@ def build_config(
     overrides: Mapping[str, Any] | None = None,
 ) -> Config:
     """Build a configuration from a preset, then a TOML file, then single values; later ones win."""
-    given = _read_toml(file) if file else {}
-    section = given.get("model")
-    gnn = model or (section.get("gnn") if isinstance(section, dict) else None) or "gcn"
-    tree = merge_trees({"base": preset} | read_preset(preset, gnn), given)
+    tree = merge_trees({"base": preset} | read_preset(preset), _read_toml(file) if file else {})
     if model:
-        tree = merge_trees(tree, {"model": {"gnn": gnn}})
+        tree = merge_trees(tree, {"model": {"gnn": model}})
     return _validate(tree).with_values(overrides or {})
 
 
@@ -240,20 +248,16 @@ def presets() -> list[str]:
     return sorted(file.name.removesuffix(".toml") for file in folder.iterdir())
 
 
-def read_preset(name: str, gnn: str = "gcn") -> dict[str, Any]:
-    """Return the tree of a built-in preset or of a TOML file; tables named after a GNN apply to that GNN only."""
+def read_preset(name: str) -> dict[str, Any]:
+    """Return the tree of a built-in preset or of a TOML file."""
     if name.endswith(".toml"):
-        tree = _read_toml(Path(name))
-    elif name in presets():
-        file = resources.files("verfedgnn.config").joinpath(f"presets/{name}.toml")
-        tree = tomllib.loads(file.read_text("utf-8"))
-    else:
+        return _read_toml(Path(name))
+    if name not in presets():
         raise ConfigError(
             f"there is no preset '{name}'; choose {', '.join(presets())} or a file that ends in .toml"
         )
-    named = [key for key in tree if key not in Config.model_fields]
-    own = {key: tree.pop(key) for key in named if key in plugins.GNNS or key in plugins.list_gnns()}
-    return merge_trees(tree, own.get(gnn, {}))
+    file = resources.files("verfedgnn.config").joinpath(f"presets/{name}.toml")
+    return tomllib.loads(file.read_text("utf-8"))
 
 
 def load_config(path: Path) -> Config:
@@ -280,6 +284,31 @@ def settings() -> dict[str, Setting]:
 def setting_path(key: str) -> str:
     """Return the whole path of a setting, which may be named by its last word."""
     return resolve_setting(key, settings())
+
+
+def find_settings(name: str | None = None) -> list[Setting]:
+    """Return the settings with an exact name or last word, else those whose path contains it; all without a name."""
+    known = settings()
+    paths = list(known)
+    if name:
+        exact = [path for path in paths if path == name or path.endswith(f".{name}")]
+        paths = exact or [path for path in paths if name.lower() in path] or [setting_path(name)]
+    first = Config.model_fields["base"].default
+    names = sorted(presets(), key=lambda preset: (preset != first, preset))
+    values = {preset: build_config(preset=preset).values() for preset in names}
+    having = {path: {p: found[path] for p, found in values.items() if path in found} for path in paths}
+    return [replace(known[path], presets=having[path]) for path in paths]
+
+
+def format_value(value: Any) -> str:
+    """Return a value as `--set` takes it."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(format_value, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 _WORDS = {
@@ -320,9 +349,9 @@ def explain_invalid(error: ValidationError) -> str:
         return f"{' and '.join(unset)} must be set{_variant(first['loc'])}"
     if first["type"] == "literal_error":
         text += _variant(first["loc"])
-    setting = settings().get(where.rpartition(".")[0])
-    if setting and isinstance(first["loc"][-1], str):  # one of several types
-        where, text = setting.path, f"must be {setting.range}"
+    known = settings().get(where.rpartition(".")[0])
+    if known and isinstance(first["loc"][-1], str):  # one of several types
+        where, text = known.path, f"must be {known.range}"
     given = f" (it is {first['input']!r})" if where and not isinstance(first["input"], dict) else ""
     colon = "" if text.startswith(("must ", "is ")) else ":"
     return f"{where}{colon} {text}{given}" if where else text

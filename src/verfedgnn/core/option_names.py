@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-READ = ("missing", "duplicates", "encoding", "delimiter", "scale", "catalogue")
+READ = ("missing", "duplicates", "encoding", "delimiter", "scale", "catalogue", "ids")
 """Options of `read_ratings` that the command line takes as `--read NAME=VALUE`."""
 _on_command_line = False
 _table: ContextVar[str | None] = ContextVar("table", default=None)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option, worded
-from verfedgnn.data.ids import TEXT
+from verfedgnn.data.ids import TEXT, find_stranger, to_numpy
 from verfedgnn.data.rating_checks import SHOWN, DataProblem, RowReport
 from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn.data.ratings import Mask, count_rows, format_count
@@ -232,8 +232,8 @@ def _find_warnings(columns: Columns, row_of: NDArray[np.int64] | None) -> list[D
 
     low, high = float(rating.min()), float(rating.max())
     if low == high and len(rating) > 1:
-        text = f"all ratings are {low:g}, so there is nothing to learn from them"
-        remedy = f"if they are events, weigh them with {option('events')}"
+        text = f"all ratings are {low:g}, so only lists can be trained"
+        remedy = f"if they are events of several kinds, weigh them with {option('events')}"
         warnings.append(DataProblem("all-equal", text, remedy, len(rating)))
     elif low == 0 < high and float(rating[rating > 0].min()) >= 1:
         what = "have the rating 0, where the others begin at 1 or more"
@@ -317,8 +317,10 @@ def conclude(
         first = next(problem.text for problem in broken[0].problems if problem.fatal)
         reason = first.removeprefix(f"{broken[0].name}: ").partition("; ")[0]
         refusal = f"{names} cannot be used ({reason}). Correct it as the errors say, then check again."
-    elif overlap is not None and not overlap.shared:
-        refusal = "no user is at two parties. Spell user ids in the same way in all tables, then check again."
+    elif overlap is not None and (
+        stranger := find_stranger({source.name: to_numpy(source.users) for source in sources})
+    ):
+        refusal = f"{stranger}. Then check again."
     elif named and len(sources) == 1:
         refusal = (
             f"'{sources[0].name}' is the only party and joining needs two or more. Pass one table per party, or try it on "
@@ -376,6 +378,6 @@ def _foresee_federation(sources: Sequence[CheckedSource], overlap: UserOverlap) 
     if overlap.shared and overlap.shared < FEWEST_SHARED * users:
         warnings.append(
             f"{users - overlap.shared:,} of {users:,} users are at one party only: they take part and are served, but only shared users "
-            f"connect the parties; look at the lift by other parties ({worded('`train --lift`', '`lift()`')})"
+            f"connect the parties; look at the lift by other parties ({worded('`verfedgnn lift RUN`', '`lift()`')})"
         )
     return warnings

@@ -5,7 +5,8 @@ million ids of 14 characters take 112 MB. One very long id would widen all of th
 """
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from decimal import Decimal
 from typing import Any, TypeAlias
@@ -217,3 +218,46 @@ def find_positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:
     """Return the position of each id in `among`, or -1 if it is absent."""
     positions = pc.index_in(pa.array(ids, TEXT), value_set=pa.array(among, TEXT))
     return pc.fill_null(positions, -1).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+
+
+def _as_number(text: str) -> str:
+    return re.sub(r"\.0+$", "", text).lstrip("0") or "0" if re.fullmatch(r"[0-9]+(\.0+)?", text) else text
+
+
+SPELLINGS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "number": ("leading zeros or a .0", _as_number),
+    "lower": ("capitals or spaces", lambda text: "".join(text.casefold().split())),
+    "mail": ("the domains of mail addresses", lambda text: text.casefold().partition("@")[0].strip()),
+}
+"""Ways to spell user ids alike: in what the ids differ, and the rule."""
+FEWEST_SHARED = 0.02
+"""Smallest share of a party's users, or of the others' if they are fewer, who are at another party."""
+
+
+def spell(ids: StrArray, way: str) -> StrArray:
+    """Return ids spelled in one of the `SPELLINGS`; other ids stay as they are."""
+    if way not in SPELLINGS:
+        raise DataError(f"{option('ids', way)} is no spelling of ids; use {', '.join(SPELLINGS)}")
+    return np.array([SPELLINGS[way][1](text) for text in ids.tolist()], np.str_)
+
+
+def find_stranger(users: Mapping[str, StrArray]) -> str | None:
+    """Say which party shares nearly no user with the others, and what its ids would need; None if all share some."""
+    everybody, count = np.unique(np.concatenate([*users.values()]), return_counts=True)
+    known = everybody[count > 1]
+    for name, own in users.items():
+        shared = int((find_positions(own, known) >= 0).sum())
+        others = len(everybody) - len(own) + shared
+        if len(users) == 1 or shared >= max(1, FEWEST_SHARED * min(len(own), others)):
+            continue
+        elsewhere = np.concatenate([ids for other, ids in users.items() if other != name])
+        found = {way: len(np.intersect1d(spell(own, way), spell(elsewhere, way))) for way in SPELLINGS}
+        best = max(found, key=lambda way: found[way])
+        start = f"{name} shares {shared:,} of its {len(own):,} users with the others"
+        if found[best] > 2 * shared + FEWEST_SHARED * len(own):
+            return (
+                f"{start}, but {found[best]:,} if ids differ only in {SPELLINGS[best][0]}: read all sources with "
+                f"{option('ids', best)}"
+            )
+        return f"{start}: spell user ids in the same way in all sources, or leave {name} out"
+    return None

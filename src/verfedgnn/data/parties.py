@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import ConfigError, DataError, MissingColumns
 from verfedgnn.core.option_names import option, reading_table
 from verfedgnn.core.user_rule import UserRule, describe_rule, fewest_parties
-from verfedgnn.data.ids import StrArray, find_positions, sort_ids
+from verfedgnn.data.ids import StrArray, find_positions, find_stranger, sort_ids
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_reader import list_tables, locate, read_ratings, refuse_address
 from verfedgnn.data.ratings import Ratings, format_count
@@ -124,8 +124,8 @@ def align_users(parties: Sequence[PartyData], users: UserRule = "any") -> list[P
     ids, count = np.unique(np.concatenate([table.user_ids for table in tables]), return_counts=True)
     chosen = sort_ids(ids[count >= fewest])
     names = ", ".join(party.name for party in parties)
-    if len(parties) > 1 and not (count > 1).any():
-        raise DataError(f"no user is at two of {names}: check that they spell user ids in the same way")
+    if stranger := find_stranger({party.name: party.ratings.user_ids for party in parties}):
+        raise DataError(stranger)
     if not len(chosen):
         remedy = f"use {option('users', 'any')}, or check the spelling of ids"
         raise DataError(f"no user is {describe_rule(users)} of {names}: {remedy}")

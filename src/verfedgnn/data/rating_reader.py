@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option
 from verfedgnn.data.column_names import RATING_ROLES
-from verfedgnn.data.ids import number_ids
+from verfedgnn.data.ids import TEXT, number_ids, order_ids, spell
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_checks import RowReport, accept_rows, rate_rows
 from verfedgnn.data.ratings import Ratings, format_count, pool_tables
@@ -63,6 +63,7 @@ def read_ratings(
     keep: Sequence[str] = (),
     events: EventWeights | None = None,
     catalogue: int | None = None,
+    ids: str | None = None,
     report: RowReport | None = None,
     **options: Any,
 ) -> Ratings:
@@ -83,6 +84,7 @@ def read_ratings(
         keep: Further item columns to keep, if the table has them.
         events: Weights of events ({"view": 1, "purchase": 5}, or one number), for tables of events instead of ratings.
         catalogue: Declared number of items, with or without ratings.
+        ids: How user ids are spelled: "number", "lower" or "mail" (`SPELLINGS`); by default as they are written.
         report: Takes the problems of a single plain table instead of an error.
         **options: Further options of synthetic data (users, items, ratings, ...).
     """
@@ -90,14 +92,16 @@ def read_ratings(
     plain = rows | _given(columns=columns, scale=scale, events=events)
     texts = _given(encoding=encoding, delimiter=delimiter)
     if isinstance(source, Ratings):
-        if given := plain | texts | _given(catalogue=catalogue):
+        if given := plain | texts | _given(catalogue=catalogue, ids=ids):
             raise DataError(f"{', '.join(given)}: Ratings are read already; pass the option to read_ratings")
         return source
     if isinstance(source, str | Path) and is_synthetic(source):
         if unknown := options.keys() - SYNTHETIC_OPTIONS:
             known = ", ".join(SYNTHETIC_OPTIONS)
             raise DataError(f"synthetic data has no option {min(unknown)}; use {known}")
-        return synthetic_ratings(seed=seed, scale=scale or (1, 5), **options).with_catalogue(catalogue)
+        return spell_users(
+            synthetic_ratings(seed=seed, scale=scale or (1, 5), **options), ids
+        ).with_catalogue(catalogue)
     if options:
         raise DataError(
             f"{', '.join(options)}: these options are for synthetic data; leave them out for {name}"
@@ -106,7 +110,7 @@ def read_ratings(
     if not isinstance(source, str | Path):
         if texts:
             raise DataError(f"{', '.join(texts)}: an option for files; leave it out for the table {name}")
-        return read_table(source, name, **opening).with_catalogue(catalogue)
+        return spell_users(read_table(source, name, **opening), ids).with_catalogue(catalogue)
     where = locate(source)
     folder = where.resolve().name
     layout = None if columns or events is not None else find_layout(where)
@@ -122,7 +126,21 @@ def read_ratings(
         ratings = pool_tables(tables, "file", folder) if tables[1:] else replace(tables[0], name=folder)
     else:
         ratings = read_table(where, **opening)
-    return ratings.with_catalogue(catalogue)
+    return spell_users(ratings, ids).with_catalogue(catalogue)
+
+
+def spell_users(table: Ratings, way: str | None) -> Ratings:
+    """Return a table with its user ids in one spelling (`SPELLINGS`), if one is named; raise `DataError` if two become one."""
+    if way is None:
+        return table
+    ids = spell(table.user_ids, way)
+    lost = len(ids) - len(np.unique(ids))
+    if lost:
+        raise DataError(
+            f"{table.name}: with {option('ids', way)}, {format_count(lost, 'user')} would have the id of another; correct the ids "
+            "in the table, or leave the option out"
+        )
+    return replace(table, user_ids=ids).select_users(order_ids(pa.array(ids, TEXT), ids))
 
 
 def _given(**options: Any) -> dict[str, Any]:

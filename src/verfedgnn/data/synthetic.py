@@ -1,13 +1,16 @@
 """Generated ratings from a known model, for examples and tests that need no download.
 
-    rating = centre + user bias + item bias + <taste of the user, traits of the item> + noise,   rounded to whole stars
+    affinity = <taste of the user, genre of the item>                           one taste for all categories
+    who rates what:  a genre by its popularity x exp(CHOICE x affinity), then an item of it by popularity (Zipf)
+    rating = centre + user bias + item bias + SIGNAL x affinity + noise         rounded to whole stars
+    when:            within STAY after the user has come to the category, at a random date
 
-A user's taste is one vector for all categories, so ratings at one organisation say something about the others. The popularity
-of items is long-tailed (Zipf), the activity of users log-normal.
+What users rate says what they like, also in the categories to which they come later. A title tells the genre, as in Dark film
+017. The number of ratings of users is log-normal.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,53 +24,138 @@ from verfedgnn.data.ids import StrArray
 from verfedgnn.data.ratings import Ratings
 
 CATEGORIES = ("film", "book", "album", "game", "podcast", "recipe", "course", "concert")
+GENRES = np.array(["Classic", "Dark", "Funny", "Modern", "Quiet", "Wild"])
 FEWEST = 5
 """Smallest number of ratings of a user."""
 
-_ZIPF = 0.7
+_ZIPF = 0.5
 _ACTIVITY = 0.7
-_TASTES = 4
-_USER_BIAS, _ITEM_BIAS, _SIGNAL, _NOISE = 0.35, 0.4, 0.85, 0.6
-_START, _SPAN = 1_577_836_800, 3 * 365 * 86_400
+_CHOICE = 1.5
+_CENTRE, _USER_BIAS, _ITEM_BIAS, _SIGNAL, _NOISE = 2.9, 0.35, 0.4, 0.85, 0.6
+_START, _SPAN, _STAY = 1_577_836_800, 3 * 365 * 86_400, 0.5
 Index: TypeAlias = NDArray[np.integer]
 Scale: TypeAlias = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Tastes:
-    """The parameters of the model, drawn at random."""
+class _World:
+    """The parameters of users and items, drawn at random."""
 
+    activity: NDArray[np.float64]
     taste: NDArray[np.float32]
-    """Tastes of the users (N, 4)."""
-    traits: NDArray[np.float32]
-    """Traits of the items (M, 4)."""
+    """Tastes of the users (N, genres)."""
+    genre: NDArray[np.int8]
+    """Genres of the items (M,)."""
     user_bias: NDArray[np.float32]
     item_bias: NDArray[np.float32]
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, users: int, items: int) -> "Tastes":
+    def draw(cls, rng: np.random.Generator, users: int, items: int) -> "_World":
         """Draw independent parameters for so many users and items."""
-        taste, traits = (rng.standard_normal((count, _TASTES), np.float32) for count in (users, items))
+        activity = rng.lognormal(0, _ACTIVITY, users)
+        taste = rng.standard_normal((users, len(GENRES)), np.float32)
         user_bias, item_bias = (rng.standard_normal(count, np.float32) for count in (users, items))
-        return cls(taste, traits, _USER_BIAS * user_bias, _ITEM_BIAS * item_bias)
+        genre = rng.integers(0, len(GENRES), items, np.int8)
+        return cls(activity, taste, genre, _USER_BIAS * user_bias, _ITEM_BIAS * item_bias)
 
-    def stars(
-        self, rng: np.random.Generator, user: Index, item: Index, scale: Scale = (1, 5)
-    ) -> NDArray[np.float32]:
+    def part(self, users: Index, items: Index) -> "_World":
+        """Return the parameters of these users and items."""
+        return _World(
+            self.activity[users],
+            self.taste[users],
+            self.genre[items],
+            self.user_bias[users],
+            self.item_bias[items],
+        )
+
+    def choose(self, rng: np.random.Generator, ratings: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Draw about so many distinct (user, item) pairs: users by activity, items by taste and popularity."""
+        users, items = len(self.taste), len(self.genre)
+        most = max(FEWEST, items // 2)
+        count = np.clip(np.rint(self.activity * (ratings / self.activity.sum())), FEWEST, most).astype(
+            np.int64
+        )
+        popularity = (1 + rng.permutation(items)) ** -_ZIPF
+        by_genre = np.argsort(self.genre, kind="stable")
+        cumulative = np.cumsum(popularity[by_genre])
+        ends = cumulative[np.cumsum(np.bincount(self.genre, minlength=len(GENRES))) - 1]
+        starts = np.append(0, ends[:-1])
+        chances = np.cumsum((ends - starts) * np.exp(_CHOICE * self.taste), axis=1)
+        keys, lacking = np.empty(0, np.int64), count
+        tries = 0
+        while lacking.any():
+            who = np.repeat(np.arange(users), lacking)
+            if tries < 5:
+                spot = rng.random(len(who)) * chances[who, -1]
+                genre = sum((spot > chances[who, k]).astype(np.int8) for k in range(len(GENRES) - 1))
+                spot = starts[genre] + rng.random(len(who)) * (ends - starts)[genre]
+                drawn = by_genre[np.minimum(np.searchsorted(cumulative, spot, "right"), items - 1)]
+            else:  # users of nearly all items would wait long for the tail
+                drawn = rng.integers(0, items, len(who))
+            keys = np.sort(np.concatenate([keys, who * items + drawn]))
+            # np.unique takes many times as long for ten million.
+            keys = keys[np.append(True, keys[1:] != keys[:-1])]
+            lacking = count - np.bincount(keys // items, minlength=users)
+            tries += 1
+        unseen = np.flatnonzero(np.bincount(keys % items, minlength=items) == 0)
+        keys = np.concatenate([keys, rng.integers(0, users, len(unseen)) * items + unseen])
+        keys = rng.permutation(keys)
+        return (keys // items).astype(np.int32), (keys % items).astype(np.int32)
+
+    def stars(self, rng: np.random.Generator, user: Index, item: Index, scale: Scale) -> NDArray[np.float32]:
         """Return the ratings of these pairs, rounded."""
-        match = np.zeros(len(user), np.float32)
-        for k in range(_TASTES):
-            match += self.taste[user, k] * self.traits[item, k]
         # The constants above are in units of a scale from 1 to 5.
         unit = (scale[1] - scale[0]) / 4
-        star = 3.6 + self.user_bias[user] + self.item_bias[item] + _SIGNAL / np.sqrt(_TASTES) * match
+        star = (
+            _CENTRE
+            + self.user_bias[user]
+            + self.item_bias[item]
+            + _SIGNAL * self.taste[user, self.genre[item]]
+        )
         star += _NOISE * rng.standard_normal(len(user), np.float32)
         return np.clip(scale[0] + unit * np.rint(star - 1), *scale).astype(np.float32)  # type: ignore[no-any-return]
+
+    def table(
+        self,
+        rng: np.random.Generator,
+        ratings: int,
+        *,
+        name: str,
+        user_ids: StrArray,
+        kind: StrArray,
+        scale: Scale = (1, 5),
+    ) -> Ratings:
+        """Draw a table in the order of ids; an item is called after its category in `kind`, as in film-017, Dark film 017."""
+        user, item = self.choose(rng, ratings)
+        rating = self.stars(rng, user, item, scale)
+        names, category = np.unique(kind, return_inverse=True)
+        number = np.empty(len(kind), np.int64)
+        for k in range(len(names)):
+            places = np.flatnonzero(category == k)
+            number[places] = 1 + np.arange(len(places))
+        digits = np.strings.zfill(number.astype(np.str_), max(3, len(str(number.max()))))
+        came = rng.random((len(user_ids), len(names)))[user, category[item]]
+        date = came + np.minimum(1 - came, _STAY) * rng.random(len(user))
+        table = Ratings(
+            user=user,
+            item=item,
+            rating=rating,
+            user_ids=user_ids,
+            item_ids=_join(kind, "-", digits),
+            time=_START + (_SPAN * date).astype(np.int64),
+            titles=_join(GENRES[self.genre], " ", kind, " ", digits),
+            columns={"category": kind},
+            scale=(float(scale[0]), float(scale[1])),
+            scale_declared=True,
+            catalogue=len(kind),
+            name=name,
+        )
+        return table.select_users(np.argsort(user_ids)).select_items(np.argsort(table.item_ids))
 
 
 def synthetic_ratings(
     *,
-    users: int = 1000,
+    users: int = 3000,
     items: int = 600,
     ratings: int = 60_000,
     seed: int = 0,
@@ -85,13 +173,10 @@ def synthetic_ratings(
             f" {FEWEST} items, and no more categories than items"
         )
     rng = np.random.default_rng(seed)
-    user, item = _who_rates_what(rng, users, items, ratings)
-    rating = Tastes.draw(rng, users, items).stars(rng, user, item, scale)
-    kind = rng.permutation(np.arange(items) % categories)
+    kind = np.array(_categories(categories))[rng.permutation(np.arange(items) % categories)]
     ids = _numbered("u", np.arange(users))
-    names: StrArray = np.array(_categories(categories))[kind]
-    table = _make_table(rng, "synthetic", (user, item, rating), ids, names, scale)
-    return replace(table, columns={"category": np.char.partition(table.item_ids, "-")[:, 0]})
+    world = _World.draw(rng, users, items)
+    return world.table(rng, ratings, name="synthetic", user_ids=ids, kind=kind, scale=scale)
 
 
 def synthetic_tables(
@@ -109,46 +194,14 @@ def synthetic_tables(
     rng = np.random.default_rng(seed)
     shared = round(overlap * users)
     own = users - shared
-    tastes = Tastes.draw(rng, shared + parties * own, parties * items)
+    world = _World.draw(rng, shared + parties * own, parties * items)
     user_ids = _numbered("u", rng.permutation(shared + parties * own))
     tables = []
     for party, name in enumerate(_categories(parties)):
         rows = np.concatenate([np.arange(shared), shared + party * own + np.arange(own)])
-        user, item = _who_rates_what(rng, users, items, ratings)
-        stars = tastes.stars(rng, rows[user], party * items + item)
-        tables.append(_make_table(rng, name, (user, item, stars), user_ids[rows], np.full(items, name)))
+        part = world.part(rows, party * items + np.arange(items))
+        tables.append(part.table(rng, ratings, name=name, user_ids=user_ids[rows], kind=np.full(items, name)))
     return tables
-
-
-def _make_table(
-    rng: np.random.Generator,
-    name: str,
-    rows: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]],
-    user_ids: StrArray,
-    names: StrArray,
-    scale: Scale = (1, 5),
-) -> Ratings:
-    """Return a table in the order of ids; an item is called after its category in `names`, as in film-017, Film 017."""
-    number = np.empty(len(names), np.int64)
-    for category in np.unique(names):
-        places = np.flatnonzero(names == category)
-        number[places] = 1 + np.arange(len(places))
-    digits = np.strings.zfill(number.astype(np.str_), max(3, len(str(number.max()))))
-    user, item, rating = rows
-    table = Ratings(
-        user=user,
-        item=item,
-        rating=rating,
-        user_ids=user_ids,
-        item_ids=np.strings.add(np.strings.add(names, "-"), digits),
-        time=_START + rng.integers(0, _SPAN, len(user)),
-        titles=np.strings.add(np.strings.add(np.strings.capitalize(names), " "), digits),
-        scale=(float(scale[0]), float(scale[1])),
-        scale_declared=True,
-        catalogue=len(names),
-        name=name,
-    )
-    return table.select_users(np.argsort(user_ids)).select_items(np.argsort(table.item_ids))
 
 
 def write_tables(tables: Sequence[Ratings], folder: Path) -> list[Path]:
@@ -162,36 +215,6 @@ def write_tables(tables: Sequence[Ratings], folder: Path) -> list[Path]:
     return files
 
 
-def _who_rates_what(
-    rng: np.random.Generator, users: int, items: int, ratings: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Draw distinct (user, item) pairs, users by activity and items by popularity."""
-    activity = rng.lognormal(0, _ACTIVITY, users)
-    most = max(FEWEST, items // 2)
-    count = np.clip(np.rint(activity * (ratings / activity.sum())), FEWEST, most).astype(np.int64)
-    popularity = (1 + rng.permutation(items)) ** -_ZIPF
-    cumulative = np.cumsum(popularity) / popularity.sum()
-    keys, lacking = np.empty(0, np.int64), count
-    tries = 0
-    while lacking.any():
-        who = np.repeat(np.arange(users), lacking)
-        # Users of nearly all items would wait long for the tail, so after some rounds all items are equally likely.
-        drawn = (
-            np.minimum(np.searchsorted(cumulative, rng.random(len(who)), "right"), items - 1)
-            if tries < 5
-            else rng.integers(0, items, len(who))
-        )
-        keys = np.sort(np.concatenate([keys, who * items + drawn]))
-        # np.unique takes many times as long for ten million.
-        keys = keys[np.append(True, keys[1:] != keys[:-1])]
-        lacking = count - np.bincount(keys // items, minlength=users)
-        tries += 1
-    unseen = np.flatnonzero(np.bincount(keys % items, minlength=items) == 0)
-    keys = np.concatenate([keys, rng.integers(0, users, len(unseen)) * items + unseen])
-    keys = rng.permutation(keys)
-    return (keys // items).astype(np.int32), (keys % items).astype(np.int32)
-
-
 def _categories(count: int) -> list[str]:
     return [*CATEGORIES, *(f"category{n}" for n in range(len(CATEGORIES), count))][:count]
 
@@ -199,3 +222,9 @@ def _categories(count: int) -> list[str]:
 def _numbered(prefix: str, numbers: NDArray[np.int64]) -> StrArray:
     width = max(4, len(str(int(numbers.max()))))
     return np.strings.add(prefix, np.strings.zfill(numbers.astype(np.str_), width))
+
+
+def _join(first: StrArray, *others: StrArray | str) -> StrArray:
+    for other in others:
+        first = np.strings.add(first, other)
+    return first

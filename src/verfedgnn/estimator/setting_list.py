@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from verfedgnn.config.reference import SettingEntry, find_settings
+from verfedgnn.config.settings import Setting
+from verfedgnn.config.tree import find_settings
 from verfedgnn.core.installed import make_frame
 
 
@@ -16,7 +17,7 @@ def settings(name: str | None = None) -> SettingList:
     return SettingList(find_settings(name))
 
 
-class SettingList(list[SettingEntry]):
+class SettingList(list[Setting]):
     """Settings with their meaning, range, and value in each preset."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -27,8 +28,8 @@ class SettingList(list[SettingEntry]):
         """Return one row for each setting as a data frame of pandas."""
         return make_frame(
             [
-                {"setting": _argument(entry), "values": entry.setting.range, **entry.presets}
-                | {"meaning": entry.setting.explanation}
+                {"setting": _argument(entry), "values": entry.range, **entry.presets}
+                | {"meaning": entry.explanation}
                 for entry in self
             ]
         )
@@ -37,10 +38,10 @@ class SettingList(list[SettingEntry]):
         return "\n".join(map(_describe, self))
 
 
-def _argument(entry: SettingEntry) -> str:
-    return entry.setting.path.split(".")[-1]
+def _argument(entry: Setting) -> str:
+    return entry.path.split(".")[-1]
 
 
-def _describe(entry: SettingEntry) -> str:
+def _describe(entry: Setting) -> str:
     presets = ", ".join(f"{preset} {value!r}" for preset, value in entry.presets.items()) or "in no preset"
-    return f"{_argument(entry)}=   {entry.setting.range}   ({presets})\n    {entry.setting.explanation}"
+    return f"{_argument(entry)}=   {entry.range}   ({presets})\n    {entry.explanation}"

@@ -236,7 +236,7 @@ def verdict_table(lift: Lift) -> tuple[list[str], list[list[str]], list[str]]:
     """Return the header, the rows and the notes of the table with one line an organisation."""
     tables = [(customers, table, table["metric"]) for customers, table in judged_tables(lift)]
     header = ["", "joining pays"]
-    header += [f"stars, {who}**" if metric == "rmse" else f"{who}*" for who, _, metric in tables]
+    header += [f"stars, {who.split()[0]}**" if metric == "rmse" else f"{who}*" for who, _, metric in tables]
     rows = [
         [
             name,

@@ -27,6 +27,7 @@ from verfedgnn.core.connection_table import is_address
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
 from verfedgnn.federation.certificates import COORDINATOR, Certificate, check_name, format_day
+from verfedgnn.protocol.user_alignment import AlignmentRules
 from verfedgnn.runs.run_folder import FINAL, LISTS
 
 FILE = "federation.toml"
@@ -185,6 +186,19 @@ class Agreement(Section):
             return None  # more parties are expected
         return too_few(self.config, min(active_count(self.config, count), self.quorum), count)
 
+    @property
+    def alignment_rules(self) -> AlignmentRules:
+        """The rules by which users are aligned."""
+        assert self.alignment != "none"
+        return AlignmentRules(
+            self.alignment,
+            self.digest(),
+            self.config.users,
+            self.max_users,
+            self.min_users,
+            self.min_overlap,
+        )
+
     def digest(self) -> str:
         """Return the SHA-256 of the members, the rules and the configuration, for organisations to compare.
 
@@ -279,12 +293,19 @@ def replace_agreement(path: Path, text: str) -> None:
 
 
 def find_agreement(path: Path, run: Path | None) -> Agreement:
-    """Return the agreement in a file or its folder, or the one before it if the folder `run` was begun under that."""
+    """Return the agreement in a file or its folder, or the one before it if the folder `run` was begun under that.
+
+    Raise `ConfigError` if the coordinator has another key since: whoever has the old one could pretend to be the coordinator.
+    """
     file = path / FILE if path.is_dir() else path
     agreement, before = load_agreement(file), file.with_suffix(BEFORE)
     if run is not None and before.is_file() and (run / MARK).is_file():
         begun = (run / MARK).read_text("utf-8").split()[0]
         if begun != agreement.digest() and (earlier := load_agreement(before)).digest() == begun:
+            keys = {each.coordinator.parsed.key_fingerprint for each in (earlier, agreement)}
+            if len(keys) > 1:
+                replaced = f"the coordinator has another key since the run in {run} was begun"
+                raise ConfigError(f"{replaced}, and somebody else may have the old one; choose another --out")
             return earlier
     return agreement
 
@@ -388,6 +409,8 @@ def compare_agreements(before: Agreement, after: Agreement) -> list[str]:
         | each.config.values()
         for each in (before, after)
     )
+    if old.keys() == new.keys() and [*old] != [*new]:
+        changes.append(f"the order of the parties: {', '.join([*new][1:])}")
     changes += [
         f"{name}: {rules.get(name)} before, {others.get(name)} now"
         for name in dict.fromkeys([*rules, *others])

@@ -35,6 +35,7 @@ from verfedgnn.federation.stores import RELEASES, PartyStore, SurvivorLog, open_
 from verfedgnn.federation.transcript import ALIGNMENT, SPENT
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.privacy.id_matching import Each
+from verfedgnn.privacy.projection import Exchange
 from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.coordinator import mean_error
 from verfedgnn.protocol.party import Candidate, Party
@@ -160,7 +161,7 @@ def _compare_with_before(store: PartyStore, after: Path | None, read_ratings: Ca
 def _warn_of_forgotten(store: PartyStore, run: Run) -> None:
     """Warn of users in a finished run who were forgotten, in another run of the party, after its users were aligned."""
     forgotten = gather_forgotten(store.identity.key_file, store.folder)
-    gone = forgotten.find(run.parties[0].ratings.user_ids, federated=True)
+    gone = forgotten.find(run.parties[0].ratings.user_ids)
     if gone.any():
         count = format_count(int(gone.sum()), "user")
         log_warning(f"this run has {count} forgotten since the alignment; forget them in {store.folder}, too")
@@ -186,7 +187,7 @@ def align_party(
     identity = store.identity
     earlier = [] if after is None else [after]
     forgotten = gather_forgotten(identity.key_file, *earlier, store.folder)
-    gone = forgotten.find(ratings.user_ids, federated=True)
+    gone = forgotten.find(ratings.user_ids)
     if gone.any():
         count = format_count(int(gone.sum()), "forgotten user")
         log_warning(f"left out {count}; remove them from your own data, too")
@@ -218,16 +219,7 @@ def _align(
         alignment = hashlib.sha256("\n".join(ids.tolist()).encode()).hexdigest()
     else:
         party = PartyAlignment(
-            identity.name,
-            ratings.user_ids,
-            agreement.alignment,
-            agreement.digest(),
-            identity,
-            each,
-            pad_to=pad_to,
-            most_users=agreement.max_users,
-            fewest_users=agreement.min_users,
-            rule=agreement.config.users,
+            identity.name, ratings.user_ids, agreement.alignment_rules, identity, each, pad_to=pad_to
         )
         about = {"users": ratings.n_users - party.ambiguous, "ambiguous": party.ambiguous or None}
         log_event("aligning users", method=agreement.alignment, rule=agreement.config.users, **about)
@@ -433,15 +425,14 @@ class PartyService:
             party.replica.ratings,
             self.history,
             self.link.ledger,
-            self._report_privacy(),
+            self._report_privacy(party.exchange),
         )
         self.store.write_result(self.stage, result)
         self.link.send(finished.reply)
         about = {"stage": self.stage.name, "rounds": message.round, "best_round": message.best_round}
         log_event("training finished", **about, public=finished.reply.digest)
 
-    def _report_privacy(self) -> dict[str, Any]:
-        exchange = self.candidate.exchange
+    def _report_privacy(self, exchange: Exchange) -> dict[str, Any]:
         report = privacy_report(
             self.config,
             releases=self.ledger.count(GRADIENT),

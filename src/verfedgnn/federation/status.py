@@ -41,6 +41,8 @@ STALE_SECONDS = 30.0
 """Age of a status whose process no longer writes it."""
 HANGING_SECONDS = 900.0
 """Age of a status whose process hangs, though it answers; a party may compute for long in between."""
+COMPUTING = ("gathering", "aligning", "choosing the gate")
+"""States in which a party of many users may compute for longer than that without a new status."""
 STARTING = "starting"
 """State of a member before it can reach the others."""
 STOPPED = "stopped"
@@ -179,7 +181,7 @@ def make_tables(status: dict[str, Any]) -> tuple[Table, Table]:
         elif about.get("heard") is not None:
             heard = f"{_age(status, about['heard'])} ago"
         sizes = (f"{about[way] / 1e6:,.1f}" for way in ("up", "down"))
-        parties.add_row(Text(name), presence(about), heard, *sizes, str(about.get("refused", 0)))
+        parties.add_row(Text(name), presence(about), heard, *sizes, Text(str(about.get("refused", 0))))
     return facts, parties
 
 
@@ -278,7 +280,8 @@ class _StatusHandler(BaseHTTPRequestHandler):
             self._send("text/html; charset=utf-8", page(make_tables(status)).encode())
         elif self.path in ("/healthz", "/readyz"):
             state = status["state"]
-            good = state != STOPPED and time.time() - status["updated"] < HANGING_SECONDS
+            fresh = time.time() - status["updated"] < HANGING_SECONDS
+            good = state != STOPPED and (fresh or state in COMPUTING)
             if self.path == "/readyz":  # the coordinator accepts parties, or the party hears the coordinator
                 good &= state == "finished" or bool(status.get("ready"))
             code = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE

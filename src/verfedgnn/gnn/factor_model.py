@@ -18,6 +18,7 @@ where G is one small matrix, summed over the parties. The public step of a round
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,7 +26,6 @@ from torch import Tensor
 
 from verfedgnn.core.errors import DivergedError
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.item_grams import item_grams
 
 STEP = 0.7
 """Share of the preconditioned step that is taken. The exact one overshoots, since all users move at once."""
@@ -177,13 +177,13 @@ def solve_factors(graph: Graph, targets: Tensor, public: PublicFactors, home: It
         second = regressors.unsqueeze(2) * regressors.unsqueeze(1)
         second[:, :last, :last] += covariance[:, :last, :last]
         count = degree[group]
-        variance += float((spread * second).sum() + (gram * covariance).sum())
+        variance += float(add_up(spread * second) + add_up(gram * covariance))
         squares += ((solved.square() + covariance.diagonal(dim1=1, dim2=2)) * (count > 0).unsqueeze(1)).sum(0)
         curvature += (second * count.view(-1, 1, 1)).sum(0)
         shrinkage[:last] += (covariance[:, :last] * count.view(-1, 1, 1)).sum(0)
     errors = targets - predict_edges(graph, public.users, items)
     ratings = max(1, len(targets))
-    noise = max(float(errors.square().sum()) + variance, 1e-3 * ratings) / ratings
+    noise = max(float(add_up(errors.square())) + variance, 1e-3 * ratings) / ratings
     gradient = graph.sum_items(torch.cat([items[:, :last], torch.ones_like(items[:, :1])], 1), errors)
     pull = (public.users[:, :last] @ shrinkage[:last, :last] + shrinkage[:last, last]) / ratings
     gradient[:, :last] -= graph.user_degree * pull
@@ -191,6 +191,11 @@ def solve_factors(graph: Graph, targets: Tensor, public: PublicFactors, home: It
         prior = (degree > 0).sum() / squares.clamp(min=1e-9)
     kept = replace(home, items=items, noise=noise, prior=prior, rounds=home.rounds + 1)
     return HomeStep(kept, gradient / noise, curvature / noise)
+
+
+def add_up(values: Tensor) -> Tensor:
+    """Return the sum of all values (), the same for any number of threads: torch shares longer sums out to them."""
+    return torch.stack([part.sum() for part in torch.split(values.flatten(), 2**15 - 1)]).sum()
 
 
 def predict_edges(graph: Graph, users: Tensor, items: Tensor) -> Tensor:
@@ -202,3 +207,45 @@ def as_product(users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
     """Return (e_u, b_u, 1) and (e_v, 1, b_v), whose product is the prediction."""
     ones = torch.ones((len(users), 1)).to(users), torch.ones((len(items), 1)).to(items)
     return torch.cat([users, ones[0]], 1), torch.cat([items[:, :-1], ones[1], items[:, -1:]], 1)
+
+
+# Sums of outer products over an item's raters, for ridge regressions that solve all items of a party at home.
+
+
+MOST_VALUES = 1 << 22
+"""Most gathered values of user vectors in memory at a time."""
+
+
+def item_grams(graph: Graph, users: Tensor, weights: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    r"""Yield groups of items (n,) and :math:`\sum_{u \in N(v)} w_{uv} x_u x_u^\top` for each of them (n, K, K).
+
+    `users` holds x_u (N, K), `weights` w_uv in the order of the edges by user (E,), by default 1. Items with a similar number of
+    raters form a group, so that little of it is padding.
+    """
+    pointers, raters = (part.long() for part in graph.by_item)
+    degrees = pointers.diff()
+    order = torch.argsort(degrees, stable=True)
+    by_item = None if weights is None else weights[graph.order]
+    padded = torch.cat([users, users.new_zeros((1, users.shape[1]))])
+    for items in _groups(order, degrees, users.shape[1]):
+        longest = int(degrees[items[-1]])
+        place = torch.arange(longest, device=users.device)
+        inside = place < degrees[items].unsqueeze(1)
+        edges = torch.where(inside, pointers[items].unsqueeze(1) + place, 0)
+        rows = torch.where(inside, raters[edges] if len(raters) else edges, len(users))
+        gathered = padded[rows]
+        weighted = gathered if by_item is None else gathered * by_item[edges].unsqueeze(2)
+        yield items, weighted.transpose(1, 2) @ gathered
+
+
+def _groups(order: Tensor, degrees: Tensor, columns: int) -> Iterator[Tensor]:
+    """Cut items in ascending order of degree into groups: the largest degree is at most twice the smallest, plus four."""
+    ascending = degrees[order]
+    start = 0
+    while start < len(order):
+        low = int(ascending[start])
+        within = int(torch.searchsorted(ascending, 2 * low + 4, right=True))
+        most = max(1, MOST_VALUES // (columns * (max(1, int(ascending[within - 1])) + columns)))
+        stop = min(within, start + most)
+        yield order[start:stop]
+        start = stop

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.factor_model import UserBasis
-from verfedgnn.gnn.item_grams import item_grams
+from verfedgnn.gnn.factor_model import UserBasis, item_grams
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DivergedError
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.projection import make_exchange
-from verfedgnn.privacy.protections import Unmasking, protection_of
 from verfedgnn.protocol.messages import BESIDES_ARRAYS
 
 FULL_COPY = 8
@@ -48,20 +46,14 @@ def largest_alignment(users: int) -> int:
     return BESIDES_ARRAYS + ALIGNMENT_BYTES * users
 
 
-def largest_from_coordinator(config: Config, model: Model) -> int:
-    """Return the bytes of the largest message to a party: a RoundStart with a full copy, missed updates and a sum."""
-    return BESIDES_ARRAYS + 2 * FULL_COPY * model.size + _neighbourhood_bytes(config, model)
+def largest_message(config: Config, model: Model, width: int) -> int:
+    """Return the bytes of the largest message of a round, with `width` bytes for each public parameter and neighbourhoods."""
+    return BESIDES_ARRAYS + width * model.size + _neighbourhood_bytes(config, model)
 
 
-def largest_from_party(config: Config, model: Model, parties: int) -> int:
-    """Return the bytes of the largest message to the coordinator: a RoundReply."""
-    gradient = model.size * protection_of(config, parties).sent_type.itemsize
-    return BESIDES_ARRAYS + gradient + _neighbourhood_bytes(config, model)
-
-
-def largest_array(config: Config, model: Model, other_arrays: int) -> int:
-    """Return the bytes of the largest packed array of a round: all neighbourhoods, or `other_arrays` if that is more."""
-    return max(other_arrays, _neighbourhood_bytes(config, model))
+def largest_array(config: Config, model: Model, width: int) -> int:
+    """Return the bytes of the largest packed array in such a message."""
+    return max(width * model.size, _neighbourhood_bytes(config, model))
 
 
 def _neighbourhood_bytes(config: Config, model: Model) -> int:
@@ -69,14 +61,6 @@ def _neighbourhood_bytes(config: Config, model: Model) -> int:
 
 
 # -- sums ------------------------------------------------------------------------------------------------------
-
-
-def sum_neighbourhoods(
-    shared: Sequence[NDArray[Any]], unmask: Unmasking = lambda total: total
-) -> NDArray[Any]:
-    """Add up neighbourhoods (K, q, C) and `unmask` their sum, modulo their bits; return signed integers."""
-    total = unmask(np.sum(shared, 0, dtype=shared[0].dtype))
-    return total.view(f"i{total.itemsize}")
 
 
 def participation_scale(items: Sequence[int], active: Sequence[int], without: int | None = None) -> float:
@@ -89,10 +73,8 @@ def participation_scale(items: Sequence[int], active: Sequence[int], without: in
     return whole / part if part else 0.0
 
 
-# Conversion of arrays to the integers that travel; real numbers travel in fixed point.
-#
-# Sums of integers are exact in any order and can be masked. In fixed point, a recipient subtracts its own share of a sum without
-# rounding.
+# Real numbers travel in fixed point. Sums of integers are exact in any order and can be masked, and a recipient subtracts its own
+# share of a sum without rounding.
 
 
 def to_fixed(values: Tensor, parties: int, bits: int = 32) -> Tensor:

@@ -32,7 +32,7 @@ from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, remove_masks
 from verfedgnn.protocol import messages as msg
-from verfedgnn.protocol.aggregation import FULL_COPY, largest_array, largest_from_party, sum_neighbourhoods
+from verfedgnn.protocol.aggregation import FULL_COPY, largest_array, largest_message
 from verfedgnn.protocol.masks import MaskedRound, fewest_survivors, mask_context, sum_digest
 from verfedgnn.protocol.messages import Finish, Hello, Message, Place, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.replica import (
@@ -43,7 +43,6 @@ from verfedgnn.protocol.replica import (
     reply_problem,
     to_tensor,
 )
-from verfedgnn.protocol.solved_round import compute_update
 from verfedgnn.protocol.states import COORDINATOR_STATES, CoordinatorAction, CoordinatorState
 
 KEPT_UPDATES = 8
@@ -68,14 +67,12 @@ class NeighbourhoodSum:
     """A sum of neighbourhoods that the coordinator hands out."""
 
     parties: list[int]
-    """Indices of the parties in the sum."""
     round: int
-    """Round in which they sent their neighbourhoods."""
+    """Round in which these parties sent their neighbourhoods."""
     total: NDArray[np.integer[Any]] | None
 
 
 NO_SUM = NeighbourhoodSum([], 0, None)
-"""What the coordinator hands out before the first sum."""
 
 
 class Membership:
@@ -218,7 +215,6 @@ class Coordinator:
         self.replies: dict[str, RoundReply] = {}
         """Replies to the open round, or to the last one."""
         self.masks: MaskedRound | None = None
-        """The masks of the open round; None without masks."""
         self.commitment: list[int] | None = None
         """The survivor list that parties committed to in the open round; no other sum can be completed."""
         self._gone: set[str] = set()
@@ -454,22 +450,17 @@ class Coordinator:
         total = replica.protection.add_up(gradients, partial(remove_masks, streams=streams, use=GRADIENT))
         shared = [reply.neighbourhoods for reply in replies if reply.neighbourhoods is not None]
         if shared:
-            summed = sum_neighbourhoods(shared, partial(remove_masks, streams=streams, use=NEIGHBOURHOOD))
+            summed = np.asarray(np.sum(shared, 0, dtype=shared[0].dtype))  # modulo its bits
+            summed = remove_masks(summed, streams, NEIGHBOURHOOD).view(f"i{summed.itemsize}")
             self.neighbourhood_sum = NeighbourhoodSum(parties, self.round, summed)
         error = self._end_round(CoordinatorAction.CLOSE)
         # Nobody would use the step of the last round, and all members end in the same state without it.
         if self.config.means_only or not self.done:
-            if replica.model.solved is not None:
-                total = compute_update(
-                    replica.model,
-                    replica.parameters,
-                    replica.accumulator,
-                    torch.from_numpy(total).to(self.device),
-                    ratings=replica.ratings,
-                    items=sum(replica.items),
-                ).astype(replica.protection.sum_type)
-            replica.apply(torch.from_numpy(total).to(self.device), parties, self.round)
-            self.updates.append(Update(self.round, parties, total))
+            if replica.solved is not None:
+                released = torch.from_numpy(total).to(self.device)
+                update = replica.solved.compute_update(replica.parameters, replica.accumulator, released)
+                total = update.astype(replica.protection.sum_type)
+            self._apply(Update(self.round, parties, total))
         if self.config.means_only:  # the first step has all that is shared
             replica.best = (self.round, replica.parameters.clone())
             self.best.holders = set()
@@ -478,9 +469,13 @@ class Coordinator:
     def abandon(self) -> ClosedRound:
         """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
         error = self._end_round(CoordinatorAction.ABANDON)
-        self.replica.skip(self.round)
-        self.updates.append(Update(self.round, [], np.zeros(0, self.replica.protection.sum_type)))
+        self._apply(Update(self.round, [], np.zeros(0, self.replica.protection.sum_type)))
         return ClosedRound(self.round, error, abandoned=True)
+
+    def _apply(self, update: Update) -> None:
+        """Take the public step of an update, and keep the update for the parties."""
+        self.replica.apply(update)
+        self.updates.append(update)
 
     def _end_round(self, action: CoordinatorAction) -> float | None:
         """End the open round and return its validation error; None if it has no validation."""
@@ -583,13 +578,12 @@ class Coordinator:
     @property
     def largest_array(self) -> int:
         """Bytes of the largest array that a reply may hold."""
-        gradient = self.model.size * self.replica.protection.sent_type.itemsize
-        return largest_array(self.config, self.model, gradient)
+        return largest_array(self.config, self.model, self.replica.protection.sent_type.itemsize)
 
     @property
     def largest_message(self) -> int:
-        """Bytes of the largest message that a party may send."""
-        return largest_from_party(self.config, self.model, len(self.names))
+        """Bytes of the largest message that a party may send: a RoundReply."""
+        return largest_message(self.config, self.model, self.replica.protection.sent_type.itemsize)
 
     # -- the end, and checkpoints ------------------------------------------------------------------------
 

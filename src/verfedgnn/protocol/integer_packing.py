@@ -39,7 +39,7 @@ Raw = NDArray[np.uint8]
 def pack_integers(values: Integers) -> Raw:
     """Pack an integer array into bytes."""
     flat = np.ascontiguousarray(values).reshape(-1)
-    count, least, most = _survey(flat)
+    count, least, most = int(np.count_nonzero(flat)), int(flat.min(initial=0)), int(flat.max(initial=0))
     if flat.dtype.kind == "i" and count < SPARSEST * flat.size:
         signs = least >= -1 and most <= 1
         form, bits, body = SPARSE, 1 if signs else 8 * flat.itemsize, [_sparse(flat, signs)]
@@ -68,16 +68,6 @@ def unpack_integers(data: Raw, most: int) -> Integers:
         raise ProtocolError("unreadable packed integers") from None
 
 
-def _survey(flat: Integers) -> tuple[int, int, int]:
-    """Return the number of values other than 0, the least and the largest value (0 if there are none)."""
-    surveys: list[tuple[int, int, int]] = [(0, 0, 0)]
-    for at in _blocks(flat.size):
-        part = flat[at]
-        surveys.append((int(np.count_nonzero(part)), int(part.min()), int(part.max())))
-    counts, least, most = zip(*surveys, strict=True)
-    return sum(counts), min(least), max(most)
-
-
 def _bits(dtype: np.dtype[Any], least: int, most: int) -> int:
     """Return the fewest bits that hold all values; signed values as two's complement."""
     if dtype.kind == "u":
@@ -96,7 +86,7 @@ def _planes(flat: Integers, bits: int) -> Iterator[Raw]:
 
 
 def _pack_bits(values: Integers, place: int, width: int) -> Raw:
-    """Return planes of the bits from `place` on (width, bytes); made block by block, which stays in the processor's cache."""
+    """Return planes of the bits from `place` on (width, bytes)."""
     planes = np.empty((width, -(-values.size // 8)), np.uint8)
     for at in _blocks(values.size):
         piece = (values[at] >> values.dtype.type(place) if place else values[at]).astype(np.uint8, copy=False)
@@ -115,8 +105,8 @@ def _pieces(bits: int) -> Iterator[tuple[int, int]]:
 
 
 def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -> Integers:
-    """Return the values of planes, made block by block, which stays in the processor's cache."""
-    found_values = 0
+    """Return the values of planes."""
+    present = 0
     plane = -(-size // 8)
     if body.size != bits // 8 * size + bits % 8 * plane:
         raise ValueError
@@ -141,8 +131,8 @@ def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -
             signed = block.view(dtype)
             signed <<= shift
             signed >>= shift
-        found_values += int(np.count_nonzero(block))
-    if found_values != count:
+        present += int(np.count_nonzero(block))
+    if present != count:
         raise ValueError
     return values.view(dtype)
 
@@ -157,7 +147,7 @@ def _add_bits(values: Integers, planes: Raw, place: int) -> None:
 
 def _sparse(flat: Integers, signs: bool) -> Raw:
     present = flat != 0
-    some = np.concatenate([np.compress(present[at], flat[at]) for at in _blocks(flat.size)])
+    some = flat[present]
     values = (
         np.packbits(some > 0) if signs else some.astype(f"<{flat.dtype.str[1:]}", copy=False).view(np.uint8)
     )
@@ -168,27 +158,27 @@ def _sparse(flat: Integers, signs: bool) -> Raw:
 def _dense(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -> Integers:
     bitmap, width = -(-size // 8), -(-count // 8) if bits == 1 else count * dtype.itemsize
     raw = np.frombuffer(pa.Codec(_ZSTD).decompress(np.ascontiguousarray(body), bitmap + width), np.uint8)
-    if not count < SPARSEST * size or int(np.bitwise_count(raw[:bitmap]).sum()) != count:
-        raise ValueError
     some = (
         2 * np.unpackbits(raw[bitmap:], count=count).astype(np.int8) - 1
         if bits == 1
         else raw[bitmap:].view(f"<{dtype.str[1:]}")
     )
+    if not count < SPARSEST * size or int(np.bitwise_count(raw[:bitmap]).sum()) != count:
+        raise ValueError
     flat: Integers = np.zeros(size, dtype)
     start = 0
     for at in _blocks(size):
-        places = np.flatnonzero(
-            np.unpackbits(raw[at.start // 8 : -(-at.stop // 8)], count=at.stop - at.start).view(bool)
-        )
-        flat[at][places] = some[start : start + len(places)]
-        start += len(places)
+        bits_here = raw[at.start // 8 : -(-at.stop // 8)]
+        present = np.unpackbits(bits_here, count=at.stop - at.start).view(bool)
+        end = start + int(np.count_nonzero(present))
+        flat[at][present] = some[start:end]
+        start = end
     if start != count or np.count_nonzero(some) != count:
         raise ValueError
     return flat
 
 
 def _blocks(size: int) -> Iterator[slice]:
-    """Yield slices that limit the memory for positions of values, which take 8 bytes each."""
+    """Yield slices whose values, also while they are unpacked, stay in the processor's cache."""
     for start in range(0, size, _BLOCK):
         yield slice(start, min(start + _BLOCK, size))

@@ -130,7 +130,6 @@ class RoundSecrets:
     """This party's shares of the active parties' two seeds."""
     answered: bool = False
     """Whether the party answered with masked values."""
-    context: bytes = b""
 
 
 class PartyMasks:
@@ -147,9 +146,7 @@ class PartyMasks:
         """The party's public key of this stay."""
         self.signature = policy.vouching.sign(self._purpose, self._sealer.public) or None
         """The party's signature of its key; None where nobody vouches for keys."""
-        self._training = ""
-        self._index = -1
-        self._parties = 0
+        self._training, self._index, self._parties = "", -1, 0
         self._stay_keys: dict[int, str] = {}
         """Verified public keys of the other parties' stays."""
         self._secrets: RoundSecrets | None = None
@@ -159,19 +156,18 @@ class PartyMasks:
 
     def join(self, training: str, index: int, parties: int) -> None:
         """Note the training, and the party's place in it."""
-        self._training = training
-        self._index = index
-        self._parties = parties
+        self._training, self._index, self._parties = training, index, parties
 
     def handle(self, message: msg.Message) -> msg.Message | None:
         """Answer a message about masks."""
-        if isinstance(message, msg.ShareRequest):
-            return self._share(message)
-        if isinstance(message, msg.RoundShares):
-            self._take_shares(message)
-            return None
-        assert isinstance(message, msg.Survivors)
-        return self._answer_survivors(message)
+        match message:
+            case msg.ShareRequest():
+                return self._share(message)
+            case msg.Survivors():
+                return self._answer_survivors(message)
+            case msg.RoundShares():
+                self._take_shares(message)
+        return None
 
     # -- keys and shares ---------------------------------------------------------------------------------
 
@@ -262,17 +258,14 @@ class PartyMasks:
     ) -> NDArray[Any]:
         """Return `values` with this party's masks, as residues of that many bits; on one machine masks would hide nothing.
 
-        `context` is that of the first use in a round (`mask_context`).
+        `context` is that of the round (`mask_context`).
         """
         self.check_start(message)
         attempt = self._secrets
         if self.policy.masks and attempt is not None:
-            if not attempt.answered:
-                attempt.answered = True
-                attempt.context = context
-                self._last = message.place
-            streams = attempt.seeds.streams(self._index, attempt.keys, attempt.context)
-            values = add_masks(values, streams, use)
+            attempt.answered = True
+            self._last = message.place
+            values = add_masks(values, attempt.seeds.streams(self._index, attempt.keys, context), use)
         return to_residues(values, bits)
 
     # -- unmasking ---------------------------------------------------------------------------------------

@@ -197,7 +197,6 @@ class Hello(Message):
     scale: tuple[Star, Star]
     """Lowest and highest rating, for the initial values."""
     config: str = Field(max_length=64)
-    """SHA-256 of the configuration."""
     stay: str = Field("", max_length=64)
     """Random name of this stay; the Welcome that answers this Hello repeats it."""
     agreement: str | None = Field(None, max_length=64)
@@ -232,11 +231,9 @@ class Welcome(Message):
     items: list[Annotated[int, Field(ge=1, le=_MOST)]] = Field(min_length=1)
     """M_i of all parties, in order."""
     stay: str = Field(max_length=64)
-    """Name of the stay, from the Hello that this answers."""
     training: str = Field(max_length=64)
     """Random name of this training, so that no checkpoint of another training is mistaken for it."""
     config: str = Field(max_length=64)
-    """SHA-256 of the coordinator's configuration, which the party checks."""
     ratings: int = Field(ge=0, le=_MOST)
     """Training ratings of all parties together."""
     typical: float = Field(gt=0, le=1e6)
@@ -245,7 +242,6 @@ class Welcome(Message):
     parameters: Floats | None = None
     """Full copy of the parameters; None before the first round."""
     accumulator: Floats | None = None
-    """State of the optimiser, one value per parameter."""
     digest: str = Field(max_length=64)
     """Hash of the coordinator's parameters and the state of the optimiser."""
 
@@ -275,7 +271,6 @@ class RoundStart(AttemptMessage):
     active: list[int]
     """A_t, the parties that train, and mask their values for each other; the others only validate."""
     evaluate: bool
-    """Whether to send the validation error."""
     best_round: int = Field(ge=0)
     """Round of the best validation so far; a party that has the model of that round keeps it."""
     updates_from: int = Field(ge=0)
@@ -287,7 +282,6 @@ class RoundStart(AttemptMessage):
     neighbourhood_parties: list[int]
     """Parties whose neighbourhoods `neighbourhoods` sums; empty without a sum."""
     neighbourhood_round: int = Field(0, ge=0)
-    """Round in which these parties sent them."""
     neighbourhoods: Fixed | None = None
     """Sum of neighbourhoods (K, q, C) in fixed point, unless the party has it already."""
     parameters: Floats | None = None
@@ -313,7 +307,6 @@ class RoundReply(AttemptMessage):
     error: float | None = Field(None, ge=0, le=1e30, allow_inf_nan=False)
     """If asked: squared errors summed over the party's validation ratings, or 1 - NDCG@20 summed over its users."""
     count: int | None = Field(None, ge=0, le=_MOST)
-    """Number of these ratings or users."""
     digest: str | None = Field(None, max_length=64)
     """Hash of the party's public parameters, sent with a validation."""
 
@@ -325,7 +318,6 @@ class ShareRequest(AttemptMessage):
     request: str = Field(max_length=64)
     """Random name of this request, which the answers repeat."""
     active: list[int]
-    """The parties that take part."""
     mask_keys: list[str]
     """Public keys of the active parties' stays, in order."""
     mask_signatures: list[str]
@@ -338,9 +330,7 @@ class MaskShares(AttemptMessage):
     kind = 10
     arrays: ClassVar = {"sealed": "fixed"}
     request: str = Field(max_length=64)
-    """Name of the request that this answers."""
     key: str = Field(pattern=_KEY)
-    """Public mask key of this attempt."""
     sealed: Bytes
     """One row for each active party: that party's shares, sealed for it."""
     committed: list[int] | None = None
@@ -355,7 +345,6 @@ class RoundShares(AttemptMessage):
     round_keys: list[Annotated[str, Field(pattern=_KEY)]]
     """Public mask keys of the active parties, in order."""
     sealed: Bytes
-    """One row from each active party."""
 
 
 class Survivors(AttemptMessage):
@@ -394,7 +383,6 @@ class Finish(Message):
     parameters: Floats | None = None
     """None for a party that took part in the best validation and has not rejoined since."""
     digest: str = Field(max_length=64)
-    """Hash of these parameters."""
 
 
 class Finished(Message):

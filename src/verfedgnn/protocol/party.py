@@ -11,7 +11,6 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,12 @@ from verfedgnn.core.metrics import mean_by_user, squared_errors
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import NoiseStream, PartyStream
 from verfedgnn.privacy import masking, rating_dp
-from verfedgnn.privacy.projection import Exchange, make_exchange
 from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.aggregation import (
     FULL_COPY,
     from_fixed,
     largest_array,
-    largest_from_coordinator,
+    largest_message,
     neighbourhood_type,
     participation_scale,
     to_fixed,
@@ -58,27 +56,26 @@ from verfedgnn.protocol.replica import (
     rounds_per_epoch,
     to_tensor,
 )
-from verfedgnn.protocol.solved_round import SolvedStep, encode_release, solve_at_home
+from verfedgnn.protocol.solved_round import SolvedStep
 from verfedgnn.protocol.states import PARTY_STATES, PartyState
 
 
 @dataclass(frozen=True)
 class FinishedTraining:
-    """A party's result of a training."""
+    """A party's result of a training, with the public parameters, flat, and the model (h_u, h_v, e_v^0) of the best validation."""
 
     reply: msg.Finished
     public: Tensor
-    """Public parameters of the best validation, flat."""
     model: dict[str, Tensor]
-    """The party's model of the best validation: h_u, h_v and e_v^0."""
 
 
 class Party:
     """One organisation that has joined a training. `Candidate.welcome` creates it."""
 
-    def __init__(self, candidate: Candidate, index: int, replica: Replica, exchange: Exchange) -> None:
+    def __init__(self, candidate: Candidate, index: int, replica: Replica) -> None:
         self.setup = setup = candidate.setup
         self.name = setup.name
+        self.config = setup.config
         self.data = setup.data
         self.model = setup.model
         self.progress = candidate.progress
@@ -86,19 +83,13 @@ class Party:
         """The party's place in the order that fixes every sum."""
         self.replica = replica
         self.graph = setup.make_graph(sum(replica.items))
-        """Graph of the training ratings."""
-        self.exchange = exchange
+        self.exchange = replica.exchange
         self.masks = candidate.masks
         self.ledger = candidate.ledger
         self._last = (0, 0)
         """The last attempt that was answered. None is answered twice, so no mask is used twice."""
         self._shuffled: tuple[int, Pairs] = (-1, setup.targets.train)
         """An epoch, and all ratings in that epoch's order."""
-
-    @property
-    def config(self) -> Config:
-        """Configuration of the training."""
-        return self.setup.config
 
     def handle(self, message: msg.Message) -> msg.Message | None:
         """Answer one message of the coordinator; return None if it needs no answer."""
@@ -179,17 +170,10 @@ class Party:
     def release(self, start: RoundStart, home: PassResult | SolvedStep) -> dict[str, NDArray[Any]]:
         """Step the private parameters, and return what leaves the party by kind, before masks."""
         if isinstance(home, SolvedStep):  # its items are in place
-            protection = self.replica.protection
+            assert self.replica.solved is not None
             key = noise_key(self.setup, NoiseStream.GRADIENT, start, [home.gradient])
-            release = encode_release(
-                self.model,
-                self.replica.parameters,
-                home,
-                protection.rounding(key),
-                largest=protection.largest,
-                noise=protection.noise,
-            )
-            return {GRADIENT: release}
+            public, protection = self.replica.parameters, self.replica.protection
+            return {GRADIENT: self.replica.solved.encode_release(public, home, protection, key)}
         values = {}
         if home.neighbourhoods is not None:
             kind = neighbourhood_type(self.config)
@@ -262,16 +246,9 @@ class Party:
 
     def _solve_items(self, public: Tensor, drawn: Tensor) -> SolvedStep:
         """Solve the items for public parameters; `drawn` chooses what the second model reads."""
-        return solve_at_home(
-            self.model,
-            public,
-            self.progress.private.parameters,
-            self.graph,
-            self.setup.solved_targets,
-            drawn,
-            ratings=self.replica.ratings,
-            items=sum(self.replica.items),
-        )
+        assert self.replica.solved is not None
+        private, targets = self.progress.private.parameters, self.setup.solved_targets
+        return self.replica.solved.solve(public, private, self.graph, targets, drawn)
 
     def _served(self, users: Tensor, items: Tensor) -> dict[str, Tensor]:
         """Return an evaluated model that predicts in the party's own rating scale."""
@@ -391,23 +368,20 @@ class Candidate:
         """Public parameters of the training that this one continues; None if it begins anew."""
         self.party_class = party
         self.ledger = ledger or NoLedger(config)
-        """Account of what the party releases."""
         self.commitments = commitments or ListCommitments()
         self.stay = ""
         """Random name of the Hello that waits for a Welcome; empty if none does."""
         self.masks = self._new_masks()
-        """Masks of the present stay."""
 
     @property
     def largest_array(self) -> int:
         """Bytes of the largest packed array that a RoundStart may hold; missed updates take at most a full copy."""
-        model = self.setup.model
-        return largest_array(self.setup.config, model, FULL_COPY * model.size)
+        return largest_array(self.setup.config, self.setup.model, FULL_COPY)
 
     @property
     def largest_message(self) -> int:
-        """Bytes of the largest message that the coordinator may send."""
-        return largest_from_coordinator(self.setup.config, self.setup.model)
+        """Bytes of the largest message that the coordinator may send: a RoundStart with a full copy, missed updates and a sum."""
+        return largest_message(self.setup.config, self.setup.model, 2 * FULL_COPY)
 
     def hello(self) -> msg.Hello:
         """Return the first message of a new stay, with a new mask key."""
@@ -437,18 +411,11 @@ class Candidate:
             mask_signature=masks.signature,
         )
 
-    def welcome(
-        self, message: Welcome, replica: Replica | None = None, exchange: Exchange | None = None
-    ) -> Party:
-        """Return the joined party.
-
-        Without a `replica` or `exchange` to share, the party makes its own; on one machine all parties share theirs.
-        """
+    def welcome(self, message: Welcome, replica: Replica | None = None) -> Party:
+        """Return the joined party. On one machine all parties share one `replica`; otherwise the party makes its own."""
         self._check(message)
         self.masks.join(message.training, message.index, len(message.items))
-        joined = self.party_class(
-            self, message.index, replica or self._make_replica(message), exchange or self.exchange
-        )
+        joined = self.party_class(self, message.index, replica or self._make_replica(message))
         self.ledger.check_training(message.training, joined.replica.rounds)
         self.progress.training = message.training
         return joined
@@ -483,11 +450,6 @@ class Candidate:
             check_full_copy(message, setup.model)
         if self.progress.training not in (None, message.training):
             raise ProtocolError("the coordinator runs another training than that of this party's checkpoint")
-
-    @cached_property
-    def exchange(self) -> Exchange:
-        """Exchange of neighbourhoods for all users."""
-        return make_exchange(self.setup.config, self.setup.data.users, self.setup.device)
 
     def _make_replica(self, message: Welcome) -> Replica:
         """Return a replica with the public parameters of a Welcome, or as drawn from the agreed seed if it has none.

@@ -297,7 +297,6 @@ class ReceivedNeighbourhoods:
     digest: str = ""
     """Hash of the sum; all parties that received the same sum have the same hash."""
     round: int = 0
-    """Round of the sum."""
     others: Tensor | None = None
     """Estimated sum of the other parties' neighbourhoods (K, q, C); None if the party's own share is not known."""
 
@@ -318,11 +317,8 @@ class PartyProgress:
     private: PrivateParameters
     device: torch.device
     sent: SentNeighbourhoods = SentNeighbourhoods()
-    """The party's own neighbourhoods as last sent."""
     received: ReceivedNeighbourhoods = ReceivedNeighbourhoods()
-    """The last sum of all parties' neighbourhoods."""
     evaluated: EvaluatedModel = (0, {})
-    """The model as last evaluated."""
     best: EvaluatedModel = (0, {})
     """The model of the best validation that this party took part in."""
     training: str | None = None
@@ -332,7 +328,6 @@ class PartyProgress:
     verified: tuple[int, str] = (0, "")
     """Round and hash of the last validation where the coordinator confirmed the hash."""
     snapshot: RoundSnapshot | None = None
-    """The state before the current round; None before the first."""
 
     @classmethod
     def initial(cls, setup: PartySetup) -> PartyProgress:

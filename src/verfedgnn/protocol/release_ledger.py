@@ -87,12 +87,10 @@ class ReleaseLedger:
     def release(self, round: int, active: Sequence[int], made: Values) -> dict[str, NDArray[Any]]:
         """Return the values that leave the party in a round: those that left it before, else those `made` now."""
         self.check_round(round)
-        here = [entry for entry in self.entries if entry.round == round]
         if self.last_round != round:
-            self.last = {}
-            self.last_round = round
+            self.last, self.last_round = {}, round
         names = {kind: self._name(kind, active) for kind in made}
-        before = self._names(here)
+        before = self._released(round)
         if not before & set(names.values()) <= set(self.last):
             raise ProtocolError(
                 f"this party has released round {round} and no longer has the values; the coordinator must abandon that round"
@@ -117,7 +115,7 @@ class ReleaseLedger:
         """The last round, if it was released and cannot be repeated because its values are lost; else 0."""
         round = self.entries[-1].round if self.entries else 0
         kept = set(self.last) if self.last_round == round else set()
-        return 0 if self._names([entry for entry in self.entries if entry.round == round]) <= kept else round
+        return 0 if self._released(round) <= kept else round
 
     def check_age(self, known: int, where: str) -> None:
         """Raise `RunError` if there are fewer releases than the `known` ones that another file tells of."""
@@ -128,9 +126,10 @@ class ReleaseLedger:
                 "new training with another --out"
             )
 
-    def _names(self, entries: Iterable[ReleaseEntry]) -> set[str]:
-        """Return the names of all values that were released."""
-        return {self._name(kind, entry.active) for entry in entries for kind in entry.kinds}
+    def _released(self, round: int) -> set[str]:
+        """Return the names of all values that were released in a round."""
+        here = [entry for entry in self.entries if entry.round == round]
+        return {self._name(kind, entry.active) for entry in here for kind in entry.kinds}
 
     def _name(self, kind: str, active: Sequence[int]) -> str:
         """Return the name of stored values; noise that is shared out belongs to its active parties."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,10 +24,11 @@ from verfedgnn.core.array_files import hash_arrays
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.graph import clip_rows
 from verfedgnn.gnn.model import Model
+from verfedgnn.privacy.projection import Exchange, make_exchange
 from verfedgnn.privacy.protections import protection_of
 from verfedgnn.protocol.aggregation import neighbourhood_shape, neighbourhood_type, participation_scale
 from verfedgnn.protocol.messages import RoundReply, RoundStart, Welcome, copied_state
-from verfedgnn.protocol.solved_round import apply_update
+from verfedgnn.protocol.solved_round import SolvedRound
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Replica:
         """Number of items of each party."""
         self.ratings = ratings
         """Training ratings of all parties."""
+        self.solved = SolvedRound(model, model.solved, ratings, sum(items)) if model.solved else None
+        """The arithmetic of rounds in which items are solved; None where they are trained."""
         drawn = model.initial_public(config.seed, typical) if start is None else start.clone()
         self.parameters = drawn.to(device)
         if start is not None:
@@ -90,6 +94,11 @@ class Replica:
         """Arrays of full copies by round and name, as long as a message holds them."""
         self.best = (0, self.parameters.clone())
         """Round of the best validation that this replica saw, and the parameters that were validated."""
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """Exchange of neighbourhoods for all users; on one machine it is shared with the replica."""
+        return make_exchange(self.config, self.model.users, self.parameters.device)
 
     def evaluates_in(self, round: int) -> bool:
         """Return whether a round has a validation."""
@@ -154,32 +163,32 @@ class Replica:
             for update in split_updates(message, self.model.size):
                 if update.round > self.round + 1:
                     break
-                if update.parties:
-                    total = torch.from_numpy(update.total).to(self.parameters.device)
-                    self.apply(total, update.parties, update.round)
-                else:
-                    self.skip(update.round)
+                self.apply(update)
         if self.round != message.round - 1:
             raise ProtocolError(
                 f"the coordinator starts round {message.round}, but the public parameters here are of round "
                 f"{self.round}; rejoin to get a full copy"
             )
 
-    def apply(self, total: Tensor, parties: Sequence[int], round: int) -> None:
-        """Take the public step of a round: the summed protected gradients of `parties`, scaled to all (Sec. 4.6).
+    def apply(self, update: Update) -> None:
+        """Take the public step of a round: the summed protected gradients of its parties, scaled to all (Sec. 4.6).
 
-        The regulariser of user parameters is added here. An update that was applied before changes nothing.
+        The regulariser of user parameters is added here. An abandoned round changes no parameter, and neither does an update that
+        was applied before.
         """
-        if round <= self.round:
+        if update.round <= self.round:
             return
-        if round != self.round + 1:
-            raise AssertionError(f"update of round {round} on a replica of round {self.round}")
-        self.round = round
-        if self.model.solved is not None:
-            apply_update(self.model, self.parameters, self.accumulator, total)
+        if update.round != self.round + 1:
+            raise AssertionError(f"update of round {update.round} on a replica of round {self.round}")
+        self.round = update.round
+        if not update.parties:
+            return
+        total = torch.from_numpy(update.total).to(self.parameters.device)
+        if self.solved is not None:
+            self.solved.apply_update(self.parameters, self.accumulator, total)
             return
         training = self.config.training
-        factor = self.protection.worth(participation_scale(self.items, parties))
+        factor = self.protection.worth(participation_scale(self.items, update.parties))
         biased = self.model.config.biases
         regularisers = {
             "users": 2 * training.l2 / (self.rounds_per_epoch if biased else self.model.users),
@@ -194,12 +203,6 @@ class Replica:
                 step(values, accumulated, gradient, training.lr)
         if self.model.config.bound is not None:
             now["users"].copy_(clip_rows(now["users"], self.model.config.bound))
-
-    def skip(self, round: int) -> None:
-        """Go on to an abandoned round, which changes no parameter."""
-        if round > self.round + 1:
-            raise AssertionError(f"abandoned round {round} on a replica of round {self.round}")
-        self.round = max(self.round, round)
 
 
 def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:

@@ -26,19 +26,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.core.key_stream import KeyStream
-from verfedgnn.gnn.factor_model import (
-    ROUNDS_BEFORE_PRIOR,
-    ItemFactors,
-    PublicFactors,
-    as_product,
-    solve_factors,
-)
+from verfedgnn.core.key_stream import KeyStream, NoiseKey
+from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR, ItemFactors, as_product, solve_factors
 from verfedgnn.gnn.list_model import choose_strengths, solve_lists
-from verfedgnn.gnn.model import Model
-from verfedgnn.gnn.rater_solver import PublicRaters, choose_reads, solve_raters
-from verfedgnn.gnn.solved_layout import BYTES, LIMBS, SolvedLayout
-from verfedgnn.privacy.protections import LARGEST_ROUNDED
+from verfedgnn.gnn.model import BYTES, LIMBS, Model, SolvedLayout
+from verfedgnn.gnn.rater_solver import choose_reads, solve_raters
+from verfedgnn.privacy.protections import LARGEST_ROUNDED, Protection
 
 LIMB_BASE = 2 * LARGEST_ROUNDED[0] + 1
 """Base of the digits of a number in fixed point: they are at most what every party may release."""
@@ -46,6 +39,8 @@ STEPS_PER_DEVIATION = 16
 """Units in the root mean square of a column."""
 SUM_BITS = 24
 """Fractional bits of a small sum."""
+USER_TABLES = ("users", "raters")
+"""Tables that take a step in every round."""
 WIDE_LIMBS = 3
 """Limbs of a count, and of a sum of residuals."""
 TOTAL_BITS = (1, 10)
@@ -88,71 +83,233 @@ def is_first(model: Model, parameters: Tensor) -> bool:
     return not bool(model.views(parameters)["totals"].any())
 
 
-def solve_at_home(
-    model: Model,
-    parameters: Tensor,
-    private: Mapping[str, Tensor],
-    graph: Graph,
-    targets: Tensor,
-    drawn: Tensor,
-    *,
-    ratings: int,
-    items: int,
-) -> SolvedStep:
-    """Solve a party's items given the public users, and return the users' gradient given the items.
+class SolvedRound:
+    """The arithmetic of a round for one model; `ratings` and `items` count those of all parties."""
 
-    `targets` are ratings in units of the party's scale, or for lists the weights of pairs, in the order of the graph's edges by user.
-    `drawn` holds a uniform number for each, which chooses what the second model reads. `ratings` and `items` count those of all parties.
-    """
-    layout = model.solved
-    assert layout is not None
-    views = model.views(parameters)
-    first = is_first(model, parameters)
-    totals = own_totals(model, graph, targets)
-    if layout.config.form == "means":
-        sums = {name: torch.zeros(shape).to(totals) for name, shape in layout.sum_shapes.items()}
-        nothing = totals.new_zeros((graph.users, 1)), totals.new_zeros((graph.items, 1))
-        return SolvedStep(totals, sums, *nothing, dict(private))
-    continues = first and bool(views["users"][:, -1].any())
-    if first:
-        views = {name: view.clone() for name, view in views.items()}
-        _start_users(layout, views, totals)
-    zero = {name: torch.zeros_like(view) for name, view in views.items()}
-    home = private["home"][0]
-    if layout.lists:
-        lists = solve_lists(graph, targets, views["users"], choose_strengths(model.users, items, ratings))
-        gradient, served = lists.gradient, (views["users"], lists.items)
-        solved = lists.items
-        sums = {"grams": torch.stack([lists.grams[0] / max(1, ratings), lists.grams[1] / max(1, items)])}
-    else:
-        kept = ItemFactors(private["items"], rounds=ROUNDS_BEFORE_PRIOR if continues else 0)
-        if home[0] > 0:
-            kept = replace(
-                kept, noise=float(home[0]), rounds=int(home[1]), prior=home[2:] if home[2] > 0 else None
-            )
-        factors = solve_factors(graph, targets, layout.factors(views, zero), kept)
-        solved = factors.home.items
-        prior = torch.zeros_like(home[2:]) if factors.home.prior is None else factors.home.prior
-        head = torch.tensor([factors.home.noise, factors.home.rounds]).to(prior)
-        home = torch.cat([head, prior])
-        gradient, sums = factors.gradient, {"gram": factors.gram / max(1, ratings)}
-        served = as_product(views["users"], solved)
+    def __init__(self, model: Model, layout: SolvedLayout, ratings: int, items: int) -> None:
+        self.model = model
+        self.layout = layout
+        self.ratings = ratings
+        self.items = items
+
+    # -- at home ---------------------------------------------------------------------------------------------
+
+    def solve(
+        self, parameters: Tensor, private: Mapping[str, Tensor], graph: Graph, targets: Tensor, drawn: Tensor
+    ) -> SolvedStep:
+        """Solve a party's items given the public users, and return the users' gradient given the items.
+
+        `targets` are ratings in units of the party's scale, or for lists the weights of pairs, in the order of the graph's edges by
+        user. `drawn` holds a uniform number for each, which chooses what the second model reads.
+        """
+        model, layout, ratings = self.model, self.layout, max(1, self.ratings)
+        views = model.views(parameters)
+        first = is_first(model, parameters)
+        totals = own_totals(model, graph, targets)
+        if layout.config.form == "means":
+            sums = {name: torch.zeros(shape).to(totals) for name, shape in layout.sum_shapes.items()}
+            nothing = totals.new_zeros((graph.users, 1)), totals.new_zeros((graph.items, 1))
+            return SolvedStep(totals, sums, *nothing, dict(private))
+        continues = first and bool(views["users"][:, -1].any())
+        if first:
+            views = {name: view.clone() for name, view in views.items()}
+            _start_users(layout, views, totals)
+        zero = {name: torch.zeros_like(view) for name, view in views.items()}
+        home = private["home"][0]
+        if layout.lists:
+            strengths = choose_strengths(model.users, self.items, self.ratings)
+            lists = solve_lists(graph, targets, views["users"], strengths)
+            gradient, solved = lists.gradient, lists.items
+            served = views["users"], solved
+            sums = {"grams": torch.stack([lists.grams[0] / ratings, lists.grams[1] / max(1, self.items)])}
+        else:
+            kept = ItemFactors(private["items"], rounds=ROUNDS_BEFORE_PRIOR if continues else 0)
+            if home[0] > 0:
+                prior = home[2:] if home[2] > 0 else None
+                kept = replace(kept, noise=float(home[0]), rounds=int(home[1]), prior=prior)
+            factors = solve_factors(graph, targets, layout.factors(views, zero), kept)
+            solved = factors.home.items
+            prior = torch.zeros_like(home[2:]) if factors.home.prior is None else factors.home.prior
+            home = torch.cat([torch.tensor([factors.home.noise, factors.home.rounds]).to(prior), prior])
+            gradient, sums = factors.gradient, {"gram": factors.gram / ratings}
+            served = as_product(views["users"], solved)
+            if layout.rater_columns:
+                raters = solve_raters(graph, targets, layout.raters(views, zero), choose_reads(drawn))
+                assert graph.values is not None
+                gradient = torch.cat([gradient, raters.gradient], 1)
+                sums["rater_gram"] = raters.gram / ratings
+                sums["deviation"] = graph.values.square().sum().view(1) / ratings
+                predict, read = as_product(layout.raters(views, zero).split()[0], raters.items)
+                served = torch.cat([served[0], predict], 1), torch.cat([served[1], read], 1) / 2
+        sums = {
+            name: _hide_directions(total, graph.items, lists=layout.lists) for name, total in sums.items()
+        }
+        sums["moments"] = (gradient / (views["totals"][:, :1] + 1).sqrt()).square().mean(0)
+        return SolvedStep(
+            totals if first else gradient, sums, *served, {"items": solved, "home": home.unsqueeze(0)}
+        )
+
+    def encode_release(
+        self, parameters: Tensor, step: SolvedStep, protection: Protection, key: NoiseKey
+    ) -> NDArray[Any]:
+        """Return a party's release, before masks: integers, or real numbers without protection."""
+        model, layout, noise = self.model, self.layout, protection.noise
+        stream = protection.rounding(key)
+        views = model.views(parameters)
+        kind = torch.float32 if stream is None else torch.int16
+        tables = {name: torch.zeros(shape, dtype=kind) for name, shape in model.shapes.items()}
+        sums = torch.cat([step.sums[name].flatten() for name in layout.sum_shapes]).cpu().double()
+        gradient = step.gradient.cpu()
+        first = is_first(model, parameters)
+        if stream is None:
+            tables["sums"][: len(sums)] = sums
+            if first:
+                tables["users"][:, :2] = gradient
+            else:
+                _put_columns(tables, gradient)
+            return model.flat(tables).numpy()
+        if noise:
+            sizes = torch.cat([_noise_size(step.sums[name]).flatten() for name in layout.sum_shapes])
+            sums = sums + SUMS_NOISE * noise * sizes.double() * _normal(stream, tuple(sums.shape))
+        fixed = _to_fixed(sums, SUM_BITS, LIMBS)
+        tables["sums"][: LIMBS * len(sums)] = _to_limbs(fixed, LIMBS, LIMB_BASE).flatten()
+        if first:
+            if noise:
+                gradient = gradient + TOTALS_NOISE * noise * _normal(stream, tuple(gradient.shape))
+                gradient[:, 0] += TOTALS_NOISE * noise  # a number that is too small makes steps too long
+            digits = _to_limbs(_fixed_totals(gradient, WIDE_LIMBS), WIDE_LIMBS, LIMB_BASE)
+            tables["users"][:, :FEWEST_DIMENSIONS] = digits.flatten(1)
+        else:
+            units = layout.shared(views["sums"])["units"].cpu().double()
+            root = (views["totals"][:, :1].cpu().double() + 1).sqrt()
+            blur = noise * STEPS_PER_DEVIATION * _normal(stream, tuple(gradient.shape)) if noise else None
+            released = torch.empty(gradient.shape, dtype=torch.int16)
+            for rows in _blocks(released):
+                scaled = gradient[rows] / (root[rows] * units)
+                if blur is not None:
+                    scaled = scaled + blur[rows]
+                drawn = torch.from_numpy(stream.uniform(tuple(scaled.shape)))
+                released[rows] = (scaled + drawn).floor().clamp(-protection.largest, protection.largest)
+            _put_columns(tables, released)
+        return model.flat(tables).numpy()
+
+    # -- the public step -------------------------------------------------------------------------------------
+
+    def compute_update(self, parameters: Tensor, velocity: Tensor, total: Tensor) -> NDArray[Any]:
+        """Return the update of the public parameters that follows from the sum of all parties' releases."""
+        model, layout = self.model, self.layout
+        exact = total.is_floating_point()
+        views = model.views(parameters)
+        first = is_first(model, parameters)
+        sums = {name: part.to(parameters) for name, part in self._read_sums(total).items()}
+        new = {name: view.clone() for name, view in views.items()}
+        shared = layout.shared(new["sums"])
+        if first:
+            totals = read_totals(model, total).to(parameters)
+            totals[:, 0].clamp_(min=0)
+            _start_users(layout, new, totals)
+            if not layout.lists:
+                shared["gram"].copy_(sums["gram"] * self.ratings / totals[:, 0].sum().clamp(min=1))
+        else:
+            columns = read_columns(model, total).to(parameters)
+            if not exact:
+                columns = columns * shared["units"] * (views["totals"][:, :1] + 1).sqrt()
+            self._step(views, model.views(velocity), columns, sums, new)
+        shared["units"].copy_(sums["moments"].clamp(min=1e-12).sqrt() / STEPS_PER_DEVIATION)
+        if exact:
+            return model.flat(new).cpu().numpy()
+        return self._encode_update(views, new, first=first)
+
+    def _read_sums(self, total: Tensor) -> dict[str, Tensor]:
+        """Return the small sums in a sum of releases, by name."""
+        shapes = self.layout.sum_shapes
+        sizes = [int(np.prod(shape)) for shape in shapes.values()]
+        flat = self.model.views(total)["sums"]
+        if total.is_floating_point():
+            flat = flat[: sum(sizes)]
+        else:
+            flat = _from_limbs(flat[: LIMBS * sum(sizes)].view(-1, LIMBS), LIMB_BASE).double() / 2**SUM_BITS
+        parts = zip(shapes.items(), torch.split(flat, sizes), strict=True)
+        return {name: part.view(shape) for (name, shape), part in parts}
+
+    def _step(
+        self,
+        views: Mapping[str, Tensor],
+        velocity: Mapping[str, Tensor],
+        columns: Tensor,
+        sums: Mapping[str, Tensor],
+        new: Mapping[str, Tensor],
+    ) -> None:
+        """Take the preconditioned step of every table, in `new`."""
+        layout, ratings = self.layout, self.ratings
+        if layout.lists:
+            public = layout.public_lists(views, velocity, ratings, self.items)
+            scale = torch.tensor([ratings, self.items]).to(columns).view(2, 1, 1)
+            new["users"].copy_(public.step(columns, sums["grams"] * scale).users)
+            return
+        width = layout.columns
+        shared = layout.shared(new["sums"])
+        factors = layout.factors(views, velocity).step(columns[:, :width], sums["gram"] * ratings)
+        new["users"].copy_(factors.users)
+        shared["gram"].copy_(factors.gram)
+        shared["prior"].copy_(factors.prior)
         if layout.rater_columns:
-            raters = solve_raters(graph, targets, layout.raters(views, zero), choose_reads(drawn))
-            assert graph.values is not None
-            gradient = torch.cat([gradient, raters.gradient], 1)
-            sums |= {
-                "rater_gram": raters.gram / max(1, ratings),
-                "deviation": graph.values.square().sum().view(1) / max(1, ratings),
-            }
-            predict, read = as_product(layout.raters(views, zero).split()[0], raters.items)
-            served = torch.cat([served[0], predict], 1), torch.cat([served[1], read], 1) / 2
-    sums = {name: _hide_directions(total, graph.items, lists=layout.lists) for name, total in sums.items()}
-    scaled = gradient / (views["totals"][:, :1] + 1).sqrt()
-    sums["moments"] = scaled.square().mean(0)
-    return SolvedStep(
-        totals if first else gradient, sums, *served, {"items": solved, "home": home.unsqueeze(0)}
-    )
+            raters = layout.raters(views, velocity).step(
+                columns[:, width:], sums["rater_gram"] * ratings, float(sums["deviation"])
+            )
+            new["raters"].copy_(raters.tables)
+
+    def _encode_update(
+        self, old: Mapping[str, Tensor], new: Mapping[str, Tensor], *, first: bool
+    ) -> NDArray[np.int16]:
+        """Return an update as integers of 8 bits: steps with an exponent per column, and the bytes of the shared values."""
+        model, layout = self.model, self.layout
+        tables = {name: torch.zeros(shape, dtype=torch.int16) for name, shape in model.shapes.items()}
+        shared = new["sums"][: layout.shared_size].cpu().contiguous().numpy().view(np.int8)
+        tables["sums"][: len(shared)] = torch.from_numpy(shared)
+        if first:
+            fixed = _fixed_totals(new["totals"].cpu(), WIDE_BYTES)
+            tables["users"][:, : 2 * WIDE_BYTES] = _to_limbs(fixed, WIDE_BYTES, UPDATE_BASE).flatten(1)
+        else:
+            steps = torch.cat([(new[name] - old[name]).cpu() for name in USER_TABLES if name in old], 1)
+            largest = steps.abs().amax(0).double().clamp(min=2.0**-60)
+            exponents = torch.ceil(torch.log2(largest / (UPDATE_BASE // 2 - 1)))
+            rounded = torch.empty(steps.shape, dtype=torch.int16)
+            for rows in _blocks(steps):
+                rounded[rows] = (steps[rows].double() / _powers_of_two(exponents)).round()
+            _put_columns(tables, rounded)
+            tables["sums"][len(shared) : len(shared) + layout.released] = exponents
+        return model.flat(tables).numpy()
+
+    def apply_update(self, parameters: Tensor, velocity: Tensor, update: Tensor) -> None:
+        """Apply an update to the public parameters in place, and note the step that each table took in `velocity`."""
+        model, layout = self.model, self.layout
+        views, moved, steps = model.views(parameters), model.views(velocity), model.views(update)
+        before = {name: views[name].clone() for name in USER_TABLES if name in views}
+        first = is_first(model, parameters)
+        if update.is_floating_point():
+            for name, view in views.items():
+                view.copy_(steps[name])
+        else:
+            size = BYTES * layout.shared_size
+            shared = steps["sums"][:size].to(torch.int8).cpu().numpy().view(np.float32)
+            views["sums"][: layout.shared_size] = torch.from_numpy(shared.copy()).to(parameters.device)
+            if first:
+                limbs = steps["users"][:, : 2 * WIDE_BYTES].reshape(-1, 2, WIDE_BYTES)
+                totals = _from_limbs(limbs, UPDATE_BASE) / 2.0 ** torch.tensor(TOTAL_BITS).to(limbs)
+                _start_users(layout, views, totals.to(parameters))
+            else:
+                exponents = steps["sums"][size : size + layout.released].to(parameters.dtype)
+                columns = read_columns(model, update).to(parameters.dtype)
+                columns = columns * _powers_of_two(exponents).to(columns)
+                parts = torch.split(columns, [values.shape[1] for values in before.values()], 1)
+                for name, part in zip(before, parts, strict=True):
+                    views[name].add_(part)
+        for name, values in before.items():
+            moved[name].copy_(torch.zeros_like(values) if first else views[name] - values)
+
+
+# -- what a party has, and what hides it -------------------------------------------------------------------------
 
 
 def own_totals(model: Model, graph: Graph, targets: Tensor) -> Tensor:
@@ -160,11 +317,9 @@ def own_totals(model: Model, graph: Graph, targets: Tensor) -> Tensor:
 
     For lists, they are the sum of the pairs' weights, and 0.
     """
-    layout = model.solved
-    assert layout is not None
     edges = graph.edge_users.long()
     empty = torch.zeros(graph.users).to(targets)
-    if layout.lists:
+    if model.solved is not None and model.solved.lists:
         return torch.stack([empty.index_add(0, edges, targets), empty], 1)
     one = torch.ones((graph.users, 1)).to(targets)
     degree = graph.by_item[0].diff().to(targets).unsqueeze(1)
@@ -180,7 +335,7 @@ def _start_users(layout: SolvedLayout, views: Mapping[str, Tensor], totals: Tens
     """
     views["totals"].copy_(totals)
     rated = totals[:, :1] > 0
-    for name in ("users", "raters"):
+    for name in USER_TABLES:
         if name in views:
             views[name].mul_(rated)
     if layout.lists:
@@ -206,64 +361,6 @@ def _hide_directions(total: Tensor, items: int, *, lists: bool) -> Tensor:
     largest = torch.linalg.matrix_norm(total[..., :hidden, :hidden], 2)
     diagonal = torch.cat([largest.unsqueeze(-1).expand(*largest.shape, hidden), total[..., -1, hidden:]], -1)
     return torch.diag_embed(diagonal)
-
-
-# -- what leaves a party -------------------------------------------------------------------------------------
-
-
-def encode_release(
-    model: Model,
-    parameters: Tensor,
-    step: SolvedStep,
-    stream: KeyStream | None,
-    *,
-    largest: int,
-    noise: float = 0.0,
-) -> NDArray[Any]:
-    """Return a party's release, before masks: integers, or real numbers without a `stream` to round with.
-
-    A rounded value is at most `largest`. `noise` is the standard deviation of the noise on a column, in multiples of the column's root
-    mean square.
-    """
-    layout = model.solved
-    assert layout is not None
-    views = model.views(parameters)
-    kind = torch.float32 if stream is None else torch.int16
-    tables = {name: torch.zeros(shape, dtype=kind) for name, shape in model.shapes.items()}
-    sums = torch.cat([step.sums[name].flatten() for name in layout.sum_shapes]).cpu().double()
-    gradient = step.gradient.cpu()
-    first = is_first(model, parameters)
-    if stream is None:
-        tables["sums"][: len(sums)] = sums
-        if first:
-            tables["users"][:, :2] = gradient
-        else:
-            _put_columns(tables, gradient)
-        return model.flat(tables).numpy()
-    if noise:
-        sizes = torch.cat([_noise_size(step.sums[name]).flatten() for name in layout.sum_shapes])
-        sums = sums + SUMS_NOISE * noise * sizes.double() * _normal(stream, tuple(sums.shape))
-    fixed = _to_fixed(sums, SUM_BITS, LIMBS)
-    tables["sums"][: LIMBS * len(sums)] = _to_limbs(fixed, LIMBS, LIMB_BASE).flatten()
-    if first:
-        if noise:
-            gradient = gradient + TOTALS_NOISE * noise * _normal(stream, tuple(gradient.shape))
-            gradient[:, 0] += TOTALS_NOISE * noise  # a number that is too small makes steps too long
-        whole = _fixed_totals(gradient, WIDE_LIMBS)
-        tables["users"][:, :FEWEST_DIMENSIONS] = _to_limbs(whole, WIDE_LIMBS, LIMB_BASE).flatten(1)
-    else:
-        units = layout.shared(views["sums"])["units"].cpu().double()
-        root = (views["totals"][:, :1].cpu().double() + 1).sqrt()
-        blur = noise * STEPS_PER_DEVIATION * _normal(stream, tuple(gradient.shape)) if noise else None
-        released = torch.empty(gradient.shape, dtype=torch.int16)
-        for rows in _blocks(released):
-            scaled = gradient[rows] / (root[rows] * units)
-            if blur is not None:
-                scaled = scaled + blur[rows]
-            drawn = torch.from_numpy(stream.uniform(tuple(scaled.shape)))
-            released[rows] = (scaled + drawn).floor().clamp(-largest, largest)
-        _put_columns(tables, released)
-    return model.flat(tables).numpy()
 
 
 def _blocks(values: Tensor) -> Iterator[slice]:
@@ -299,6 +396,9 @@ def _fixed_totals(totals: Tensor, limbs: int) -> Tensor:
     return torch.stack([_to_fixed(column, bits, limbs) for column, bits in columns], 1)
 
 
+# -- integers that travel ----------------------------------------------------------------------------------------
+
+
 def _put_columns(tables: Mapping[str, Tensor], columns: Tensor) -> None:
     """Write the released columns (N, C) into the tables of the users."""
     width = tables["users"].shape[1]
@@ -323,23 +423,6 @@ def _from_limbs(digits: Tensor, base: int) -> Tensor:
     return (digits.to(torch.int64) * places).sum(-1)
 
 
-# -- the public step -----------------------------------------------------------------------------------------
-
-
-def read_sums(model: Model, total: Tensor) -> dict[str, Tensor]:
-    """Return the small sums in a release, or in a sum of releases, by name."""
-    layout = model.solved
-    assert layout is not None
-    sizes = [int(np.prod(shape)) for shape in layout.sum_shapes.values()]
-    flat = model.views(total)["sums"]
-    if total.is_floating_point():
-        flat = flat[: sum(sizes)]
-    else:
-        flat = _from_limbs(flat[: LIMBS * sum(sizes)].view(-1, LIMBS), LIMB_BASE).double() / 2**SUM_BITS
-    parts = zip(layout.sum_shapes.items(), torch.split(flat, sizes), strict=True)
-    return {name: part.view(shape) for (name, shape), part in parts}
-
-
 def read_totals(model: Model, total: Tensor) -> Tensor:
     """Return counts and sums of residuals (N, 2) in a release of the first round, or in a sum of releases."""
     rows = model.views(total)["users"]
@@ -352,121 +435,9 @@ def read_totals(model: Model, total: Tensor) -> Tensor:
 def read_columns(model: Model, total: Tensor) -> Tensor:
     """Return the released columns of users (N, C) in a release of a later round, or in a sum of releases."""
     tables = model.views(total)
-    return torch.cat([tables[name] for name in ("users", "raters") if name in tables], 1)
-
-
-def compute_update(
-    model: Model, parameters: Tensor, velocity: Tensor, total: Tensor, *, ratings: int, items: int
-) -> NDArray[Any]:
-    """Return the update of the public parameters that follows from the sum of all parties' releases."""
-    layout = model.solved
-    assert layout is not None
-    exact = total.is_floating_point()
-    views = model.views(parameters)
-    first = is_first(model, parameters)
-    sums = {name: part.to(parameters) for name, part in read_sums(model, total).items()}
-    new = {name: view.clone() for name, view in views.items()}
-    shared = layout.shared(new["sums"])
-    if first:
-        totals = read_totals(model, total).to(parameters)
-        totals[:, 0].clamp_(min=0)
-        _start_users(layout, new, totals)
-        if not layout.lists:
-            shared["gram"].copy_(sums["gram"] * ratings / totals[:, 0].sum().clamp(min=1))
-    else:
-        columns = read_columns(model, total).to(parameters)
-        if not exact:
-            columns = columns * shared["units"] * (views["totals"][:, :1] + 1).sqrt()
-        _step(layout, views, model.views(velocity), columns, sums, new, ratings=ratings, items=items)
-    shared["units"].copy_(sums["moments"].clamp(min=1e-12).sqrt() / STEPS_PER_DEVIATION)
-    if exact:
-        return model.flat(new).cpu().numpy()
-    return _encode_update(model, layout, views, new, first=first)
-
-
-def _step(
-    layout: SolvedLayout,
-    views: Mapping[str, Tensor],
-    velocity: Mapping[str, Tensor],
-    columns: Tensor,
-    sums: Mapping[str, Tensor],
-    new: Mapping[str, Tensor],
-    *,
-    ratings: int,
-    items: int,
-) -> None:
-    """Take the preconditioned step of every table, in `new`."""
-    if layout.lists:
-        public = layout.public_lists(views, velocity, ratings, items)
-        scale = torch.tensor([ratings, items]).to(columns).view(2, 1, 1)
-        new["users"].copy_(public.step(columns, sums["grams"] * scale).users)
-        return
-    width = layout.columns
-    shared = layout.shared(new["sums"])
-    factors: PublicFactors = layout.factors(views, velocity).step(columns[:, :width], sums["gram"] * ratings)
-    new["users"].copy_(factors.users)
-    shared["gram"].copy_(factors.gram)
-    shared["prior"].copy_(factors.prior)
-    if layout.rater_columns:
-        raters: PublicRaters = layout.raters(views, velocity).step(
-            columns[:, width:], sums["rater_gram"] * ratings, float(sums["deviation"])
-        )
-        new["raters"].copy_(raters.tables)
-
-
-def _encode_update(
-    model: Model, layout: SolvedLayout, old: Mapping[str, Tensor], new: Mapping[str, Tensor], *, first: bool
-) -> NDArray[np.int16]:
-    """Return an update as integers of 8 bits: steps with an exponent per column, and the bytes of the shared values."""
-    tables = {name: torch.zeros(shape, dtype=torch.int16) for name, shape in model.shapes.items()}
-    shared = new["sums"][: layout.shared_size].cpu().contiguous().numpy().view(np.int8)
-    tables["sums"][: len(shared)] = torch.from_numpy(shared)
-    if first:
-        tables["users"][:, : 2 * WIDE_BYTES] = _to_limbs(
-            _fixed_totals(new["totals"].cpu(), WIDE_BYTES), WIDE_BYTES, UPDATE_BASE
-        ).flatten(1)
-    else:
-        steps = torch.cat([(new[name] - old[name]).cpu() for name in ("users", "raters") if name in old], 1)
-        largest = steps.abs().amax(0).double().clamp(min=2.0**-60)
-        exponents = torch.ceil(torch.log2(largest / (UPDATE_BASE // 2 - 1)))
-        rounded = torch.empty(steps.shape, dtype=torch.int16)
-        for rows in _blocks(steps):
-            rounded[rows] = (steps[rows].double() / _powers_of_two(exponents)).round()
-        _put_columns(tables, rounded)
-        tables["sums"][len(shared) : len(shared) + layout.released] = exponents
-    return model.flat(tables).numpy()
+    return torch.cat([tables[name] for name in USER_TABLES if name in tables], 1)
 
 
 def _powers_of_two(exponents: Tensor) -> Tensor:
     """Return 2^x for whole numbers x, exactly and the same on every machine."""
     return torch.from_numpy(np.ldexp(1.0, exponents.cpu().numpy().astype(np.int32)))
-
-
-def apply_update(model: Model, parameters: Tensor, velocity: Tensor, update: Tensor) -> None:
-    """Apply an update to the public parameters in place, and note the step that each table took in `velocity`."""
-    layout = model.solved
-    assert layout is not None
-    views, moved, steps = model.views(parameters), model.views(velocity), model.views(update)
-    before = {name: views[name].clone() for name in ("users", "raters") if name in views}
-    first = is_first(model, parameters)
-    if update.is_floating_point():
-        for name, view in views.items():
-            view.copy_(steps[name])
-    else:
-        size = BYTES * layout.shared_size
-        shared = steps["sums"][:size].to(torch.int8).cpu().numpy().view(np.float32)
-        views["sums"][: layout.shared_size] = torch.from_numpy(shared.copy()).to(parameters.device)
-        if first:
-            limbs = steps["users"][:, : 2 * WIDE_BYTES].reshape(-1, 2, WIDE_BYTES)
-            totals = _from_limbs(limbs, UPDATE_BASE) / 2.0 ** torch.tensor(TOTAL_BITS).to(limbs)
-            _start_users(layout, views, totals.to(parameters))
-        else:
-            exponents = steps["sums"][size : size + layout.released].to(parameters.dtype)
-            columns = torch.cat([steps[name] for name in before], 1).to(parameters.dtype)
-            columns = columns * _powers_of_two(exponents).to(columns)
-            for name, part in zip(
-                before, torch.split(columns, [v.shape[1] for v in before.values()], 1), strict=True
-            ):
-                views[name].add_(part)
-    for name, values in before.items():
-        moved[name].copy_(torch.zeros_like(values) if first else views[name] - values)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -69,15 +70,31 @@ def describe_reveals(method: str, rule: UserRule) -> str:
     return f"{REVEALS[method]} {shown}"
 
 
-# -- A party's side of the alignment -----------------------------------------------------------------------
+@dataclass(frozen=True)
+class AlignmentRules:
+    """What a federation agrees on about the alignment of its users."""
+
+    method: Literal["keyed", "ecdh"]
+    agreement: str
+    """SHA-256 of the federation file."""
+    users: UserRule = "any"
+    """Which users take part."""
+    most_users: int = 0
+    """Number of users that one party may bring; 0 for no limit."""
+    fewest_users: int = 1
+    """Number of users that the federation must have."""
+    least_overlap: float = 0.0
+    """Share of each party's users that some other party must have."""
+
+    def fewest_parties(self, parties: int) -> int:
+        """Return at how many of `parties` a user must be to take part."""
+        return fewest_parties(self.users, parties)
 
 
-AlignmentMethod = Literal["keyed", "ecdh"]
 KEYHOLDERS = 2
 """Parties that hold a key under ecdh: the first ones of the roster."""
 MOST_POINTS = (2**31 - 1 - 64) // POINT
 """Number of points in one sealed message: ChaCha20-Poly1305 of the library takes less than 2 GiB."""
-
 _KEY = b"key"
 _POINTS = b"points"
 _DUMMY = 32
@@ -86,41 +103,24 @@ _DUMMY = 32
 class PartyAlignment:
     """A party's side of the alignment.
 
-    Args:
-        name: The party.
-        ids: Its users' ids as its table spells them.
-        method: "keyed" or "ecdh".
-        agreement: SHA-256 of the federation file.
-        vouching: Signs this party's key and checks those of the others.
-        each: A `map`, perhaps over several processes.
-        pad_to: Number of pseudonyms to send at least; random ones fill it up.
-        most_users: Number of users that one party may bring; 0 for no limit.
-        fewest_users: Number of users that the federation must have.
-        rule: Which users take part.
+    `ids` are its users' ids as its table spells them, `each` is a `map`, perhaps over several processes. Random pseudonyms fill the
+    list up to `pad_to`.
     """
 
     def __init__(
         self,
         name: str,
         ids: NDArray[np.str_],
-        method: AlignmentMethod,
-        agreement: str,
+        rules: AlignmentRules,
         vouching: Vouching,
         each: Each = map,
         *,
         pad_to: int = 0,
-        most_users: int = 0,
-        fewest_users: int = 1,
-        rule: UserRule = "any",
     ) -> None:
         self.name = name
-        self.method = method
-        self.agreement = agreement
+        self.rules = rules
         self.vouching = vouching
         self.each = each
-        self.most_users = most_users
-        self.fewest_users = fewest_users
-        self.rule = rule
         forms, self._places = select_unambiguous(ids)
         if not len(forms):
             raise DataError(f"party '{name}' has no user whose id is unambiguous: check its column of users")
@@ -131,15 +131,15 @@ class PartyAlignment:
         users = [text.encode() for text in forms.tolist()] + dummies
         # No id in a table starts with a null byte.
         self._ids = [*users, *(b"\0probe %d" % number for number in range(PROBES))]
-        if most_users and len(users) > most_users:
+        if 0 < rules.most_users < len(users):
             raise DataError(
-                f"party '{name}' brings {len(users):,} users, but the agreement allows {most_users:,}: raise max_users there"
+                f"party '{name}' brings {len(users):,} users, but the agreement allows {rules.most_users:,}: raise max_users there"
             )
-        if method == "ecdh" and len(self._ids) > MOST_POINTS:
+        if rules.method == "ecdh" and len(self._ids) > MOST_POINTS:
             raise DataError(
                 f"party '{name}' brings {len(users):,} users, and ecdh seals at most {MOST_POINTS:,} in one message; use keyed alignment"
             )
-        self.session: str | None = None
+        self.session = ""
         self.alignment = ""
         """Name of the alignment, once aligned: a hash of its keys, the number of rows, and rows that all parties know."""
         self.users = 0
@@ -153,7 +153,7 @@ class PartyAlignment:
         signature = self.vouching.sign("seal", self._sealer.public)
         return msg.AlignHello(
             party=self.name,
-            agreement=self.agreement,
+            agreement=self.rules.agreement,
             users=len(self._ids),
             seal_key=self._sealer.public,
             seal_signature=signature,
@@ -179,8 +179,7 @@ class PartyAlignment:
         raise ProtocolError("a sealed message is of an unknown kind")
 
     def _start(self, message: msg.AlignStart) -> list[msg.Message]:
-        keys = message.seal_keys
-        signatures = message.seal_signatures
+        keys, signatures = message.seal_keys, message.seal_signatures
         if len(keys) != len(signatures) or not message.index < len(keys):
             raise ProtocolError("the coordinator starts an alignment with keys that are not the parties' own")
         if keys[message.index] != self._sealer.public:
@@ -192,46 +191,37 @@ class PartyAlignment:
         self.rows = None
         self._keys = keys
         self._owners_seen: set[int] = set()
-        return self._send_key() if self.method == "keyed" else self._send_points()
-
-    # -- keyed ---------------------------------------------------------------------------------------------------------------
-
-    def _send_key(self) -> list[msg.Message]:
+        if self.rules.method == "ecdh":
+            self._curve_key = CurveKey(self.each)
+            return self._pass_on(self.index, self._curve_key.blind(self._ids))
         if self.index:
             return []
-        key = secrets.token_bytes(32)
-        sealed = [self._seal(peer, _KEY, key) for peer in range(1, len(self._keys))]
-        return [*sealed, self._send_pseudonyms(make_pseudonyms(self._ids, key))]
+        drawn = secrets.token_bytes(32)
+        sealed = [self._seal(peer, _KEY, drawn) for peer in range(1, len(keys))]
+        return [*sealed, self._send_pseudonyms(make_pseudonyms(self._ids, drawn))]
 
     def _take_key(self, peer: int, key: bytes) -> list[msg.Message]:
-        if peer or self.method != "keyed" or len(key) != 32:
+        if peer or self.rules.method != "keyed" or len(key) != 32:
             raise ProtocolError("a key for pseudonyms comes from a party that does not draw it")
         return [self._send_pseudonyms(make_pseudonyms(self._ids, key))]
-
-    # -- ecdh ----------------------------------------------------------------------------------------------------------------
-
-    def _send_points(self) -> list[msg.Message]:
-        self._curve_key = CurveKey(self.each)
-        points = self._curve_key.blind(self._ids)
-        return self._pass_on(self.index, points)
 
     def _take_points(self, peer: int, data: bytes) -> list[msg.Message]:
         owner = int.from_bytes(data[:4])
         points = data[4:]
-        if self.method != "ecdh" or not owner < len(self._keys) or owner in self._owners_seen:
+        if self.rules.method != "ecdh" or not owner < len(self._keys) or owner in self._owners_seen:
             raise ProtocolError("a list of points is not due")
         way = self._way(owner)
         if self.index not in way or way[way.index(self.index) - 1] != peer:
             raise ProtocolError("a list of points comes from a party that should not have it")
         self._owners_seen.add(owner)
         if owner != self.index:
-            if self.most_users and len(points) > POINT * (self.most_users + PROBES):
+            most = self.rules.most_users
+            if most and len(points) > POINT * (most + PROBES):
                 raise ProtocolError("a list of points holds more users than the agreement allows")
             return self._pass_on(owner, self._curve_key.apply(points))
         if len(points) != POINT * len(self._ids):
             raise ProtocolError("this party's list of points came back with another length")
-        holds_key = self.index < KEYHOLDERS
-        final = points if holds_key else self._curve_key.remove(points)
+        final = points if self.index < KEYHOLDERS else self._curve_key.remove(points)
         return [self._send_pseudonyms(hash_points(final))]
 
     def _way(self, owner: int) -> list[int]:
@@ -245,12 +235,9 @@ class PartyAlignment:
             return [self._send_pseudonyms(hash_points(points))]
         return [self._seal(following, _POINTS, owner.to_bytes(4) + points)]
 
-    # -- both ----------------------------------------------------------------------------------------------------------------
-
     def _send_pseudonyms(self, values: NDArray[np.uint8]) -> msg.Message:
         self._pseudonyms = values
         self._order = sort_order(values)
-        assert self.session is not None
         return msg.Pseudonyms(session=self.session, values=values[self._order])
 
     def _take_rows(self, message: msg.UserRows) -> list[msg.Message]:
@@ -261,20 +248,17 @@ class PartyAlignment:
         rows = np.full(len(self._ids), -1)
         rows[self._order] = message.rows
         self._check_rows(rows, message.users)
-        probes = np.sort(rows[-PROBES:])
-        placed = rows[:-PROBES]
+        probes, placed = np.sort(rows[-PROBES:]), rows[: len(self._places)]
         # Rows as if there were no probes.
         placed = np.where(placed < 0, -1, placed - np.searchsorted(probes, placed))
-        users = message.users - PROBES
-        rows_here = placed[: len(self._places)]
-        if (rows_here < 0).all():
+        if (placed < 0).all():
             raise DataError("none of this party's users is at enough other parties: use --users any")
-        check_user_count(users, self.fewest_users)
-        assert self.session is not None
+        users = message.users - PROBES
+        check_user_count(users, self.rules.fewest_users)
         self.alignment = self._name_alignment(rows, message.users)
         self.users = users
         self.rows = np.full(self._table_users, -1)
-        self.rows[self._places] = rows_here
+        self.rows[self._places] = placed
         return [msg.Aligned(session=self.session, users=users)]
 
     def _check_rows(self, rows: NDArray[np.int64], users: int) -> None:
@@ -282,7 +266,7 @@ class PartyAlignment:
         taken = rows[rows >= 0]
         if (taken >= users).any() or len(np.unique(taken)) != len(taken):
             raise ProtocolError("the coordinator gives two users one row, or a row that does not exist")
-        fewest = fewest_parties(self.rule, len(self._keys))
+        fewest = self.rules.fewest_parties(len(self._keys))
         if (rows[-PROBES:] < 0).any() or (fewest == 1 and len(taken) < len(rows)):
             raise ProtocolError("the coordinator leaves out users who must take part under the agreed rule")
         if fewest == len(self._keys) and len(taken) != users:
@@ -293,14 +277,12 @@ class PartyAlignment:
     def _name_alignment(self, rows: NDArray[np.int64], users: int) -> str:
         """Hash what all parties can see of this alignment; parties whose rows differ get different names."""
         shared = [self.session, self._keys, users, rows[-PROBES:].tolist()]
-        if fewest_parties(self.rule, len(self._keys)) == len(self._keys):
-            shared.append(
-                [self._ids[i].hex() for i in np.argsort(rows)[-users:]]
-            )  # all parties have all users
+        if self.rules.fewest_parties(len(self._keys)) == len(self._keys):
+            # all parties have all users
+            shared.append([self._ids[i].hex() for i in np.argsort(rows)[-users:]])
         return hashlib.sha256(repr(shared).encode()).hexdigest()
 
     def _seal(self, peer: int, kind: bytes, data: bytes) -> msg.Message:
-        assert self.session is not None
         sealed = self._sealer.seal(self._keys[peer], kind + bytes.fromhex(self.session), data)
         return msg.Sealed(session=self.session, peer=peer, data=np.frombuffer(kind + b":" + sealed, np.uint8))
 
@@ -314,31 +296,14 @@ def check_user_count(users: int, fewest: int) -> None:
         )
 
 
-# -- The coordinator's side of the alignment ---------------------------------------------------------------
-
-
 class CoordinatorAlignment:
     """The coordinator's side of the alignment: it relays sealed messages and matches pseudonyms."""
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        method: str,
-        agreement: str,
-        rule: UserRule = "any",
-        *,
-        most_users: int = 0,
-        least_overlap: float = 0.0,
-    ) -> None:
+    def __init__(self, names: Sequence[str], rules: AlignmentRules) -> None:
         self.names = list(names)
-        self.method = method
-        self.agreement = agreement
-        self.fewest = fewest_parties(rule, len(names)) if names else 1
-        self.most_users = most_users
-        self.least_overlap = least_overlap
-        """Share of each party's users that some other party must have."""
+        self.rules = rules
         self.hellos: dict[str, msg.AlignHello] = {}
-        self.session: str | None = None
+        self.session = ""
         self.sets: dict[str, msg.Pseudonyms] = {}
         self.users: dict[str, int] = {}
         """Number of rows, as confirmed by the parties that have theirs."""
@@ -373,19 +338,20 @@ class CoordinatorAlignment:
         return [name for name in self.names if name not in self.hellos]
 
     def _reset(self) -> None:
-        self.session = None
+        self.session = ""
         self.sets = {}
         self.users = {}
 
     def check_hello(self, name: str, message: msg.AlignHello) -> None:
         """Raise `ProtocolError` if a party has another agreement, or more users than agreed."""
-        if message.party != name or message.agreement != self.agreement:
+        if message.party != name or message.agreement != self.rules.agreement:
             raise ProtocolError(
                 f"{name}: its federation file is not the coordinator's; run `verfedgnn federation accept`"
             )
-        if self.most_users and message.users - PROBES > self.most_users:
+        most = self.rules.most_users
+        if 0 < most < message.users - PROBES:
             raise ProtocolError(
-                f"{name}: it brings {message.users - PROBES:,} users, but the agreement allows {self.most_users:,}"
+                f"{name}: it brings {message.users - PROBES:,} users, but the agreement allows {most:,}"
             )
 
     def _hello(self, name: str, message: msg.AlignHello) -> list[tuple[str, msg.Message]]:
@@ -396,15 +362,13 @@ class CoordinatorAlignment:
             return [(name, msg.Waiting(missing=self.missing))]
         self.session = secrets.token_hex(16)
         hellos = [self.hellos[name] for name in self.names]
-        keys = [hello.seal_key for hello in hellos]
-        signatures = [hello.seal_signature for hello in hellos]
-        return [
-            (
-                name,
-                msg.AlignStart(session=self.session, index=index, seal_keys=keys, seal_signatures=signatures),
-            )
-            for index, name in enumerate(self.names)
-        ]
+        start = msg.AlignStart(
+            session=self.session,
+            index=0,
+            seal_keys=[hello.seal_key for hello in hellos],
+            seal_signatures=[hello.seal_signature for hello in hellos],
+        )
+        return [(name, start.model_copy(update={"index": index})) for index, name in enumerate(self.names)]
 
     def _relay(self, name: str, message: msg.Sealed) -> list[tuple[str, msg.Message]]:
         if not message.peer < len(self.names):
@@ -428,7 +392,7 @@ class CoordinatorAlignment:
         sets: list[NDArray[Any]] = [self.sets[name].values for name in self.names]
         self.sets = {}
         self._check_overlap(sets)
-        rows, users = match_users(sets, self.fewest, probes=PROBES)
+        rows, users = match_users(sets, self.rules.fewest_parties(len(sets)), probes=PROBES)
         return [
             (name, msg.UserRows(session=message.session, users=users, rows=places.astype(np.int32)))
             for name, places in zip(self.names, rows, strict=True)
@@ -442,12 +406,12 @@ class CoordinatorAlignment:
             name: (count - PROBES, len(values) - PROBES)
             for name, count, values in zip(self.names, count_shared(sets), sets, strict=True)
         }
-        if any(shared < self.least_overlap * count for shared, count in counts.values()):
+        if any(shared < self.rules.least_overlap * count for shared, count in counts.values()):
             text = ", ".join(
                 f"{name} shares {shared:,} of {count:,}" for name, (shared, count) in counts.items()
             )
             raise DataError(
-                f"too few common users: {text}; min_overlap = {self.least_overlap:g}. Check the exports and how user ids are "
+                f"too few common users: {text}; min_overlap = {self.rules.least_overlap:g}. Check the exports and how user ids are "
                 "spelled, or lower min_overlap in federation.toml at all members"
             )
 
@@ -457,4 +421,4 @@ class CoordinatorAlignment:
             raise ProtocolError(f"{name}: it counts {message.users:,} users, other parties another number")
         if len(self.users) == len(self.names):
             self.hellos = {}
-            self.session = None
+            self.session = ""

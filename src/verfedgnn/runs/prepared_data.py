@@ -92,9 +92,9 @@ def prepare(
 
 
 def choose_config(parties: Sequence[PartyData], config: Config) -> Config:
-    """Return the configuration that suits the data: sizes, the split and, where every rating is a like, lists only."""
+    """Return the configuration that suits the data: sizes, the split and, where a party has nothing but likes, lists only."""
     config = config.with_code().for_parties(len(parties)).for_data(*count_data(parties))
-    likes = all((p.ratings.rating >= upper_quarter(p.ratings.scale)).all() for p in parties)
+    likes = any((p.ratings.rating >= upper_quarter(p.ratings.scale)).all() for p in parties)
     if likes and config.trains_lists:
         config = config.for_lists().with_values({"training.epochs": config.training.epochs})
     return choose_split(parties, config)

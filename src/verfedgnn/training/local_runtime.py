@@ -46,13 +46,12 @@ class LocalRuntime:
             hello = self._up(name, candidate.hello())
             assert isinstance(hello, Hello)
             self.coordinator.hello(hello)
-        exchange = next(iter(self.candidates.values())).exchange
         replica: Replica | None = None
         parties = {}
         for name, candidate in self.candidates.items():
             welcome = self._down({name: self.coordinator.welcome(name)})[name]
             assert isinstance(welcome, Welcome)
-            parties[name] = candidate.welcome(welcome, replica, exchange)
+            parties[name] = candidate.welcome(welcome, replica)
             replica = parties[name].replica
         return parties
 

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.config.model_forms import Sizes, choose_sizes
+from verfedgnn.config.sections import Sizes, choose_sizes
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.item_item import ItemScores, fit_item_scores, fit_residuals

@@ -14,7 +14,7 @@ from verfedgnn.data import TEST, PartyData
 from verfedgnn.plugins import register
 from verfedgnn.runs.metrics_file import evaluate
 from verfedgnn.runs.prepared_data import prepare, split_ratings
-from verfedgnn.testing.small_federation import CPU, parties
+from verfedgnn.testing import CPU, parties
 from verfedgnn.training.progress import Progress
 from verfedgnn_research.baselines import METHODS
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
@@ -30,7 +30,7 @@ class MethodContract:
     settings: ClassVar[Mapping[str, Any]] = {}
     """Settings that make the method fast enough for a test, by name."""
     rmse: ClassVar[tuple[float, float]] = (0.7, 1.05)
-    """Bounds of the test RMSE on `small_federation.parties()`: the mean rating has 1.06, user and item
+    """Bounds of the test RMSE on `parties()`: the mean rating has 1.06, user and item
     means 0.977.
     """
     sends: ClassVar[bool] = True
