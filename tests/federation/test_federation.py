@@ -406,27 +406,21 @@ def test_an_old_checkpoint_is_brought_up_to_date(tmp_path: Path, small_parties: 
 
 
 def test_a_copied_run_folder_is_refused_after_the_party_went_on(
-    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
+    tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:
     """The attack: a copy of a run folder joins in the party's name, with what it had sent long before, at a restarted coordinator."""
-    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=PATIENT)
+    federated = trial(tmp_path, small_parties, min_parties=2)
     name, folder = small_parties[0].name, tmp_path / f"run-{small_parties[0].name}"
 
     def keep(reply: RoundReply) -> bytes:
         shutil.copytree(folder, tmp_path / "copy")
         return encode(reply)
 
-    def wait(reply: RoundReply) -> bytes:
-        wait_until(lambda: name in federated.errors)
-        return encode(reply)
-
-    gone = threading.Event()
-
-    def die_for_good(reply: RoundReply) -> bytes:
-        gone.set()  # the coordinator, too, dies, and restarts from its checkpoint
+    def die(reply: RoundReply) -> bytes:
         raise Killed
 
-    early, late = in_round(2, keep), in_round(6, die_for_good)
+    early, late = in_round(2, keep), in_round(6, die)
+    gone = threading.Event()
 
     def die_later(data: bytes) -> bytes:
         if gone.is_set() and isinstance(decode(data), RoundStart):
@@ -435,13 +429,14 @@ def test_a_copied_run_folder_is_refused_after_the_party_went_on(
         return data
 
     federated.start(SERVER, die_later)
-    federated.start("party-1", in_round(8, wait))
-    federated.start("party-2")
+    for party in small_parties[1:]:
+        federated.start(party.name)
     federated.start(name, lambda data: late(early(data) or b""), restart=False).join()
+    gone.set()  # the coordinator restarts from its checkpoint
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "copy", folder)
     federated.start(name)
-    federated.end_without(name, clock)
+    federated.join()
     (error,) = federated.errors[name]
     assert "copy" in str(error)
     assert torch.equal(federated.public(small_parties[1].name), federated.public(small_parties[2].name))
