@@ -310,7 +310,7 @@ class HostedCoordinator:
     def hostile(self, data: bytes) -> None:
         self.service.transcript._handle = os.open(os.devnull, os.O_WRONLY)
         self.service.offences.clear()
-        self.service._hello_times.clear()
+        self.service._times.clear()
         self.service._handle(TransportEvent("message", self.bad, data))
         if self.service.offences:
             raise vf.ProtocolError("refused")

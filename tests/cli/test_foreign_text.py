@@ -46,7 +46,7 @@ def test_titles_and_ids_of_recommendations(hostile_run: Path, command: Command) 
 
 
 def test_a_status_from_elsewhere(tmp_path: Path, command: Command) -> None:
-    party = {"here": True, "up": 1, "down": 1}
+    party = {"here": True, "up": 1, "down": 1, "refused": "[link=http://elsewhere]1[/x]"}
     status = {"federation": HOSTILE, "state": HOSTILE, "parties": {HOSTILE: party}}
     (tmp_path / "status.json").write_text(json.dumps(status))
     code, out, err = command("status", tmp_path)

@@ -489,7 +489,7 @@ def test_a_command_of_a_missing_package_says_what_to_install(
     assert (code, out) == (2, "")
     assert err == (
         "error: verfedgnn audit is in the package verfedgnn-research, which is not installed; "
-        "run: pip install verfedgnn-research\n"
+        "run in a checkout: pip install packages/verfedgnn-research\n"
     )
     code, out, _ = command("--help")
     assert code == 0

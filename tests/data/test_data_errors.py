@@ -79,7 +79,6 @@ HEAD = "user,item,rating\n"
             HEAD + "1,2,3\n1,5,4\n1,2,4\n1,2,5\n",
             [
                 "2 rows repeat a (user, item) pair",
-                "('1', '2')",
                 "line 2 of t.csv and line 4",
                 'duplicates="first"',
             ],
@@ -98,6 +97,13 @@ HEAD = "user,item,rating\n"
 )
 def test_bad_tables(tmp_path, text, words):
     fails(lambda: read_ratings(table(tmp_path, text)), *words)
+
+
+def test_an_error_of_ratings_names_no_customer(tmp_path):
+    """Logs and the history of nights keep errors, and `forget` does not look there."""
+    text = fails(lambda: read_ratings(table(tmp_path, HEAD + "alice,secret,3\nalice,secret,4\n")), "line 3")
+    assert "alice" not in text
+    assert "secret" not in text
 
 
 def test_columns_that_are_not_there(tmp_path):

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from verfedgnn.core.errors import DataError
 from verfedgnn.data import publishers, read_parties, read_ratings
 
 
@@ -202,6 +203,8 @@ def test_named_columns_and_latin_1(tmp_path):
 
 def test_utf_16(tmp_path):
     file = put(tmp_path / "t.csv", "user,item,rating\né,1,2\n".encode("utf-16"))
+    with pytest.raises(DataError, match=r'text in UTF-16; read it with encoding="utf-16"'):
+        read_ratings(file)
     assert rows(read_ratings(file, encoding="utf-16")) == {("é", "1", 2.0)}
 
 

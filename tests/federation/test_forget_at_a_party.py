@@ -148,6 +148,15 @@ def test_last_releases_are_deleted_when_a_training_finishes(trained: Trained) ->
     assert not list(trained.trial.folder.glob(f"run-*/**/{LAST_RELEASE}"))
 
 
+def test_a_last_release_that_a_kill_left_is_deleted_with_the_results(
+    trained: Trained, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(trained.folder, tmp_path / "run"))
+    (run / "final" / LAST_RELEASE).mkdir()
+    PartyStore(run, trained.trial.identities[PARTY]).remove_results()
+    assert not list(run.rglob(LAST_RELEASE))
+
+
 def test_an_unfinished_training_of_a_party_is_finished_first(trained: Trained) -> None:
     with pytest.raises(RunError, match="not finished and still holds every user"):
         forget_users(trained.unfinished, [trained.user])

@@ -19,7 +19,7 @@ import verfedgnn as vf
 from hub import SERVER, Hub, Killed, Wire, agree, wait_until
 from verfedgnn.cli.main import app
 from verfedgnn.evaluation.verdict import summarise_verdict
-from verfedgnn.federation import PARTY_KEY, coordinator_link, coordinator_service
+from verfedgnn.federation import PARTY_KEY, coordinator_link, coordinator_service, roster
 from verfedgnn.federation.agreement import FILE, MARK, compare_agreements, load_agreement, save_agreement
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
@@ -27,7 +27,17 @@ from verfedgnn.federation.party_service import read_verdict
 from verfedgnn.federation.roster import load_party
 from verfedgnn.federation.status import StatusPublisher, make_members_tables, make_tables, page
 from verfedgnn.federation.transcript import read_lines
-from verfedgnn.protocol.messages import About, MembersPage, RoundReply, RoundStart, decode, encode
+from verfedgnn.federation.transport import TransportEvent
+from verfedgnn.protocol.messages import (
+    About,
+    MembersPage,
+    Message,
+    Refused,
+    RoundReply,
+    RoundStart,
+    decode,
+    encode,
+)
 from verfedgnn.runs.nights import HISTORY, Night
 
 SHARED = {"run": "2026-11-13", "word": "yes", "gain": "+3.0 of 100"}
@@ -158,7 +168,7 @@ def test_the_log_warns_while_versions_differ(tmp_path: Path, caplog: pytest.LogC
     publisher = StatusPublisher(tmp_path / "run")
     link = CoordinatorLink(identities["film"], Wire(Hub(), "film"), lambda: False, publisher)
     for version in ("0.1.0", "0.1.0", "0.2.0"):
-        members = {SERVER: About(version="0.2.0"), "film": About(version=version)}
+        members = {SERVER: About(version="0.2.0"), "book": About(version=version)}
         link._take_page(MembersPage(members=members, nights=[], offer=agreement.digest()))
     records = [r for r in caplog.records if r.getMessage() == "versions of the members"]
     assert [r.levelno for r in records] == [logging.WARNING, logging.INFO], "each change once"
@@ -206,6 +216,66 @@ def test_a_changed_agreement_is_offered_and_accepted_with_one_command(
     save_agreement(tmp_path / FILE, others["film"].agreement.with_values(name=before.name))
     assert "another federation" in str(accept("--yes").exception)
     assert load_agreement(film) == after
+
+
+def test_a_change_is_shown_before_it_is_accepted_and_can_draw_nothing_on_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: a coordinator writes another fingerprint over the real one, or changes what has no name."""
+    before, identities = agree(tmp_path, ["film", "book"], settings())
+    forged = before.config.model_copy(update={"base": "best\n\x1b[2Jfingerprint of the agreement: 1234"})
+    (tmp_path / "forged").mkdir()
+    save_agreement(tmp_path / "forged" / FILE, before.with_values(parties=before.parties, config=forged))
+    with pytest.raises(vf.ConfigError, match="base"):
+        load_agreement(tmp_path / "forged")
+    named = before.config.model_copy(update={"base": "\x1b[2J"})  # in case that something else holds it
+    turned = before.model_copy(update={"parties": before.parties[::-1], "config": named})
+    monkeypatch.setattr(roster, "load_party", lambda _: identities["film"])
+    monkeypatch.setattr(roster, "fetch_agreement", lambda _: (b"", turned))
+    refused = CliRunner().invoke(app, ["federation", "accept", str(tmp_path)])
+    assert "there is no terminal to confirm at" in str(refused.exception)
+    assert "the order of the parties: book, film" in refused.output
+    assert "\x1b" not in refused.output
+
+
+def test_a_run_is_not_resumed_under_a_coordinators_old_key(tmp_path: Path) -> None:
+    """Attack: the stolen key of a coordinator, which has a new one, takes in the parties that resume."""
+    before, _ = agree(tmp_path, ["film", "book"], settings())
+    (tmp_path / "new").mkdir()
+    renewed, _ = agree(tmp_path / "new", ["film", "book"], settings())
+    save_agreement(tmp_path / FILE, before)
+    save_agreement(tmp_path / FILE, renewed)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / MARK).write_text(f"{before.digest()}\nrows\n")
+    with pytest.raises(vf.ConfigError, match="the coordinator has another key since"):
+        load_party(tmp_path, tmp_path / "film.pem", tmp_path / "run")
+
+
+def test_a_coordinator_cannot_speak_for_a_party(tmp_path: Path) -> None:
+    agreement, identities = agree(tmp_path, ["film", "event"], settings())
+    publisher = StatusPublisher(tmp_path / "run")
+    link = CoordinatorLink(identities["film"], Wire(Hub(), "film"), lambda: False, publisher, verdict=SHARED)
+    own = About(version=vf.__version__, **SHARED)
+    shown = {SERVER: About(version="1"), "event": About(version="2"), "film": own}
+    link._take_page(MembersPage(members=shown, nights=[], offer=agreement.digest()))
+    for word in ("", "no"):
+        forged = shown | {"film": own.model_copy(update={"word": word})}
+        with pytest.raises(vf.ProtocolError, match="what this party did not say"):
+            link._take_page(MembersPage(members=forged, nights=[], offer=agreement.digest()))
+
+
+@pytest.mark.parametrize("message", [About(version="1"), Refused(reason="no")])
+def test_a_party_cannot_fill_the_coordinators_disk(tmp_path: Path, message: Message) -> None:
+    """Attack: each of these messages is logged and written to the transcript."""
+    _, identities = agree(tmp_path, ["film", "book"], settings())
+    service = CoordinatorService(identities[SERVER], Wire(Hub(), SERVER), StatusPublisher(tmp_path / "run"))
+    for _ in range(1000):
+        service._handle(TransportEvent("message", "film", encode(message)))
+    assert service.offences["film"] == coordinator_service.MOST_OFFENCES
+    taken = [
+        entry for _, entry in read_lines(tmp_path / "run" / "transcript.jsonl") if entry and entry.way == "in"
+    ]
+    assert len(taken) == coordinator_service.MOST_A_MINUTE
 
 
 def test_the_status_says_who_has_accepted(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:

@@ -171,6 +171,24 @@ def test_a_reason_is_given_only_where_it_moved_the_item(run: vf.Run, catalogue: 
     assert kinds >= {"liked", "popular", "none"}
 
 
+def test_only_the_items_that_are_named_are_described(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 1,000 lines has up to 10,000 reasons: describing all of them took a minute for one request."""
+    party = catalogue.parties[0]
+    described: list[int] = []
+    describe = type(party).describe
+    monkeypatch.setattr(
+        type(party), "describe", lambda self, item: described.append(item) or describe(self, item)
+    )
+    rated = UserRatings(0, np.arange(party.table.n_items), np.full(party.table.n_items, 5.0, np.float32))
+    adds = np.linspace(1, 2, party.table.n_items)
+    profile = UserProfile(catalogue, ServedUser(None, [rated]), [0])
+    names = [reason.adds for reason in profile._name_reasons([adds], [rated], 3)]
+    assert names == adds[:-4:-1].tolist()
+    assert len(described) == 3
+
+
 def test_words_of_a_reason_follow_from_its_kind() -> None:
     liked = [
         Reason(item, title, "films", {}, 5.0, 1.0) for item, title in (("1", "x"), ("2", ""), ("3", "z"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -16,10 +17,13 @@ import verfedgnn as vf
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import lock_folder
 from verfedgnn.data.synthetic import synthetic_tables, write_tables
+from verfedgnn.federation.agreement import MARK
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
-from verfedgnn.runs.forget_record import note_forgotten
+from verfedgnn.runs.forget_record import gather_forgotten, note_forgotten, read_forgotten_users
+from verfedgnn.runs.prepared_data import prepare as prepare_data
 from verfedgnn.runs.run import write_json
 from verfedgnn.runs.run_folder import FORGET_JOURNAL, SPLIT_SECRET, empty_run
+from verfedgnn.training.train import _leave_out
 from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep.new_items import NewItems
 
@@ -175,6 +179,25 @@ def test_later_trainings_leave_a_forgotten_user_out(
     assert traces(tmp_path / "next") == traces(tmp_path / "third") == []
 
 
+@pytest.mark.parametrize("federated", [True, False])
+def test_a_forgotten_user_stays_out_of_runs_of_the_other_kind(
+    small_parties: list[vf.PartyData], tmp_path: Path, federated: bool
+) -> None:
+    """A company that trained alone joins a federation, which compares ids in small letters, or leaves one."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if federated:
+        (folder / MARK).write_text("agreement alignment")
+    ids = small_parties[0].ratings.user_ids.astype("U20")
+    ids[ROW] = "Alice@Example.org"
+    note_forgotten(folder, ids[ROW : ROW + 1])
+    data = [vf.PartyData(each.name, replace(each.ratings, user_ids=ids)) for each in small_parties]
+    (left, *_), _ = _leave_out(data, None, read_forgotten_users(folder))
+    assert "Alice@Example.org" not in left.ratings.user_ids
+    aligned = np.array(["bob", "alice@example.org"])
+    assert gather_forgotten(tmp_path / "key.pem", folder).find(aligned).tolist() == [False, True]
+
+
 def test_a_kill_while_a_run_is_overwritten_does_not_bring_a_forgotten_user_back(
     folder: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +214,22 @@ def test_a_kill_while_a_run_is_overwritten_does_not_bring_a_forgotten_user_back(
             vf.train(small_parties, config, out=folder, overwrite=True)
     run = vf.train(small_parties, config, out=folder)
     assert USER not in run.parties[0].ratings.user_ids
+
+
+def test_a_user_who_is_forgotten_while_a_training_reads_its_data_stays_forgotten(
+    folder: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list was read before the lock, and written over the longer one."""
+
+    def prepare(*given: Any, **options: Any) -> Any:
+        note_forgotten(folder, np.array([USER]))
+        return prepare_data(*given, **options)
+
+    monkeypatch.setattr("verfedgnn.training.train.prepare", prepare)
+    with pytest.raises(RunError, match="users were forgotten in"):
+        vf.train(small_parties, vf.Config.preset("paper", epochs=1), out=folder, overwrite=True)
+    assert read_forgotten_users(folder).find(np.array([USER])).all()
+    assert vf.Run.load(folder)
 
 
 def test_the_secret_of_a_split_test_stays(folder: Path, small_parties: list[vf.PartyData]) -> None:
@@ -215,6 +254,14 @@ def test_unknown_users_are_refused(folder: Path, command: Command, tmp_path: Pat
     assert (code, "1 user not in" in err) == (2, True)
     assert traces(folder), "nothing was changed"
     assert "nothing to forget" in command("forget", folder)[2]
+
+
+def test_a_run_whose_users_are_all_to_be_forgotten_is_left_alone(folder: Path) -> None:
+    """Nobody would be left to be the average, and the run would stay half repaired for ever."""
+    users = vf.Run.load(folder).parties[0].ratings.user_ids.tolist()
+    with pytest.raises(RunError, match="delete the folder"):
+        forgetting.forget_users(folder, users)
+    assert not (folder / FORGET_JOURNAL).exists()
 
 
 def test_a_night_says_that_it_leaves_forgotten_users_out(tmp_path: Path, command: Command) -> None:

@@ -18,6 +18,7 @@ from verfedgnn.cli.service_commands import FederationFile
 from verfedgnn.cli.shared_options import TRAINING, CommandApp, Model, Preset, Settings
 from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.reports.console import error_console
 
 if TYPE_CHECKING:
     from verfedgnn.federation.agreement import Agreement
@@ -193,7 +194,8 @@ def accept(
     changes = compare_agreements(identity.agreement, offered)
     fingerprint = short_fingerprint(offered.digest())
     if changes and not yes:
-        typer.echo("\n".join([*changes, f"fingerprint of the agreement: {fingerprint}"]), err=True)
+        shown = "\n".join([*changes, f"fingerprint of the agreement: {fingerprint}"])
+        error_console().print(shown, markup=False, soft_wrap=True)
         _confirm("Did the other organisations read out the same fingerprint by phone?")
     roster.accept_agreement(identity, folder / FILE, data, offered)
     about = summarise_agreement(offered) | {"changes": changes}

@@ -50,7 +50,7 @@ class CommandGroup(Group):
         if cmd_name not in self.own and cmd_name in PACKAGES and not ctx.resilient_parsing:
             package = PACKAGES[cmd_name]
             raise ConfigError(
-                f"verfedgnn {cmd_name} is in the package {package}, which is not installed; run: pip install {package}"
+                f"verfedgnn {cmd_name} is in the package {package}, which is not installed; run in a checkout: pip install packages/{package}"
             )
         return self.own.get(cmd_name)
 

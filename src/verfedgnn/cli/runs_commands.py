@@ -155,7 +155,7 @@ def promote(
     from verfedgnn.data.ratings import format_count
     from verfedgnn.evaluation.promotion import judge_challenger, read_best, write_best
     from verfedgnn.reports.difference_view import figure_tables
-    from verfedgnn.runs.forget_record import is_federated, read_forgotten_users
+    from verfedgnn.runs.forget_record import read_forgotten_users
     from verfedgnn.runs.run import Run
 
     if challenger.resolve() == over.resolve():
@@ -168,7 +168,7 @@ def promote(
         )
     champion = Run.load(over, added=False)
     run = Run.load(challenger, added=False)
-    gone = read_forgotten_users(over).find(run.parties[0].ratings.user_ids, federated=is_federated(over))
+    gone = read_forgotten_users(over).find(run.parties[0].ratings.user_ids)
     if gone.any():
         count = format_count(int(gone.sum()), "user")
         raise RunError(f"{challenger} has {count} forgotten in {over}; forget them in {challenger}, too")

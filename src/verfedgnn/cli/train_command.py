@@ -165,7 +165,7 @@ class TrainRequest(Request):
             for suspicion in suspect_files(self.after, read_before(self.after, read)):
                 self.output.warn(suspicion)
         forgotten = read_forgotten_users(self.after, self.out)
-        gone = int(forgotten.find(read[0].ratings.user_ids, federated=False).sum())
+        gone = int(forgotten.find(read[0].ratings.user_ids).sum())
         if gone:
             count = format_count(gone, "forgotten user")
             self.output.warn(f"left out {count}; remove them from your own data, too")

@@ -55,7 +55,7 @@ class Config(Section):
     """Seed of the split, the initial values, the projection, the batches and the noise."""
     users: UserRule = "any"
     """Users who take part: any (those of any party), all (those at every party), or a number N (those at N or more parties)."""
-    base: str = "paper"
+    base: str = Field("paper", max_length=1000, pattern=r"^[^\p{C}\p{Zl}\p{Zp}<>|`]+$")
     """Preset from which this configuration started."""
     model: ModelConfig = PropagationModel()
     """The graph neural network."""

@@ -111,7 +111,5 @@ def _check_roles(wanted: Mapping[str, str], known: Sequence[str], *, lacks: bool
         swapped = normalise_name(column) in known
         meant = {near[0]: column} if near else {column: role}
         hint = f"; did you mean {option('columns', meant)}?" if near or swapped else "."
-        raise DataError(
-            f"{option('columns')} has the unknown key '{role}'{hint} "
-            f"The keys are {', '.join(dict.fromkeys(known))}, and the values are the names of your columns"
-        )
+        keys = f"The keys are {', '.join(dict.fromkeys(known))}, and the values are the names of your columns"
+        raise DataError(f"{option('columns')} has the unknown key '{role}'{hint} {keys}")

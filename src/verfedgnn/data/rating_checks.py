@@ -296,9 +296,8 @@ def _refuse(rows: CheckedRows, rating: Any, name: str, at: Callable[[int], str])
         second = repeated.places[0]
         same = (rows.user == rows.user[second]) & (rows.item == rows.item[second]) & ~rows.gone
         first = int(same.argmax())
-        pair = (rows.users[int(rows.user[first])].as_py(), rows.items[int(rows.item[first])].as_py())
-        raise DataError(
-            f"{repeated.text}, first {pair} in {at(first)} and {at(second)}:"
+        raise DataError(  # without the ids: errors are kept in logs and in the history of nights
+            f"{repeated.text}, the first in {at(first)} and {at(second)}:"
             f" keep one with {option('duplicates', 'first')} (or last, mean) or remove them"
         )
 

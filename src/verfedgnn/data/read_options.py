@@ -83,9 +83,8 @@ def _parse_scale(text: str) -> tuple[float, float]:
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
-        raise DataError(
-            f"--read scale takes the lowest and the highest rating, for example scale=1,5, not '{text}'"
-        ) from None
+        example = "the lowest and the highest rating, for example scale=1,5"
+        raise DataError(f"--read scale takes {example}, not '{text}'") from None
     return low, high
 
 

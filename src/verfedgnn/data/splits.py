@@ -37,15 +37,10 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def split_by_rating(
     ratings: Ratings, *, fractions: tuple[float, float, float] = (0.6, 0.2, 0.2), seed: int = 0
 ) -> NDArray[np.int8]:
-    """Assign each rating to a part (`TRAIN`, `VALID`, `TEST`) at random.
-
-    The fractions hold in expectation. A part with fraction f of n ratings gets f n of them, with standard
-    deviation sqrt(n f (1 - f)), less than 0.05 % of a million ratings.
-    """
+    """Assign each rating to a part (`TRAIN`, `VALID`, `TEST`) at random; the fractions hold in expectation."""
     if len(fractions) != 3 or min(fractions) < 0 or not np.isclose(sum(fractions), 1):
-        raise DataError(
-            f"fractions {tuple(fractions)} are not three shares that add up to 1; use for example 0.6,0.2,0.2"
-        )
+        wrong = f"fractions {tuple(fractions)} are not three shares that add up to 1"
+        raise DataError(f"{wrong}; use for example 0.6,0.2,0.2")
     uniform = (_pair_hashes(ratings, slice(None), seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     part = (uniform >= fractions[0]).astype(np.int8)
     part[uniform >= fractions[0] + fractions[1]] = TEST
@@ -84,10 +79,8 @@ def cap_ratings(
 def split_by_date(ratings: Ratings, dates: tuple[date, date]) -> NDArray[np.int8]:
     """Assign each rating to a part: `TRAIN` before the first date, `VALID` before the second, else `TEST`."""
     if ratings.time is None:
-        raise DataError(
-            f"{ratings.name} has no times to split by date; set split.kind = random, or name the column with "
-            f"{option('columns', {'time': '...'})}"
-        )
+        named = f"name the column with {option('columns', {'time': '...'})}"
+        raise DataError(f"{ratings.name} has no times to split by date; set split.kind = random, or {named}")
     first, second = (int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) for day in dates)
     return ((ratings.time >= first).astype(np.int8) + (ratings.time >= second)).astype(np.int8)
 

@@ -194,6 +194,8 @@ class TextTable:
         """Return the column names in the first line."""
         head = read_first_bytes(self.path)
         wide = (self.encoding or "").lower().replace("-", "").startswith(("utf16", "utf32"))
+        if head.startswith((b"\xff\xfe", b"\xfe\xff")) and not wide:
+            raise DataError(f"{self.path} is text in UTF-16; read it with {option('encoding', 'utf-16')}")
         if b"\0" in head and not wide:
             files = "a CSV, TSV or Parquet file (with or without gzip), such as an export of a database"
             raise DataError(f"{self.path} is not a text table; give {files}")

@@ -293,12 +293,19 @@ def replace_agreement(path: Path, text: str) -> None:
 
 
 def find_agreement(path: Path, run: Path | None) -> Agreement:
-    """Return the agreement in a file or its folder, or the one before it if the folder `run` was begun under that."""
+    """Return the agreement in a file or its folder, or the one before it if the folder `run` was begun under that.
+
+    Raise `ConfigError` if the coordinator has another key since: whoever has the old one could pretend to be the coordinator.
+    """
     file = path / FILE if path.is_dir() else path
     agreement, before = load_agreement(file), file.with_suffix(BEFORE)
     if run is not None and before.is_file() and (run / MARK).is_file():
         begun = (run / MARK).read_text("utf-8").split()[0]
         if begun != agreement.digest() and (earlier := load_agreement(before)).digest() == begun:
+            keys = {each.coordinator.parsed.key_fingerprint for each in (earlier, agreement)}
+            if len(keys) > 1:
+                replaced = f"the coordinator has another key since the run in {run} was begun"
+                raise ConfigError(f"{replaced}, and somebody else may have the old one; choose another --out")
             return earlier
     return agreement
 
@@ -402,6 +409,8 @@ def compare_agreements(before: Agreement, after: Agreement) -> list[str]:
         | each.config.values()
         for each in (before, after)
     )
+    if old.keys() == new.keys() and [*old] != [*new]:
+        changes.append(f"the order of the parties: {', '.join([*new][1:])}")
     changes += [
         f"{name}: {rules.get(name)} before, {others.get(name)} now"
         for name in dict.fromkeys([*rules, *others])

@@ -114,10 +114,12 @@ class CoordinatorLink:
     def _take_page(self, page: msg.MembersPage) -> None:
         """Keep what all members may see; tell of other versions and of a changed agreement."""
         before, self.page = self.page, page
+        if page.members.get(self.name, self._about) != self._about:
+            raise ProtocolError("the coordinator tells the members what this party did not say of itself")
         versions = {name: about.version for name, about in page.members.items()}
         if before is None or versions != {name: about.version for name, about in before.members.items()}:
             level = log_event if len(set(versions.values())) == 1 else log_warning
-            level("versions of the members", **versions)
+            level("versions of the members", versions=[f"{name} {text}" for name, text in versions.items()])
         if page.offer != self._agreement and (before is None or before.offer != page.offer):
             log_warning(
                 "the agreement was changed", next="look at it with `verfedgnn federation accept FOLDER`"

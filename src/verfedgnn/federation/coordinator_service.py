@@ -40,8 +40,8 @@ from verfedgnn.runs.run import write_json
 
 MOST_OFFENCES = 20
 """Number of refused messages after which a party is ignored until the coordinator restarts."""
-MOST_HELLOS = 30
-"""Number of times a party may join within a minute."""
+MOST_A_MINUTE = 30
+"""Number of messages of one kind within a minute, of those that a party sends once a connection; each is logged."""
 SHOWN_NIGHTS = 30
 """Number of the last nights that all members see."""
 SIGN_SECONDS = 4.0
@@ -84,7 +84,8 @@ class CoordinatorService:
         """Time of the last sign of each party."""
         self._sent: dict[str, float] = {}
         """Time of the last message to each party."""
-        self._hello_times: dict[str, list[float]] = {}
+        self._times: dict[tuple[str, type[msg.Message]], list[float]] = {}
+        """When each party sent the messages of each kind whose number is limited, within the last minute."""
         self._announced: list[str] = []
         """The parties for which the training waits, as it was last told to operators and the other parties."""
         self._about = {COORDINATOR: msg.About(version=installed_version())}
@@ -204,6 +205,8 @@ class CoordinatorService:
         # Outside of rounds, arrays are packed with at least one bit per value, which bounds their size.
         most = min(64 * len(data), self.transport.largest)
         message = msg.decode(data, stage.coordinator.largest_array if kind is msg.RoundReply else most)
+        if isinstance(message, msg.Hello | msg.About | msg.Refused | msg.Finished):
+            self._check_pace(name, type(message))
         if isinstance(message, msg.Hello):
             agreed = [one for one in self.stages if one.stage.config.digest() == message.config]
             stage = agreed[0] if agreed else self.stages[0]  # which refuses another configuration
@@ -267,16 +270,18 @@ class CoordinatorService:
     def _check_hello(self, name: str, message: msg.Hello, stage: CoordinatorStage) -> None:
         if message.party != name:
             raise ProtocolError(f"{name}: the name in its Hello differs from the name in its certificate")
-        now = time.monotonic()
-        recent = [*(at for at in self._hello_times.get(name, []) if at > now - 60), now]
-        self._hello_times[name] = recent
-        if len(recent) > MOST_HELLOS:
-            raise ProtocolError(f"{name}: it joined {len(recent)} times within a minute")
         if message.mask_key is not None:
             hellos = stage.coordinator.members.hellos
             others = {hello.mask_key for other, hello in hellos.items() if other != name}
             purpose = name_mask_purpose(message.alignment)
             self._check_key(name, purpose, message.mask_key, message.mask_signature or "", others)
+
+    def _check_pace(self, name: str, kind: type[msg.Message]) -> None:
+        now = time.monotonic()
+        recent = [*(at for at in self._times.get((name, kind), []) if at > now - 60), now]
+        self._times[name, kind] = recent
+        if len(recent) > MOST_A_MINUTE:
+            raise ProtocolError(f"{name}: it sent {len(recent)} messages {kind.__name__} within a minute")
 
     def _take_about(self, name: str, message: msg.About) -> None:
         if message.word and self.agreement.config.gradients.protects_ratings:

@@ -55,7 +55,7 @@ def examine(
     if read_ratings is not None:
         try:
             table = read_ratings()
-            gone = gather_forgotten(identity.key_file, folder).find(table.user_ids, federated=True)
+            gone = gather_forgotten(identity.key_file, folder).find(table.user_ids)
             if gone.any():
                 count = format_count(int(gone.sum()), "forgotten user")
                 text = f"`party` leaves out {count}; remove them from your own data, too"

@@ -161,7 +161,7 @@ def _compare_with_before(store: PartyStore, after: Path | None, read_ratings: Ca
 def _warn_of_forgotten(store: PartyStore, run: Run) -> None:
     """Warn of users in a finished run who were forgotten, in another run of the party, after its users were aligned."""
     forgotten = gather_forgotten(store.identity.key_file, store.folder)
-    gone = forgotten.find(run.parties[0].ratings.user_ids, federated=True)
+    gone = forgotten.find(run.parties[0].ratings.user_ids)
     if gone.any():
         count = format_count(int(gone.sum()), "user")
         log_warning(f"this run has {count} forgotten since the alignment; forget them in {store.folder}, too")
@@ -187,7 +187,7 @@ def align_party(
     identity = store.identity
     earlier = [] if after is None else [after]
     forgotten = gather_forgotten(identity.key_file, *earlier, store.folder)
-    gone = forgotten.find(ratings.user_ids, federated=True)
+    gone = forgotten.find(ratings.user_ids)
     if gone.any():
         count = format_count(int(gone.sum()), "forgotten user")
         log_warning(f"left out {count}; remove them from your own data, too")

@@ -181,7 +181,7 @@ def make_tables(status: dict[str, Any]) -> tuple[Table, Table]:
         elif about.get("heard") is not None:
             heard = f"{_age(status, about['heard'])} ago"
         sizes = (f"{about[way] / 1e6:,.1f}" for way in ("up", "down"))
-        parties.add_row(Text(name), presence(about), heard, *sizes, str(about.get("refused", 0)))
+        parties.add_row(Text(name), presence(about), heard, *sizes, Text(str(about.get("refused", 0))))
     return facts, parties
 
 

@@ -264,6 +264,7 @@ class PartyStore:
         for stage in self.stages:
             result = self.read_result(stage)
             shutil.rmtree(self._result_folder(stage), ignore_errors=True)
+            shutil.rmtree(stage.folder(self.folder) / LAST_RELEASE, ignore_errors=True)  # kept by a kill
             if result is not None and not result.rounds:
                 shutil.rmtree(stage.folder(self.folder), ignore_errors=True)
 

@@ -70,11 +70,11 @@ class ForgottenUsers:
                 hashes[key] = sorted({*hashes.get(key, []), *users})
         return ForgottenUsers(hashes, self.runs)
 
-    def find(self, users: StrArray, *, federated: bool) -> Mask:
-        """Return which of `users` are in the list; `federated` compares ids as the alignment spells them."""
+    def find(self, users: StrArray) -> Mask:
+        """Return which of `users` are in the list. Ids are compared as the alignment spells them, in any kind of run."""
         found = np.zeros(len(users), bool)
         if any(self.hashes.values()):
-            ids = (normalise_ids(users) if federated else users).tolist()
+            ids = normalise_ids(users).tolist()
             for key, hashes in self.hashes.items():
                 gone = set(hashes)
                 found |= np.fromiter((each in gone for each in _hash(key, ids)), bool, len(ids))
@@ -92,7 +92,7 @@ def hash_ids(folder: Path, ids: Iterable[str]) -> list[str]:
 
 def note_forgotten(folder: Path, users: StrArray) -> list[str]:
     """Add users to the list of a run folder and return their hashes."""
-    new = hash_ids(folder, (normalise_ids(users) if is_federated(folder) else users).tolist())
+    new = hash_ids(folder, normalise_ids(users).tolist())
     known = ForgottenUsers.read(folder / FORGOTTEN)
     known.add([ForgottenUsers({next(iter(known.hashes)): new})]).write(folder / FORGOTTEN)
     return new

@@ -359,17 +359,15 @@ class Run:
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the run to a new folder; with `overwrite`, an earlier run is replaced, unless it has forgotten users of this one."""
-        from verfedgnn.runs.forget_record import is_federated, read_forgotten_users
+        from verfedgnn.runs.forget_record import read_forgotten_users
 
         folder = Path(path)
         replaced = holds_run(folder, overwrite)
-        gone = read_forgotten_users(folder).find(
-            self.parties[0].ratings.user_ids, federated=is_federated(folder)
-        )
-        if gone.any():
-            count = format_count(int(gone.sum()), "user")
-            raise RunError(f"{count} of this run forgotten in {folder}; train again without them")
         with lock_folder(folder):
+            gone = read_forgotten_users(folder).find(self.parties[0].ratings.user_ids)
+            if gone.any():
+                count = format_count(int(gone.sum()), "user")
+                raise RunError(f"{count} of this run forgotten in {folder}; train again without them")
             if replaced:
                 empty_run(folder)
             begin_folder(folder, self.judged.config, self.judged.parties, self.judged.parts)

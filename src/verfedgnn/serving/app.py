@@ -389,7 +389,8 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
             ],
         }
         if row is None:
-            answer["similar"] = catalogue.index_users(tuple(view.allowed)).find_similar(user, 3)
+            index = catalogue.index_users(tuple(view.allowed))
+            answer["similar"] = await run_in_threadpool(index.find_similar, user, 3)  # takes up to 0.1 s
         return _respond(answer)
 
     folder = resources.files("verfedgnn.serving") / "page"

@@ -93,9 +93,8 @@ class RunAnswers:
     def _read_ratings(self, ratings: Mapping[Any, Any]) -> list[UserRatings]:
         """Return `{item: stars}` or `{party: {item: stars}}` by party, after checking items and scales."""
         if not isinstance(ratings, Mapping):
-            raise DataError(
-                f"ratings is a {type(ratings).__name__}; pass a mapping {{item: stars}}, or {{party: {{item: stars}}}}"
-            )
+            kinds = "pass a mapping {item: stars}, or {party: {item: stars}}"
+            raise DataError(f"ratings is a {type(ratings).__name__}; {kinds}")
         found: dict[tuple[int, int], float] = {}
         first = self.names[0]
         example = worded(f"--rated {first}:ITEM=RATING", f"ratings={{{first!r}: {{item: stars}}}}")
@@ -114,10 +113,8 @@ class RunAnswers:
                 except (TypeError, ValueError):
                     found[place] = math.nan
                 if not low <= found[place] <= high:
-                    owner = self.names[place[0]]
-                    raise DataError(
-                        f"the rating of item '{item}' is {stars}; {owner} rates from {low:g} to {high:g}"
-                    )
+                    scale = f"{self.names[place[0]]} rates from {low:g} to {high:g}"
+                    raise DataError(f"the rating of item '{item}' is {stars}; {scale}")
         return group_ratings(found)
 
     def _find_item(self, item: Any, party: str | None, remedy: str) -> tuple[int, int]:
@@ -164,9 +161,8 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
                 rows += len(listed)
                 writer.write_table(pa.Table.from_pylist(listed, schema), row_group_size=max(1, len(listed)))
     except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {error.strerror or error}; choose another --out or free some disk space"
-        ) from None
+        remedy = "choose another --out or free some disk space"
+        raise RunError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None
     return rows
 
 
@@ -181,9 +177,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
     for number in allowed:
         party = catalogue.parties[number]
         row = figures.get(party.name, {})
-        columns = {
-            name: np.unique(values[values != ""]).tolist() for name, values in party.table.columns.items()
-        }
+        columns = {name: np.unique(own[own != ""]).tolist() for name, own in party.table.columns.items()}
         parties.append(
             {
                 "name": party.name,
@@ -232,17 +226,13 @@ def _describe_verdict(lift: Mapping[str, Any]) -> dict[str, Any]:
 def _choose_examples(
     catalogue: Catalogue, here: Sequence[int], allowed: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Choose users with few, with a typical number of, and with many ratings at these parties, and the one with the most ratings only elsewhere."""
-    rated = np.stack(
-        [np.bincount(p.ratings.user, minlength=p.ratings.n_users) for p in catalogue.run.parties]
-    )
-    shown = [catalogue.chosen[p] for p in here]
-    # the page names all users of the run, also those of parties it does not serve
-    known = (
-        range(len(rated))
-        if len(allowed) == len(catalogue.parties)
-        else [catalogue.chosen[p] for p in allowed]
-    )
+    """Choose users with few, a typical number of, and many ratings at these parties, and the one with most ratings only elsewhere."""
+    tables = [party.ratings for party in catalogue.run.parties]
+    rated = np.stack([np.bincount(table.user, minlength=table.n_users) for table in tables])
+    shown, known = ([catalogue.chosen[p] for p in parties] for parties in (here, allowed))
+    if len(allowed) == len(catalogue.parties):
+        # the page names all users of the run, also those of parties it does not serve
+        known = list(range(len(rated)))
     counts, elsewhere = (rated[chosen].sum(0) for chosen in (shown, sorted(set(known) - set(shown))))
     order = np.argsort(counts, kind="stable")
     order = order[counts[order] >= min(5, counts.max())]

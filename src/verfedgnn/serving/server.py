@@ -254,9 +254,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._is_idle():
             self._wait()
-        elif (
-            self._answered is self.cycle and self.cycle.more_body
-        ):  # it came behind another, without its body
+        elif self._answered is self.cycle and self.cycle.more_body:
+            # it came behind another, without its body
             self._wait()
             self._set_deadline()
 

@@ -166,9 +166,8 @@ def _parse_row(row: Mapping[str, str], place: str) -> tuple[ModelName | None, fl
     name = row.get("bucket", "").lower()
     bucket = next((bucket for bucket in BUCKETS if bucket == name), None)
     if name and bucket is None:
-        raise DataError(
-            f"{place}: the bucket is '{name[:40]}'; use {' or '.join(BUCKETS)}, as in the field `bucket` of the answers"
-        )
+        known = f"use {' or '.join(BUCKETS)}, as in the field `bucket` of the answers"
+        raise DataError(f"{place}: the bucket is '{name[:40]}'; {known}")
     if row.get("user") == "":
         raise DataError(f"{place} has no user; give the id of the customer")
     value = row.get("clicked", "").lower()

@@ -316,7 +316,8 @@ class UserProfile:
         found = []
         for part, given in zip(adds, rated, strict=True):
             party = self.catalogue.parties[given.party]
-            for i in np.flatnonzero((given.ratings >= party.liked_from) & (part >= clear)):
+            likes = np.flatnonzero((given.ratings >= party.liked_from) & (part >= clear))
+            for i in likes[np.argsort(-part[likes], kind="stable")][:max_reasons]:
                 item = party.describe(int(given.items[i]))
                 found.append(Reason(**vars(item), rating=float(given.ratings[i]), adds=float(part[i])))
         return sorted(found, key=lambda reason: reason.adds, reverse=True)[:max_reasons]

@@ -77,6 +77,8 @@ def train(
     if folder is None:
         return _train_and_judge(prepared, config, None, before, watch, stop, party)
     with lock_folder(folder):
+        if read_forgotten_users(earlier, folder) != forgotten:
+            raise RunError(f"users were forgotten in {earlier or folder} meanwhile; repeat the command")
         if replaced:
             empty_run(folder)
         if before is not None:
@@ -151,7 +153,7 @@ def _leave_out(
     parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]] | None, forgotten: ForgottenUsers
 ) -> tuple[Sequence[PartyData], Sequence[NDArray[np.int8]] | None]:
     """Return the parties and the parts of their ratings without users who were forgotten before."""
-    gone = forgotten.find(parties[0].ratings.user_ids, federated=False)
+    gone = forgotten.find(parties[0].ratings.user_ids)
     if not gone.any():
         return parties, parts
     if parts is not None:

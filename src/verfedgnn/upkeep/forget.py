@@ -106,6 +106,8 @@ def _plan_users(folder: Path, users: Sequence[str]) -> Journal:
         raise RunError(
             f"{missing} not in {folder}; check the ids. Users who were forgotten before are not there either"
         )
+    if len(rows) == len(parties[0].ratings.known_users):
+        raise RunError(f"{folder} has no other users; delete the folder instead")
     items, ratings = {}, {}
     for file, party in zip(safe_names(parties), parties, strict=True):
         mine = np.isin(party.ratings.user, rows)

@@ -63,7 +63,7 @@ from verfedgnn.runs.added_items import (
     read_added,
     rewrite_added,
 )
-from verfedgnn.runs.forget_record import ForgottenUsers, is_federated
+from verfedgnn.runs.forget_record import ForgottenUsers
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.run import Run
@@ -278,7 +278,6 @@ class NewItems:
         self.party = party
         self._number = names.index(party)
         self._folder = folder
-        self._federated = is_federated(folder)
         self._run = run
         file = safe_names(run.parties)[self._number]
         self._file = added_file(folder, file)
@@ -321,7 +320,7 @@ class NewItems:
         known = AddedItem(item.item) if before is None else before
         ids = np.array(list(item.ratings), dtype=np.str_)
         trained = (find_positions(ids, self.table.user_ids) >= 0) & (ids != "")
-        here = ids[trained & ~gone.find(ids, federated=self._federated)].tolist()
+        here = ids[trained & ~gone.find(ids)].tolist()
         return AddedItem(
             item.item,
             item.title or known.title,
