@@ -158,13 +158,13 @@ def _sparse(flat: Integers, signs: bool) -> Raw:
 def _dense(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -> Integers:
     bitmap, width = -(-size // 8), -(-count // 8) if bits == 1 else count * dtype.itemsize
     raw = np.frombuffer(pa.Codec(_ZSTD).decompress(np.ascontiguousarray(body), bitmap + width), np.uint8)
+    if not count < SPARSEST * size or int(np.bitwise_count(raw[:bitmap]).sum()) != count:
+        raise ValueError
     some = (
         2 * np.unpackbits(raw[bitmap:], count=count).astype(np.int8) - 1
         if bits == 1
         else raw[bitmap:].view(f"<{dtype.str[1:]}")
     )
-    if not count < SPARSEST * size or int(np.bitwise_count(raw[:bitmap]).sum()) != count:
-        raise ValueError
     flat: Integers = np.zeros(size, dtype)
     start = 0
     for at in _blocks(size):
