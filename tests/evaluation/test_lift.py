@@ -14,7 +14,7 @@ import verfedgnn as vf
 from helpers import same_model
 from verfedgnn.config import load_config
 from verfedgnn.config.tree import FINAL_ROUNDS
-from verfedgnn.core.pairs import upper_quarter
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import NEWCOMER, TEST, TRAIN, VALID
 from verfedgnn.evaluation.chance import ERROR, gain, holm, p_value
 from verfedgnn.evaluation.verdict import KNOWN, WORDS, judged_tables, narrow_lift, party_names

@@ -264,7 +264,7 @@ def _introduce(parties: list[PartyData], output: Output) -> None:
     counts = {
         "user": tables[0].n_users,
         "item": sum(t.n_items for t in tables),
-        "rating": sum(map(len, tables)),
+        "like" if all(t.likes == len(t) for t in tables) else "rating": sum(map(len, tables)),
     }
     texts = [f"{len(parties)} {'party' if len(parties) == 1 else 'parties'}"]
     output.remark(", ".join([*texts, *(format_count(count, what) for what, count in counts.items())]))
@@ -272,6 +272,8 @@ def _introduce(parties: list[PartyData], output: Output) -> None:
         output.remark(
             "  rating scales differ between parties; errors are on each party's own scale", style="dim"
         )
+    for name in (p.name for p in parties if not p.ratings.likes):
+        output.warn(f"{name} has no like, a rating in the upper quarter of its scale: no lists are trained")
     for note in dict.fromkeys(f"{p.name}: {note}" for p in parties for note in p.ratings.notes):
         output.remark(f"  {note}", style="dim")
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from verfedgnn import plugins
 from verfedgnn.config.sections import ModelConfig, PropagationModel
 from verfedgnn.core.graph import Graph, clip_rows
-from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.core.random_streams import SharedStream, shared_generator
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.gnn import list_model
 from verfedgnn.gnn.factor_model import PublicFactors
 from verfedgnn.gnn.gat import GAT

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import Interrupted
-from verfedgnn.core.pairs import Choices, PartyInput, scale_unit
+from verfedgnn.core.pairs import Choices, PartyInput
+from verfedgnn.core.rating_scale import scale_unit
 from verfedgnn.data.splits import suits
 from verfedgnn.evaluation.lift import measure_lift
 from verfedgnn.gnn.model import Model

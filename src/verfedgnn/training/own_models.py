@@ -29,8 +29,9 @@ from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.item_item import ItemScores, fit_item_scores, fit_residuals
 from verfedgnn.core.metrics import measure_errors, rank_each
-from verfedgnn.core.pairs import Choices, Pairs, PartyInput, scale_unit, upper_quarter
+from verfedgnn.core.pairs import Choices, Pairs, PartyInput
 from verfedgnn.core.rating_means import Means, fit_means
+from verfedgnn.core.rating_scale import scale_unit, upper_quarter
 from verfedgnn.gnn import list_model, rater_solver
 from verfedgnn.gnn.factor_model import (
     ROUNDS_BEFORE_PRIOR,
