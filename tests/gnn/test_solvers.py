@@ -13,12 +13,11 @@ from verfedgnn.core.graph import Graph, build_graph
 from verfedgnn.gnn.factor_model import (
     FIRST_NOISE,
     ITEM_PRIOR,
-    ItemFactors,
+    Estimates,
     PublicFactors,
     UserBasis,
     as_product,
     item_grams,
-    predict_edges,
     solve_factors,
 )
 from verfedgnn.gnn.list_model import (
@@ -92,7 +91,7 @@ def test_items_of_certain_users_are_ridge_regressions() -> None:
     graph, targets = draw_graph(30, 8, 120, 0)
     torch.manual_seed(0)
     public = certain(torch.randn(30, 4), graph.user_degree[:, 0])
-    home = solve_factors(graph, targets, public, ItemFactors(torch.zeros(8, 4))).home
+    step = solve_factors(graph, targets, public, Estimates())
     cells, marks = dense(graph, targets), dense(graph, torch.ones(120))
     for item in range(8):
         raters = marks[:, item] > 0
@@ -100,7 +99,7 @@ def test_items_of_certain_users_are_ridge_regressions() -> None:
         left = cells[raters, item] - public.users[raters, 3]
         prior = torch.tensor([ITEM_PRIOR] * 3 + [4.0])
         solved = torch.linalg.solve(inputs.T @ inputs + FIRST_NOISE * torch.diag(prior), inputs.T @ left)
-        torch.testing.assert_close(home.items[item], solved, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(step.items[item], solved, rtol=1e-3, atol=1e-4)
 
 
 def test_the_gradient_is_that_of_the_likelihood() -> None:
@@ -108,25 +107,32 @@ def test_the_gradient_is_that_of_the_likelihood() -> None:
     graph, targets = draw_graph(30, 8, 200, 1)
     torch.manual_seed(0)
     public = certain(torch.randn(30, 4), graph.user_degree[:, 0])
-    step = solve_factors(graph, targets, public, ItemFactors(torch.zeros(8, 4), prior=torch.full((4,), 1e9)))
+    step = solve_factors(graph, targets, public, Estimates(prior=torch.full((4,), 1e9)))
     users = public.users.clone().requires_grad_()
-    errors = targets - predict_edges(graph, users, step.home.items)
-    (gradient,) = torch.autograd.grad(-errors.square().sum() / (2 * step.home.noise), users)
+    errors = targets - graph.products(*as_product(users, step.items))
+    (gradient,) = torch.autograd.grad(-errors.square().sum() / (2 * step.estimates.noise), users)
     torch.testing.assert_close(step.gradient, gradient, rtol=1e-4, atol=1e-4)
+
+
+def fit(graph: Graph, targets: Tensor, columns: int, *, rounds: int) -> tuple[Tensor, Tensor, float]:
+    """Return users and items whose product predicts, and the estimated noise."""
+    torch.manual_seed(0)
+    public = PublicFactors.initial(
+        torch.randn(graph.users, columns), torch.zeros(graph.users), graph.user_degree[:, 0]
+    )
+    estimates = Estimates()
+    for _ in range(rounds):
+        step = solve_factors(graph, targets, public, estimates)
+        estimates = step.estimates
+        public = public.step(step.gradient, step.gram)
+    return *as_product(public.users, step.items), estimates.noise
 
 
 def test_variational_strengths_keep_a_model_from_learning_noise() -> None:
     """Targets are pure noise: what is learnt explains next to none of it, at any length of the vectors."""
     graph, targets = draw_graph(200, 60, 3000, 2)
-    counts = graph.user_degree[:, 0]
-    torch.manual_seed(0)
-    public = PublicFactors.initial(torch.randn(200, 16), torch.zeros(200), counts)
-    home = ItemFactors(torch.zeros(60, 17))
-    for _ in range(30):
-        step = solve_factors(graph, targets, public, home)
-        home = step.home
-        public = public.step(step.gradient, step.gram)
-    predicted = predict_edges(graph, public.users, home.items)
+    users, items, _ = fit(graph, targets, 16, rounds=30)
+    predicted = graph.products(users, items)
     assert float(predicted.var() / targets.var()) < 0.1
 
 
@@ -135,18 +141,10 @@ def test_factors_find_a_low_rank_signal() -> None:
     graph, noise = draw_graph(300, 80, 6000, 3)
     left, right = (torch.from_numpy(rng.normal(size=(n, 2)).astype(np.float32)) for n in (300, 80))
     targets = graph.products(left, right) + 0.3 * noise
-    counts = graph.user_degree[:, 0]
-    torch.manual_seed(0)
-    public = PublicFactors.initial(torch.randn(300, 8), torch.zeros(300), counts)
-    home = ItemFactors(torch.zeros(80, 9))
-    for _ in range(15):
-        step = solve_factors(graph, targets, public, home)
-        home = step.home
-        public = public.step(step.gradient, step.gram)
-    users, items = as_product(public.users, home.items)
+    users, items, estimated = fit(graph, targets, 8, rounds=15)
     error = (users @ items.T - left @ right.T).square().mean().sqrt()
     assert float(error) < 0.3, "all cells, rated or not, of a signal with a standard deviation of 1.4"
-    assert home.noise == pytest.approx(0.09, rel=0.5)
+    assert estimated == pytest.approx(0.09, rel=0.5)
 
 
 def test_strengths_do_not_erase_a_signal_that_takes_rounds_to_find() -> None:
@@ -155,14 +153,7 @@ def test_strengths_do_not_erase_a_signal_that_takes_rounds_to_find() -> None:
     graph, noise = draw_graph(400, 60, 3600, 1)
     left, right = (torch.from_numpy(rng.normal(size=(n, 4)).astype(np.float32)) / 4**0.25 for n in (400, 60))
     targets = graph.products(left, right) + 0.7 * noise
-    torch.manual_seed(0)
-    public = PublicFactors.initial(torch.randn(400, 8), torch.zeros(400), graph.user_degree[:, 0])
-    home = ItemFactors(torch.zeros(60, 9))
-    for _ in range(25):
-        step = solve_factors(graph, targets, public, home)
-        home = step.home
-        public = public.step(step.gradient, step.gram)
-    users, items = as_product(public.users, home.items)
+    users, items, _ = fit(graph, targets, 8, rounds=25)
     signal = left @ right.T
     assert float((users @ items.T - signal).square().mean() / signal.square().mean()) < 0.55
 
@@ -254,7 +245,7 @@ def test_lists_converge_to_exact_alternating_least_squares() -> None:
         items = torch.cat([step.items for step in steps])
         loss = list_loss(public.users, items, cells)
         total = torch.stack([step.gradient for step in steps]).sum(0)
-        public = public.step(total, torch.stack([step.grams for step in steps]).sum(0))
+        public = public.step(total, torch.stack([step.gram for step in steps]).sum(0))
     assert loss == pytest.approx(exact, rel=1e-3)
 
 
@@ -278,11 +269,8 @@ def test_a_federated_round_of_lists_and_raters_equals_the_pooled_round() -> None
         part = build_graph(user, here, users=40, items=int(here.max()) + 1, values=graph.values[own].numpy())
         lists.append(solve_lists(part, weights[own], users, THIN))
         raters.append(solve_raters(part, targets[own], public, choose_reads(drawn[own])))
-    for parts, pooled, names in (
-        (lists, whole[0], ("gradient", "grams")),
-        (raters, whole[1], ("gradient", "gram")),
-    ):
-        for name in names:
+    for parts, pooled in ((lists, whole[0]), (raters, whole[1])):
+        for name in ("gradient", "gram"):
             total = torch.stack([getattr(part, name) for part in parts]).sum(0)
             torch.testing.assert_close(total, getattr(pooled, name), rtol=1e-5, atol=1e-4)
 

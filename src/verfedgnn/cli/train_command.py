@@ -174,7 +174,6 @@ class TrainRequest(Request):
     def run(self, parties: list[PartyData], config: Config) -> Run:
         """Train, or go on with a training, and compute what else was asked for."""
         from verfedgnn.runs.prepared_data import choose_config
-        from verfedgnn.training.cost_forecast import forecast
         from verfedgnn.training.train import resume, train, train_final
 
         with (
@@ -188,15 +187,8 @@ class TrainRequest(Request):
             elif self.final is not None:
                 run = train_final(self.final, **options)
             else:
-                expected = None
-                if not self.output.quiet:
-                    with self.output.busy("estimating time and bytes"):
-                        expected = forecast(parties, config, device=self.device)
                 config = choose_config(parties, config)
-                names = [party.name for party in parties]
-                progress.plan = TrainingPlan.of(names, config, expected)
-                if expected is not None:
-                    self.output.remark(progress.plan.describe_cost(config, len(parties)))
+                progress.plan = TrainingPlan.of([party.name for party in parties], config)
                 run = train(
                     parties, config, out=self.out, overwrite=self.overwrite, after=self.after, **options
                 )

@@ -72,12 +72,6 @@ def add_lift(document: Document, lift: Mapping[str, Any]) -> None:
             Table(*_rows(table), name, TONES),
             _groups(table, name),
         )
-    if "partners" in lift:
-        partners = Table(
-            verdict.PARTNERS_HEADER, verdict.partner_rows(lift["partners"]), "Gain without each partner"
-        )
-        why = "**Which partner is worth it:** each party's gain in federations without one of the others."
-        document.add(Paragraph(why), partners)
     document.add(fold)
 
 
