@@ -400,7 +400,7 @@ def test_the_readme_shows_what_the_quick_start_prints() -> None:
         r"^```text\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
     )
     assert demo in (ROOT / "docs" / "tutorials" / "quick-start.md").read_text("utf-8")
-    (train,) = [command for command in blocks("docs/tutorials/quick-start.md")[1]]
+    (train,) = blocks("docs/tutorials/quick-start.md")[1]
     assert " ".join(train.words[:-2]) in (ROOT / "Makefile").read_text("utf-8").replace("$(BIN)/", "")
 
 
