@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from verfedgnn.gnn.factor_model import (
     PublicFactors,
     UserBasis,
     as_product,
+    clamp_eigenvalues,
     item_grams,
     solve_factors,
 )
@@ -126,6 +129,92 @@ def fit(graph: Graph, targets: Tensor, columns: int, *, rounds: int) -> tuple[Te
         estimates = step.estimates
         public = public.step(step.gradient, step.gram)
     return *as_product(public.users, step.items), estimates.noise
+
+
+def cut(graph: Graph, targets: Tensor, first: int) -> list[tuple[Graph, Tensor]]:
+    """Return the graphs and targets of two parties: one has the first items, the other one the rest."""
+    user, item = graph.edge_users.long(), graph.by_user[1].long()
+    parts = []
+    for own, start, stop in ((item < first, 0, first), (item >= first, first, graph.items)):
+        rows = user[own].numpy(), item[own].numpy() - start
+        parts.append((build_graph(*rows, users=graph.users, items=stop - start), targets[own]))
+    return parts
+
+
+def test_a_federated_round_of_factors_equals_the_pooled_round() -> None:
+    """Where items are certain, so that nothing depends on what a party estimates of its own ratings."""
+    graph, targets = draw_graph(40, 20, 300, 7)
+    torch.manual_seed(0)
+    public = certain(torch.randn(40, 4), graph.user_degree[:, 0])
+    prior = torch.full((4,), 1e7)
+    pooled = solve_factors(graph, targets, public, Estimates(prior=prior))
+    steps = [solve_factors(*part, public, Estimates(prior=prior)) for part in cut(graph, targets, 7)]
+    torch.testing.assert_close(torch.cat([step.items for step in steps]), pooled.items)
+    for name in ("gradient", "gram"):
+        total = torch.stack([getattr(step, name) * step.estimates.noise for step in steps]).sum(0)
+        torch.testing.assert_close(
+            total, getattr(pooled, name) * pooled.estimates.noise, rtol=1e-5, atol=1e-4
+        )
+
+
+def test_factors_converge_to_exact_alternating_solves() -> None:
+    """The steps of all users at once end within 0.1 % of the loss where every user is solved exactly in each round."""
+    rng = np.random.default_rng(3)
+    graph, noise = draw_graph(200, 50, 4000, 3)
+    left, right = (torch.from_numpy(rng.normal(size=(n, 2)).astype(np.float32)) for n in (200, 50))
+    parts = cut(graph, graph.products(left, right) + 0.5 * noise, 20)
+    torch.manual_seed(0)
+    start = PublicFactors.initial(torch.randn(200, 4), torch.zeros(200), graph.user_degree[:, 0])
+    losses = []
+    for exact in (True, False):
+        public = start
+        homes = [Estimates() for _ in parts]
+        for _ in range(80):
+            steps = [solve_factors(*part, public, home) for part, home in zip(parts, homes, strict=True)]
+            homes = [step.estimates for step in steps]
+            gradient = steps[0].gradient + steps[1].gradient
+            stepped = public.step(gradient, steps[0].gram + steps[1].gram)
+            if exact:
+                hessian = public.prior.expand(200, 5, 5).clone()
+                for (part, _), step in zip(parts, steps, strict=True):
+                    inputs = torch.cat([step.items[:, :-1], torch.ones(part.items, 1)], 1)
+                    rated = dense(part, torch.ones(len(part.edge_users)))
+                    hessian += torch.einsum("um,mk,ml->ukl", rated, inputs, inputs) / step.estimates.noise
+                solved = torch.linalg.solve(hessian, gradient - public.users @ public.prior)
+                stepped = replace(stepped, users=public.users + solved, velocity=torch.zeros(200, 5))
+            public = stepped
+        errors = [
+            targets - part.products(*as_product(public.users, step.items))
+            for (part, targets), step in zip(parts, steps, strict=True)
+        ]
+        losses.append(float(torch.cat(errors).square().sum()))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_noise_does_not_make_users_grow_without_bound() -> None:
+    """Releases that are mostly noise end with bounded users: their differences do not weaken the prior that holds them."""
+    graph, targets = draw_graph(100, 30, 1500, 5)
+    torch.manual_seed(0)
+    public = PublicFactors.initial(torch.randn(100, 8), torch.zeros(100), graph.user_degree[:, 0])
+    home = Estimates()
+    lists = PublicLists(0.1 * torch.randn(100, 8), torch.zeros(100, 8), torch.ones(100), 30, THIN)
+    for _ in range(60):
+        step = solve_factors(graph, targets, public, home)
+        home = step.estimates
+        deviation = step.gradient.square().mean(0).sqrt()
+        public = public.step(step.gradient + 2 * deviation * torch.randn(100, 9), step.gram)
+        solved = solve_lists(graph, torch.ones(1500), lists.users, THIN)
+        blur = solved.gram.abs().mean() * torch.randn(2, 8, 8)
+        lists = lists.step(solved.gradient, solved.gram + blur + blur.transpose(1, 2))
+        assert float(torch.linalg.eigvalsh(public.prior)[0]) > 0.09
+        assert float(public.users.abs().max()) < 1e3
+        assert bool(lists.users.isfinite().all())
+
+
+def test_eigenvalues_are_clamped_only_where_they_are_too_small() -> None:
+    matrix = torch.tensor([[2.0, 1.0], [1.0, 2.0]])  # eigenvalues 1 and 3
+    assert clamp_eigenvalues(matrix, 1.0) is matrix
+    torch.testing.assert_close(clamp_eigenvalues(matrix, 2.0), torch.tensor([[2.5, 0.5], [0.5, 2.5]]))
 
 
 def test_variational_strengths_keep_a_model_from_learning_noise() -> None:

@@ -9,8 +9,10 @@ import typer
 
 from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import RunFolder
-from verfedgnn.cli.tables import gate_table, party_table, run_table, verdict_texts
+from verfedgnn.cli.shared_options import RunFolder, Threads, use_threads
+from verfedgnn.cli.signals import Halt
+from verfedgnn.cli.tables import gate_table, make_table, party_table, run_table, verdict_texts
+from verfedgnn.reports.round_progress import RoundProgress
 
 
 def evaluate(
@@ -29,15 +31,36 @@ def evaluate(
     show_run_findings(output, loaded, run)
 
 
-def lift(run: RunFolder, output: Output = STANDARD) -> None:
+def lift(
+    run: RunFolder,
+    partners: Annotated[
+        bool,
+        typer.Option(
+            "--partners", help="Also train without each party in turn, to see which partner is worth it."
+        ),
+    ] = False,
+    threads: Threads = 1,
+    output: Output = STANDARD,
+) -> None:
     """Show what joining gains each party of a run, in lists and ratings, for known and for new customers."""
+    from verfedgnn.core.files import writing
     from verfedgnn.estimator.lift_result import lift as read_lift
-    from verfedgnn.runs.run import Run
+    from verfedgnn.evaluation.verdict import PARTNERS_HEADER, partner_rows
+    from verfedgnn.runs.run import Run, write_json
+    from verfedgnn.training.train import compare_partners
 
+    use_threads(threads)
     loaded = Run.load(run, added=False)
     read_lift(loaded)
-    texts = verdict_texts(loaded.metrics, loaded.judged.config, details=True)
-    output.result(loaded.metrics["lift"], *texts)
+    figures = loaded.metrics["lift"]
+    if partners:
+        with RoundProgress(hidden=output.quiet) as progress, Halt(quiet=output.quiet) as halt:
+            figures["partners"] = compare_partners(loaded, watch=progress.round, stop=halt.asked)
+        with writing(run):
+            write_json(run / "metrics.json", loaded.metrics)
+    rows = partner_rows(figures.get("partners", []))
+    table = make_table(PARTNERS_HEADER, rows, box=None) if "partners" in figures else None
+    output.result(figures, *verdict_texts(loaded.metrics, loaded.judged.config, details=True), table)
     show_run_findings(output, loaded, run)
 
 

@@ -299,3 +299,21 @@ def list_points(lift: Lift) -> Sequence[str]:
     twins = lift.get("twins")
     points = [*sentences(lift)[1:], lift.get("source"), twins, lift["advice"]]
     return [point for point in points if point]
+
+
+PARTNERS_HEADER = ["party", "without", "of", "gain with all", "gain without"]
+
+
+def partner_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the rows of the table of `compare_partners`: party, partner, customers, gain with all partners and without this one."""
+    table = []
+    for row in rows:
+        gains = [row[way]["gain"] for way in ("with", "without")]
+        if None in gains:
+            continue
+        if row["metric"] == "rmse":
+            what, shown = "stars", [f"{format_signed(gain['percent'])} %" for gain in gains]
+        else:
+            what, shown = "lists", [f"{format_signed(100 * gain['value'])} of 100" for gain in gains]
+        table.append([row["party"], row["partner"], f"{what}, {row['customers']}", *shown])
+    return table

@@ -37,6 +37,8 @@ BIAS_PRIOR = 4.0
 """Prior precision of biases before they are estimated."""
 FIRST_NOISE = 0.8
 """Variance of a rating around its prediction before it is estimated, in units of the party's scale."""
+LEAST_PRIOR = 0.1
+"""Smallest eigenvalue of Lambda: noise on releases would otherwise pass for users who differ more and more."""
 ROUNDS_BEFORE_PRIOR = 12
 """Rounds in which items keep the first prior. Users who have not found their direction yet would teach a party that its items do not differ."""
 
@@ -110,8 +112,18 @@ class PublicFactors:
         rated = self.counts > 0
         spread = basis.spread(self.counts)[rated].mean(0)
         moments = users[rated].T @ users[rated] / rated.sum() + basis.covariance(spread)
-        prior = torch.linalg.inv(moments.double()).to(users)
-        return PublicFactors(users, velocity, self.counts, gram, (prior + prior.T) / 2)
+        prior = torch.linalg.inv(moments.double())
+        prior = clamp_eigenvalues((prior + prior.T) / 2, LEAST_PRIOR).to(users)
+        return PublicFactors(users, velocity, self.counts, gram, prior)
+
+
+def clamp_eigenvalues(matrix: Tensor, least: float) -> Tensor:
+    """Return a symmetric matrix (K, K) whose eigenvalues are at least `least`: the same matrix, but for rounding, if they are."""
+    values, vectors = torch.linalg.eigh(matrix)
+    if values[0] >= least - 1e-6 * values[-1]:
+        return matrix
+    clamped: Tensor = vectors * values.clamp(min=least) @ vectors.T
+    return clamped
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.factor_model import HomeStep, UserBasis, item_grams
+from verfedgnn.gnn.factor_model import HomeStep, UserBasis, clamp_eigenvalues, item_grams
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class PublicLists:
     def step(self, gradient: Tensor, grams: Tensor) -> PublicLists:
         """Take the public step with the parties' summed gradients (N, D) and their two sums of products (2, D, D)."""
         columns = self.users.shape[1]
-        seen, every = grams
+        seen, every = (clamp_eigenvalues(gram, 0.0) for gram in grams)  # noise can make them indefinite
         alpha, pull = self.strengths.unseen, self.strengths.pull
         unseen = alpha * (every + pull * self.items * torch.eye(columns).to(every))
         mean = seen / self.weights.sum().clamp(min=1e-6) + pull * torch.eye(columns).to(seen)

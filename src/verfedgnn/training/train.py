@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from verfedgnn.core.files import lock_folder, write_bytes, writing
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.data.ratings import format_count
+from verfedgnn.evaluation.verdict import judged_tables
 from verfedgnn.protocol.party import Party
 from verfedgnn.runs.forget_record import ForgottenUsers, read_forgotten_users
 from verfedgnn.runs.metrics_file import Trained
@@ -28,7 +30,7 @@ from verfedgnn.runs.run_folder import FINAL, FORGOTTEN, LISTS, empty_run, holds_
 from verfedgnn.training.gate import make_run
 from verfedgnn.training.loop import TrainingLoop, usable_device
 from verfedgnn.training.own_models import all_like
-from verfedgnn.training.progress import Stop, Watcher, never
+from verfedgnn.training.progress import Progress, Stop, Watcher, never
 
 
 def train(
@@ -188,3 +190,35 @@ def _train_and_judge(
         inside = None if folder is None else folder / FINAL
         final = run(whole, config.for_final(), inside, [result.public for result in judged])
     return make_run(prepared, config, judged, final, folder=folder, before=before, watch=watch, stop=stop)
+
+
+def compare_partners(run: Run, *, watch: Watcher, stop: Stop) -> list[dict[str, Any]]:
+    """Train the judged federation again without each party in turn, on the same parts of the ratings.
+
+    Return for each party, each partner and each table of the lift the gain with all partners and without this one, with the words.
+    In a federation, sums with and without a party would reveal that party.
+    """
+    judged = run.judged
+    if len(judged.parties) < 3 or "lift" not in run.metrics:
+        raise ConfigError(
+            "--partners compares federations without one party; it needs three parties or more, and preset best"
+        )
+    config = judged.config.with_values({"final": False})
+    rows = []
+    for left_out, partner in enumerate(judged.parties):
+
+        def named(event: Progress, name: str = partner.name) -> None:
+            watch(replace(event, label=f"without {name}, {event.label}"))
+
+        others = [p for p in range(len(judged.parties)) if p != left_out]
+        parts = [judged.parts[p] for p in others]
+        without = train([judged.parties[p] for p in others], config, parts=parts, watch=named, stop=stop)
+        tables = (judged_tables(lift) for lift in (run.metrics["lift"], without.metrics["lift"]))
+        for (customers, table), (_, less) in zip(*tables, strict=True):
+            full = {row["name"]: row for row in table["parties"]}
+            about = {"partner": partner.name, "customers": customers, "metric": table["metric"]}
+            rows += [
+                {"party": row["name"], **about, "with": full[row["name"]], "without": row}
+                for row in less["parties"]
+            ]
+    return rows
