@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from shells import Shells
 from verfedgnn.cli import night_command
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import RunError
@@ -146,6 +151,47 @@ def test_two_nights_do_not_overlap(nights: Nights) -> None:
     nights.night("mon")
     with night_command._alone(nights.folder):
         assert nights.night("tue")[0] == 75
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_night_alone_stops_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The child signals its parent only, as Kubernetes does, and stops once; then it says more than a pipe holds."""
+    child = tmp_path / "child"
+    child.write_text(
+        f"""#!{sys.executable}
+import os, signal, sys, time
+def stop(*_):
+    sys.stderr.write("a line of the log\\n" * 20_000)
+    os._exit(4)
+signal.signal({number:d}, stop)
+os.kill(os.getppid(), {number:d})
+time.sleep(60)
+"""
+    )
+    child.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(child))
+    before = signal.getsignal(number)
+    assert night_command._call(["train"], quiet=True) == (4, "by a signal")
+    assert signal.getsignal(number) is before
+
+
+def test_a_stopped_training_leaves_no_process_and_goes_on(shells: Shells) -> None:
+    words = ["night", "nights", "--name", "mon", "--", "train", "--data", "synthetic", "--preset", "best"]
+    night = shells.start(*words)
+    place = shells.folder / "nights" / "mon"
+    while not (place / "config.toml").exists():
+        assert night.poll() is None, shells.logs()
+        time.sleep(0.02)
+    os.kill(night.pid, signal.SIGTERM)
+    assert night.wait(60) == 4, shells.logs()
+    (stopped,) = read_nights(place.parent)
+    assert (stopped.result, stopped.reason) == ("stopped", "by a signal")
+    with night_command._alone(place.parent):
+        """Nobody holds the lock, so the training is gone."""
+    shells.now(*words, "--set", "epochs=1")
+    assert read_nights(place.parent)[-1].result == "promoted"
 
 
 @pytest.mark.parametrize("words", [[], ["serve"], ["train", "--out", "x"], ["party", "--after", "x"]])

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -182,20 +183,37 @@ def _train(command: Sequence[str], place: Path, current: Path, *, quiet: bool) -
 
 
 def _call(words: Sequence[str], *, quiet: bool) -> tuple[int, str]:
-    """Run a command of this program; return its exit code and the last line of its errors."""
+    """Run a command of this program, which gets the signals of this process; return its exit code and the last line of its errors."""
     words = [sys.executable, "-m", "verfedgnn", *words]
-    last = ""
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as called:
+    last, stopped = "", False
+    # The group is its own, so that Ctrl-C reaches it once. It inherits the lock: it is a night at work, too, if this process is killed.
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        close_fds=False,
+        process_group=0,
+    ) as called:
         assert called.stderr is not None
+
+        def forward(number: int, _: object) -> None:
+            nonlocal stopped
+            stopped = True
+            called.send_signal(number)
+
+        before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             for line in called.stderr:
                 last = line.strip() or last
                 if not quiet:
                     sys.stderr.write(line)
-            return called.wait(), last
-        except KeyboardInterrupt:
-            called.wait()  # the signal reached it, too: it writes a checkpoint
-            return Interrupted.exit_code, "stopped"
+            code = called.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return (Interrupted.exit_code, "by a signal") if stopped and code else (code, last)
 
 
 def _hash_files(command: Sequence[str]) -> str:
@@ -240,8 +258,9 @@ def _prune(folder: Path, keep: int) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Let one night run at a time in a folder; the lock ends with the process."""
+    """Let one night run at a time in a folder; the lock ends with the process and the training that it has started."""
     handle = os.open(folder / ".nights.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    os.set_inheritable(handle, True)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
