@@ -177,6 +177,34 @@ time.sleep(60)
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("log", [["--log", "json"], ["--log=json"]])
+def test_every_line_is_json_where_the_training_logs_json(tmp_path: Path, log: list[str]) -> None:
+    words = ["night", "nights", "--", "party", "--federation", "nowhere", "--ratings", "none.csv", *log]
+    done = subprocess.run(
+        [sys.executable, "-m", "verfedgnn", *words], cwd=tmp_path, capture_output=True, text=True
+    )
+    lines = [json.loads(line) for line in (done.stderr + done.stdout).splitlines()]
+    assert (done.returncode, lines[-1]["result"]) == (1, "failed")
+    assert lines[0]["level"] == "error"
+    assert lines[-1]["reason"] == read_nights(tmp_path / "nights")[0].reason == lines[0]["event"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("error: no space left\n", "no space left"),
+        ("next: verfedgnn train --columns item=film\n", ""),
+        (
+            '{"time": "T", "level": "info", "event": "waiting", "missing": ["film"]}\n',
+            "waiting  missing=film",
+        ),
+        ('{"time": "T", "level": "critical", "event": "Traceback:\\n...\\nKeyError: 3\\n"}\n', "KeyError: 3"),
+    ],
+)
+def test_a_line_of_a_log_says_a_reason(line: str, reason: str) -> None:
+    assert night_command._read_reason(line) == reason
+
+
 def test_a_stopped_training_leaves_no_process_and_goes_on(shells: Shells) -> None:
     words = ["night", "nights", "--name", "mon", "--", "train", "--data", "synthetic", "--preset", "best"]
     night = shells.start(*words)

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +26,7 @@ from rich.table import Table
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.core.errors import ConfigError, Interrupted, NotPromoted, RunError
 from verfedgnn.core.files import check_file_name, make_folder, switch_link, writing
+from verfedgnn.federation.event_log import configure_log, event_text
 from verfedgnn.runs.nights import DONE, EXITS, HISTORY, Night, Word, read_nights
 
 CURRENT = "current"
@@ -60,6 +61,9 @@ def night(
     for option in ("--out", "--after", "--resume", "--overwrite"):
         if option in command:
             raise ConfigError(f"leave {option} out of the training: `night` sets it")
+    if "--log=json" in command or ("--log", "json") in pairwise(command):
+        configure_log(as_json=True, level="info")
+        output = replace(output, as_json=True)
     with writing(folder):
         make_folder(folder)
     with _alone(folder):
@@ -183,7 +187,7 @@ def _train(command: Sequence[str], place: Path, current: Path, *, quiet: bool) -
 
 
 def _call(words: Sequence[str], *, quiet: bool) -> tuple[int, str]:
-    """Run a command of this program, which gets the signals of this process; return its exit code and the last line of its errors."""
+    """Run a command of this program, which gets the signals of this process; return its exit code and what it said last."""
     words = [sys.executable, "-m", "verfedgnn", *words]
     last, stopped = "", False
     # The group is its own, so that Ctrl-C reaches it once. It inherits the lock: it is a night at work, too, if this process is killed.
@@ -192,7 +196,6 @@ def _call(words: Sequence[str], *, quiet: bool) -> tuple[int, str]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        text=True,
         close_fds=False,
         process_group=0,
     ) as called:
@@ -206,14 +209,24 @@ def _call(words: Sequence[str], *, quiet: bool) -> tuple[int, str]:
         before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             for line in called.stderr:
-                last = line.strip() or last
+                last = _read_reason(line.decode(errors="replace")) or last
                 if not quiet:
-                    sys.stderr.write(line)
+                    with suppress(OSError):
+                        os.write(2, line)  # as it is: standard error may turn lines into JSON
             code = called.wait()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
     return (Interrupted.exit_code, "by a signal") if stopped and code else (code, last)
+
+
+def _read_reason(line: str) -> str:
+    """Return what a line of a log says, in JSON or not; "" for the command that it proposes."""
+    if line.startswith("{"):
+        about = json.loads(line)
+        fields = {key: value for key, value in about.items() if key not in ("time", "level", "event")}
+        line = event_text(about["event"].strip().rpartition("\n")[2], fields)
+    return "" if line.startswith("next: ") else line.strip().removeprefix("error: ")
 
 
 def _hash_files(command: Sequence[str]) -> str:
@@ -265,7 +278,7 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            typer.echo(f"another night is running in {folder}", err=True)
+            print(f"another night is running in {folder}", file=sys.stderr)
             raise typer.Exit(75) from None
         yield
     finally:
