@@ -149,7 +149,12 @@ def leave_out_twins(prepared: Sequence[Prepared], config: Config) -> list[Prepar
 
 
 def describe_twins(prepared: Sequence[Prepared]) -> str | None:
-    """Return how many ratings `leave_out_twins` left out of a random split; None if there are none."""
+    """Return how many ratings `leave_out_twins` left out of a random split, or what one party cannot check; None without twins."""
+    if len(prepared) == 1:
+        return (
+            "Judged without dates: if partners list some of your products, too, their training parts may hold the answer, "
+            "and the gain is overstated. A party cannot check that alone; compare catalogues, or agree on `split.dates`."
+        )
     count = sum(int((each.parts == UNUSED).sum()) for each in prepared)
     if not count:
         return None

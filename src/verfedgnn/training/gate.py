@@ -136,7 +136,7 @@ def _serve(
         dated = kind == "date" or (kind == "auto" and all(suits(p.party.ratings, dates) for p in prepared))
         run.metrics["lift"] = measure_lift(prepared, lifts)
         run.metrics["split"] = f"on ratings since {dates[1]}" if dated and dates else "on ratings at random"
-        if kind == "random":
+        if not (dated and dates):
             run.metrics["lift"]["twins"] = describe_twins(prepared)
     return run
 
