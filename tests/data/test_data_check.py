@@ -121,6 +121,13 @@ def test_what_is_worth_knowing(tmp_path: Path) -> None:
     assert kinds(zeros)["zeros"] == (2, (2, 4))
     early = check_source("t", put(tmp_path / "c.csv", "user,item,rating,time\n1,a,1,19000\n2,a,3,19001\n"))
     assert kinds(early)["early"] == (2, (2, 3))
+    lines = "user,item,rating,time\n1,a,1,0\n2,a,3,1700000000\n3,a,2,1700090000\n"
+    unset = check_source("t", put(tmp_path / "e.csv", lines))
+    assert kinds(unset)["early"] == (1, (2,))
+    assert unset.shape is not None
+    assert (unset.shape.first, unset.shape.last) == ("2023-11-14", "2023-11-15"), (
+        "not 1970, which means no time"
+    )
     gaps = check_source("t", put(tmp_path / "d.csv", "user,item,rating,time\n1,a,1,1700000000\n2,a,3,\n"))
     assert gaps.usable
     assert gaps.notes == ("1 row has no time: all times are left out",)

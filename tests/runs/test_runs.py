@@ -190,6 +190,22 @@ def test_a_stop_in_either_training_resumes_to_the_same_bits(
     same(run, vf.Run.load(tmp_path / "run"))
 
 
+def test_finished_models_of_single_parties_are_not_trained_again(
+    small_parties: list[vf.PartyData], two_trainings: vf.Run, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+    watch = lambda event: seen.append(event.label)  # noqa: E731
+    stop = lambda: seen[-1] == "party-1 alone, lists"  # noqa: E731
+    with pytest.raises(Interrupted, match="are not"):
+        vf.train(small_parties, two_trainings.config, out=tmp_path / "run", watch=watch, stop=stop)
+    before = {*seen}
+    seen.clear()
+    same(vf.resume(tmp_path / "run", watch=watch), two_trainings)
+    assert before >= {"federation", "lists", "party-0 alone", "party-2 alone", "party-0 alone, lists"}
+    assert {label for label in seen if "alone" in label} == {"party-1 alone, lists", "party-2 alone, lists"}
+    assert seen.count("federation") == seen.count("lists") == 1, "only the finished trainings' last line"
+
+
 @pytest.fixture
 def short_final_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rounds of ratings and two of lists."""

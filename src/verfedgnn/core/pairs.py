@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -47,7 +48,9 @@ class Choices:
     The judged training makes and records them. `repeat` returns choices that are only read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        """Folder in which finished trainings of the party are kept, so that resuming does not repeat them."""
         self.recorded: dict[str, Any] = {}
         self.repeats = False
 

@@ -74,7 +74,11 @@ def make_run(
         ratings, privacy = judged[0].ratings, judged[0].privacy
         nothing = Trained(empty, torch.zeros(1), 0, 0, 0.0, ratings, [], Ledger(), privacy)
         judged, final = [*judged, nothing], [*final, nothing] if final else final
-    choices = [[Choices() for _ in prepared] for _ in judged]
+    own = None if folder is None else folder / "checkpoint" / "own"
+    choices = [
+        [Choices(own and own / f"{kind}-{place}") for place in range(len(prepared))]
+        for kind in range(len(judged))
+    ]
     try:
         run = _serve(prepared, config, judged, choices, watch, stop)
         if config.trains_final and (final or not config.model.solved):

@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config.sections import Sizes, choose_sizes
+from verfedgnn.core.array_files import read_arrays, write_arrays
 from verfedgnn.core.errors import Interrupted
+from verfedgnn.core.files import make_folder
 from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.item_item import ItemScores, fit_item_scores, fit_residuals
 from verfedgnn.core.metrics import measure_errors, rank_each
@@ -139,7 +141,10 @@ def own_rating_models(
         return rmse, {"rmse": rmse}
 
     label = f"{data.name} alone"
-    return {name: _best(name, each, judge, label, choices, watch, stop) for name, each in rounds.items()}
+    device = own.targets.device
+    return {
+        name: _best(name, each, judge, label, choices, watch, stop, device) for name, each in rounds.items()
+    }
 
 
 def own_list_model(
@@ -160,7 +165,8 @@ def own_list_model(
         return 1 - ndcg, {"ndcg@20": ndcg}
 
     rounds = _list_rounds(own, data, size, strengths, seed)
-    return _best("alone", rounds, judge, f"{data.name} alone, lists", choices, watch, stop)
+    label = f"{data.name} alone, lists"
+    return _best("alone", rounds, judge, label, choices, watch, stop, own.targets.device)
 
 
 def _factor_rounds(own: OwnRatings, size: int, seed: int) -> Iterator[SolvedRound]:
@@ -209,10 +215,20 @@ def _best(
     choices: Choices,
     watch: Watcher | None,
     stop: Stop,
+    device: torch.device,
 ) -> PartyModel:
-    """Return the model of the round with the lowest validation error, or of the round that was chosen before."""
+    """Return the model of the round with the lowest validation error, or of the round that was chosen before.
+
+    A finished model is kept in the folder of `choices`, so that a training that resumes does not repeat it.
+    """
     if choices.repeats:
         users, items = next(islice(rounds, choices.make(name, lambda: 1) - 1, None))
+        return PartyModel(users, items, items)
+    kept = None if choices.folder is None else choices.folder / f"{name.replace(' ', '-')}.safetensors"
+    if kept is not None and kept.is_file():
+        arrays = {key: torch.from_numpy(array) for key, array in read_arrays(kept).items()}
+        choices.make(name, lambda: int(arrays["round"]))
+        users, items = (arrays[key].to(device) for key in ("users", "items"))
         return PartyModel(users, items, items)
     best: tuple[float, int, dict[str, float], SolvedRound] | None = None
     for round, solved in zip(range(1, ROUNDS + 1), rounds, strict=False):
@@ -229,6 +245,10 @@ def _best(
     chosen = best[1]
     choices.make(name, lambda: chosen)
     users, items = best[3]
+    if kept is not None:
+        make_folder(kept.parent)
+        arrays = {"users": users, "items": items, "round": torch.tensor(chosen)}
+        write_arrays(kept, {key: tensor.contiguous().cpu().numpy() for key, tensor in arrays.items()})
     return PartyModel(users, items, items)
 
 
