@@ -18,14 +18,26 @@ from verfedgnn.reports.round_progress import RoundProgress
 def evaluate(
     run: RunFolder,
     top: Annotated[int, typer.Option(help="K of Recall@K, NDCG@K and HitRate@K.", min=1)] = 20,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write each test rating with its predictions, as Parquet, to recompute the figures.",
+            metavar="FILE",
+        ),
+    ] = None,
     output: Output = STANDARD,
 ) -> None:
     """Evaluate a run on its test ratings: RMSE, MAE and metrics of lists, per party and overall."""
+    from verfedgnn.core.files import writing
+    from verfedgnn.runs.predictions import write_predictions
     from verfedgnn.runs.run import Run
 
     loaded = Run.load(run, added=False)
     with output.busy("evaluating"):
         figures = loaded.metrics | loaded.evaluate(top)
+        if predictions is not None:
+            with writing(predictions.parent):
+                write_predictions(loaded, predictions, top)
     lift = verdict_texts(figures, loaded.judged.config, details=True) if "lift" in figures else []
     output.result(figures, *lift, run_table(figures), party_table(figures), gate_table(figures))
     show_run_findings(output, loaded, run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -144,22 +144,30 @@ def rank_each(
     judged = torch.unique(wanted.user).long()
     if sample:
         judged = sample_users(judged, items)
-    seen_user = torch.cat([pairs.user for pairs in seen]).long()
-    seen_item = torch.cat([pairs.item for pairs in seen]).long()
-    row_of = torch.full((users,), -1, dtype=torch.long, device=device)
     ranks = []
-    for chunk in judged.split(max(1, CHUNK_SCORES // max(1, items))):
-        row_of.fill_(-1)
-        row_of[chunk] = torch.arange(len(chunk), device=device)
-        scores = score(chunk)
-        hidden = row_of[seen_user]
-        scores[hidden[hidden >= 0], seen_item[hidden >= 0]] = -torch.inf
+    for row_of, scores in score_unseen(score, judged, users, items, seen):
         row = row_of[wanted.user.long()]
         ranks.append(list_quality(scores, row[row >= 0], wanted.item.long()[row >= 0], k))
     recall, ndcg, hit = (
         torch.cat(ranks, 1) if ranks else torch.zeros((3, 0), dtype=torch.float64, device=device)
     )
     return UserRanks(judged, recall, ndcg, hit)
+
+
+def score_unseen(
+    score: Score, judged: Tensor, users: int, items: int, seen: Sequence[Pairs]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the scores (n, M) of blocks of the `judged` users, -inf for items in `seen`, after the row of each user (N,), or -1."""
+    seen_user = torch.cat([pairs.user for pairs in seen]).long()
+    seen_item = torch.cat([pairs.item for pairs in seen]).long()
+    row_of = torch.full((users,), -1, dtype=torch.long, device=judged.device)
+    for chunk in judged.split(max(1, CHUNK_SCORES // max(1, items))):
+        row_of.fill_(-1)
+        row_of[chunk] = torch.arange(len(chunk), device=judged.device)
+        scores = score(chunk)
+        hidden = row_of[seen_user]
+        scores[hidden[hidden >= 0], seen_item[hidden >= 0]] = -torch.inf
+        yield row_of, scores
 
 
 def list_quality(scores: Tensor, row: Tensor, item: Tensor, k: int) -> Tensor:
