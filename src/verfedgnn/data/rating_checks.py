@@ -251,8 +251,8 @@ def accept_rows(
         kept = np.flatnonzero(~checked.gone) if checked.gone.any() else kept
     values = checked.rating[kept]
     low, high = scale or ((float(values.min()), float(values.max())) if len(values) else (0.0, 0.0))
-    user_code, user_ids = sort_numbered(*used_ids(checked.user[kept], checked.users))
-    item_code, item_ids = sort_numbered(*used_ids(checked.item[kept], checked.items))
+    user_code, user_ids = sort_numbered(checked.user[kept], checked.users)
+    item_code, item_ids = sort_numbered(checked.item[kept], checked.items)
     left_out = 0 if report is not None else int(checked.gone.sum())
     lack = [f"{count_rows(left_out, f'have no user, item or {what}')}: left out"] if left_out else []
     about = {
@@ -314,12 +314,3 @@ def first_per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int
     # Assigned from last to first, so that the first value remains.
     first[item[filled]] = codes[filled]
     return dictionary[first]
-
-
-def used_ids(codes: NDArray[np.int32], ids: pa.Array) -> tuple[NDArray[np.int32], pa.Array]:
-    """Return codes and ids without the ids that no row has."""
-    there = np.bincount(codes, minlength=len(ids)) > 0
-    if there.all():
-        return codes, ids
-    recoded = np.cumsum(there, dtype=np.int32) - np.int32(1)
-    return recoded[codes], ids.filter(pa.array(there))
