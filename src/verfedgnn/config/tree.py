@@ -30,13 +30,7 @@ from verfedgnn.config.sections import (
     TrainingConfig,
     choose_sizes,
 )
-from verfedgnn.config.settings import (
-    CHOICES,
-    Setting,
-    check_variants,
-    list_settings,
-    merge_trees,
-)
+from verfedgnn.config.settings import CHOICES, Setting, check_variants, list_settings, merge_trees
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.option_names import worded
 

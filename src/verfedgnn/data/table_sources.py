@@ -133,7 +133,7 @@ def open_table(
         return Table(match(schema.names, source=str(path)), load, lambda row: f"row {row + 1} of {path.name}")
     line = head.split(b"\n", 1)[0]
     likely = max(",\t;|", key=lambda character: line.count(character.encode()))
-    text = TextTable(path, delimiter=delimiter or likely, encoding=encoding)
+    text = TextTable(path, delimiter or likely, encoding=encoding or "utf-8")
     fields = text.header_names()
     if (
         "rating" in required
