@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from verfedgnn import Config, ConfigError
-from verfedgnn.config import build_config, load_config, parse_settings, presets, settings
+from verfedgnn.config import build_config, load_config, parse_settings, presets
 from verfedgnn.config.sections import FactorModel, LaplaceGradients, TernaryGradients
 from verfedgnn.config.settings import CHOICES
+from verfedgnn.config.tree import settings
 from verfedgnn.core.option_names import on_command_line
 
 

@@ -4,20 +4,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import ConfigError, DataError, MissingColumns
 from verfedgnn.core.option_names import option, reading_table
-from verfedgnn.core.user_rule import UserRule, describe_rule, fewest_parties
 from verfedgnn.data.ids import StrArray, find_positions, find_stranger, sort_ids
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_reader import list_tables, locate, read_ratings, refuse_address
 from verfedgnn.data.ratings import Ratings, format_count
 from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.data.table_sources import table_stem, tables_by_party
+
+UserRule = Literal["any", "all"] | int
+"""Users at any party, at all parties, or at a number of parties or more."""
 
 FEWEST_RATINGS = 20
 _NO_PARTIES = "there are no parties: give at least one file or table"
@@ -89,6 +91,28 @@ def _group_items(ratings: Ratings, by: str, parties: int | None) -> Groups:
     groups[OTHER] = np.flatnonzero(np.isin(code, sorted(merged)))
     why = "too few ratings for a party each, " if parties is None else ""
     return groups, {OTHER: [f"{', '.join(str(names[k]) for k in sorted(merged))}: {why}put together"]}
+
+
+def fewest_parties(rule: UserRule, parties: int) -> int:
+    """Return at how many of `parties` parties a user must be present to take part."""
+    if rule == "any":
+        return 1
+    if rule == "all":
+        return parties
+    if not isinstance(rule, int) or rule < 2:
+        raise DataError(f"users = {rule!r} is not a rule; use any, all or a number of parties from 2")
+    if rule > parties:
+        raise DataError(
+            f"users = {rule}, but there are only {parties} parties; use any, all or a lower number"
+        )
+    return rule
+
+
+def describe_rule(rule: UserRule) -> str:
+    """Return the rule in words: "at any party", "at every party" or "at 2 or more parties"."""
+    if isinstance(rule, str):
+        return {"any": "at any party", "all": "at every party"}[rule]
+    return f"at {rule} or more parties"
 
 
 def parties_from_tables(tables: Sequence[Ratings], users: UserRule = "any") -> list[PartyData]:

@@ -12,11 +12,10 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.column_names import normalise_name
 from verfedgnn.data.ids import CODED_TEXT, LONGEST_TITLE, TEXT, to_numpy
 from verfedgnn.data.rating_checks import rate_rows
 from verfedgnn.data.ratings import Ratings, format_count
-from verfedgnn.data.table_sources import Rows, Table, open_table, read_rows, text_source
+from verfedgnn.data.table_sources import Rows, Table, normalise_name, open_table, read_rows, text_source
 from verfedgnn.data.text_files import TextTable, open_stream, read_first_bytes, reading
 from verfedgnn.data.value_parsing import parse_numbers
 

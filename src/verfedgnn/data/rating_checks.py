@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
-from verfedgnn.data.column_names import RATING_ROLES
 from verfedgnn.data.ids import (
     LONGEST_ID,
     LONGEST_TITLE,
@@ -29,7 +28,7 @@ from verfedgnn.data.ids import (
     to_numpy,
 )
 from verfedgnn.data.ratings import Mask, Ratings, count_rows
-from verfedgnn.data.table_sources import Table
+from verfedgnn.data.table_sources import RATING_ROLES, Table
 from verfedgnn.data.value_parsing import CORRECT, as_number_column, parse_numbers, parse_times, quote_value
 
 SHOWN = 5

@@ -101,11 +101,11 @@ def read_ratings(
             raise DataError(f"synthetic data has no option {min(unknown)}; use {known}")
         table = synthetic_ratings(seed=seed, scale=scale or (1, 5), **options)
     elif options:
-        given = ", ".join(options)
-        raise DataError(f"{given}: these options are for synthetic data; leave them out for {name}")
+        remedy = f"leave them out for {name}"
+        raise DataError(f"{', '.join(options)}: these options are for synthetic data; {remedy}")
     elif isinstance(source, str | Path):
         where = locate(source)
-        folder = {"name": where.resolve().name} if where.is_dir() else {}
+        folder: dict[str, Any] = {"name": where.resolve().name} if where.is_dir() else {}
         layout = None if columns or events is not None else find_layout(where)
         if layout is not None:
             main, companion, read_layout = layout

@@ -179,11 +179,9 @@ def synthetic_tables(
     tables = []
     for party, name in enumerate(_categories(parties)):
         rows = np.concatenate([np.arange(shared), shared + party * own + np.arange(own)])
-        activity, taste, user_bias = (
-            values[rows] for values in (world.activity, world.taste, world.user_bias)
-        )
-        genre, item_bias = (np.split(values, parties)[party] for values in (world.genre, world.item_bias))
-        part = _World(activity, taste, genre, user_bias, item_bias)
+        there = slice(party * items, (party + 1) * items)
+        tastes = world.activity[rows], world.taste[rows], world.genre[there]
+        part = _World(*tastes, world.user_bias[rows], world.item_bias[there])
         tables.append(part.table(rng, ratings, name, user_ids[rows], np.full(items, name), (1, 5)))
     return tables
 
