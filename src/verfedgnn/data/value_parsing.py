@@ -57,7 +57,8 @@ def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Par
         values = _stored(column)
         return ParsedNumbers(values, np.zeros(len(values), bool))
     place, words = encode_unordered(column)
-    remedy, notes = CORRECT, ()
+    remedy = CORRECT
+    notes: tuple[str, ...] = ()
     if is_text(words.type):
         words = _without_nothing(words)
         numbers = _cast(words, pa.float64())

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import Interrupted
-from verfedgnn.core.pairs import Choices, PartyInput, scale_unit
+from verfedgnn.core.pairs import Choices, PartyInput
 from verfedgnn.data.splits import suits
 from verfedgnn.evaluation.lift import measure_lift
 from verfedgnn.gnn.model import Model
@@ -203,7 +203,7 @@ def _rating_parts(party: Prepared, choices: Choices, others: Tensor | None) -> M
     parts = {"means": means_model(means, means.user_offset, device)}
     if others is not None:
         elsewhere = others.cpu().double().numpy()
-        offset = means.federated_offset(elsewhere, scale_unit(data.scale), data.valid, data.scale, choices)
+        offset = means.federated_offset(elsewhere, data, choices)
         parts["federated means"] = means_model(means, offset, device)
     return parts | {"EASE": residual_model(data, parts["means"], choices)}
 
