@@ -23,7 +23,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.core.pairs import Choices, Pairs, PartyInput, scale_unit
+from verfedgnn.core.pairs import Choices, Pairs, PartyInput
+from verfedgnn.core.rating_scale import scale_unit
 
 Floats = NDArray[np.float64]
 

@@ -46,6 +46,8 @@ class Distribution:
     lowest: float
     highest: float
     mean: float
+    likes: int
+    """Number of ratings in the upper quarter of the scale."""
     values: tuple[tuple[str, int], ...]
     """Count of each rating, or of ten equal bins if there are many different ratings."""
     first: str | None
@@ -171,7 +173,8 @@ def describe_ratings(table: Ratings) -> Distribution | None:
         labels = [f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges)]
     sizes = (len(rating), len(np.unique(table.user)), len(np.unique(table.item)))
     figures = (float(rating.min()), float(rating.max()), float(rating.mean(dtype=np.float64)))
-    return Distribution(*sizes, *figures, tuple(zip(labels, counts.tolist(), strict=True)), first, last)
+    values = tuple(zip(labels, counts.tolist(), strict=True))
+    return Distribution(*sizes, *figures, table.likes, values, first, last)
 
 
 def measure_overlap(sources: Sequence[CheckedSource]) -> UserOverlap:
@@ -219,10 +222,9 @@ def _find_warnings(table: Ratings, row_of: NDArray[np.int64]) -> list[DataProble
             warnings.append(DataProblem(kind, count_rows(count, what), remedy, count, tuple(places.tolist())))
 
     low, high = float(rating.min()), float(rating.max())
-    if low == high and len(rating) > 1:
-        text = f"all ratings are {low:g}, so only lists can be trained"
-        remedy = f"if they are events of several kinds, weigh them with {option('events')}"
-        warnings.append(DataProblem("all-equal", text, remedy, len(rating)))
+    if table.scale[0] == table.scale[1] and len(rating) > 1:
+        text = f"all ratings are {low:g}, so each is a like and only lists are trained"
+        warnings.append(DataProblem("all-equal", text, "", len(rating)))
     elif low == 0 < high and float(rating[rating > 0].min()) >= 1:
         what = "have the rating 0, where the others begin at 1 or more"
         warn("zeros", rating == 0, what, "if 0 means 'not rated', remove them")
@@ -256,6 +258,10 @@ def foresee_training(sources: Sequence[CheckedSource], overlap: UserOverlap | No
         elif shape.users < FEWEST_USERS:
             what = "training runs, but its figures say nothing about other users"
             warnings.append(f"{name} has {format_count(shape.users, 'user')}: {what}; add users")
+        if not shape.likes:
+            what = "a rating in the upper quarter of its scale: no lists are trained"
+            remedy = f"declare its scale with {option('scale', (1, 5))} if it is wider than its ratings"
+            warnings.append(f"{name} has no like, {what}; {remedy}")
     parties = fitting_parties(sources)
     if parties is not None:
         _, shape = shapes[0]
@@ -334,8 +340,8 @@ def conclude(
     if small:
         reason = f"{small[0]} has fewer than {FEWEST_RATINGS} ratings"
         text = f"A training may refuse this, because {reason}. Add ratings, then check again."
-    elif any(source.shape is not None and source.shape.lowest == source.shape.highest for source in sources):
-        text = "A source has equal ratings only, so there are no ratings to predict; training learns lists from them."
+    elif any(source.shape is not None and source.shape.likes == source.shape.ratings for source in sources):
+        text = "A source has likes and no ratings, so no stars are predicted: training learns lists, from the likes of all."
     elif overlap is None:
         text = worded(
             f"One source: `train` divides its items at random among parties ({parties} here), which simulates a federation. "

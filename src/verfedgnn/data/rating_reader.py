@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data.ids import find_positions, number_ids, sort_ids, spell
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_checks import RowReport, accept_rows, rate_rows
@@ -152,7 +153,7 @@ def read_table(
 ) -> Ratings:
     """Read ratings from one file, or from a table in memory called `name`; `opening` holds the options of `open_table`.
 
-    With `events`, each row is an event; in a table with nothing like a rating, each row is a like. By default, a repeated
+    With `events`, each row is an event; in a table without ratings, each row is a like. By default, a repeated
     (user, item) pair (except in .inter files) and a row without a user, an item or a rating are errors.
     """
     about = "" if events is None else option("events", events)
@@ -160,9 +161,9 @@ def read_table(
     try:
         table = open_table(source, name, **opening, required=("user", "item", *kind))
     except MissingColumns as error:
-        if events is not None or not error.only_ratings:
+        if events is not None or error.likes is None:
             raise
-        events, about = FULL, "no column of ratings, so every row is a like"
+        events, about = FULL, error.likes
         table = open_table(source, name, **opening, required=("user", "item"))
     rows = read_rows(table, None if report is None else report.broken)
     if report is not None:
@@ -265,10 +266,17 @@ def rate_events(
         np.maximum.at(newest, pair, time)
         without = int((newest == NO_TIME).sum())
         time, notes = (None, (*notes, note_missing_times(without))) if without else (newest, notes)
-    became = f"{format_count(len(table), 'event')} became {format_count(len(first), 'rating')} ({about})"
+    rating = rate_strength(strength, scale).astype(np.float32)
+    likes = rating >= upper_quarter(scale)
+    if not isinstance(events, Mapping) and len(rating) and not likes.any():
+        raise DataError(
+            f"{options['name']}: with {about} no item reaches a like, which takes a weight of {FULL:g}, and lists need likes; "
+            f"give {FULL:g}, or leave {option('events')} out: then every row is a like"
+        )
+    kind = "like" if likes.all() else "rating"
+    became = f"{format_count(len(table), 'event')} became {format_count(len(first), kind)} ({about})"
     if ignored := len(weights) - len(used):
         became += f", {format_count(ignored, 'event')} left out"
-    rating = rate_strength(strength, scale).astype(np.float32)
     table = replace(table.take(first), rating=rating, time=time, scale=scale, scale_declared=True)
     return replace(table, notes=(became, *notes))
 

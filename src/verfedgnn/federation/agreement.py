@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -28,8 +28,10 @@ from verfedgnn.core.connection_table import is_address
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
 from verfedgnn.federation.certificates import COORDINATOR, Certificate, check_name, format_day
-from verfedgnn.protocol.user_alignment import AlignmentRules
 from verfedgnn.runs.run_folder import FINAL, LISTS
+
+if TYPE_CHECKING:
+    from verfedgnn.protocol.user_alignment import AlignmentRules
 
 FILE = "federation.toml"
 BEFORE = ".before"
@@ -190,6 +192,8 @@ class Agreement(Section):
     @property
     def alignment_rules(self) -> AlignmentRules:
         """The rules by which users are aligned."""
+        from verfedgnn.protocol.user_alignment import AlignmentRules
+
         assert self.alignment != "none"
         return AlignmentRules(
             self.alignment,

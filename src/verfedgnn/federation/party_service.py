@@ -192,9 +192,14 @@ def align_party(
         count = format_count(int(gone.sum()), "forgotten user")
         log_warning(f"left out {count}; remove them from your own data, too")
         ratings = ratings.select_users(~gone)
+    config = identity.agreement.config
+    if config.trains_lists and ratings.likes == len(ratings):
+        raise DataError(
+            f"{identity.name} has likes and no ratings, and this federation trains ratings; agree on lists alone, with "
+            "`verfedgnn federation init --set model.biases=false`"
+        )
     data, alignment = _align(ratings, identity, link, each, pad_to)
-    config, secrets = identity.agreement.config, [store.withholding_secret]
-    (prepared,) = prepare([data], config, torch.device("cpu"), secrets=secrets)
+    (prepared,) = prepare([data], config, torch.device("cpu"), secrets=[store.withholding_secret])
     store.save_alignment(prepared, alignment)
     if forgotten.hashes:
         ForgottenUsers(forgotten.hashes).write(store.folder / FORGOTTEN)
