@@ -31,7 +31,7 @@ SHAPES = {
 
 
 def make_ratings(users: int, items: int, ratings: int, seed: int = 0) -> Ratings:
-    """Draw ratings of 1 to 5. Nearly every user and item has one."""
+    """Draw ratings of 1 to 5. Every user has one."""
     rng = np.random.default_rng(seed)
     weights = (1 / np.arange(20, users + 20) ** 0.7, 1 / np.arange(20, items + 20) ** 0.8)
     user, item = (
@@ -39,8 +39,8 @@ def make_ratings(users: int, items: int, ratings: int, seed: int = 0) -> Ratings
         for n, weight in zip((users, items), weights, strict=True)
     )
     cells = np.unique(rng.permutation(user) * items + item)
-    needed = ratings / len(cells)
-    cells = cells[rng.random(len(cells)) < needed]
+    first = np.diff(cells // items, prepend=-1) > 0
+    cells = cells[first | (rng.random(len(cells)) < (ratings - users) / (len(cells) - users))]
     user, item = cells // items, cells % items
     left, right = (rng.normal(size=(n, 8)).astype(np.float32) for n in (users, items))
     bias = 0.4 * rng.normal(size=users)[user] + 0.4 * rng.normal(size=items)[item]

@@ -205,6 +205,23 @@ def test_too_few_common_users_are_refused_with_the_counts(
     assert_all_end(federated, f"too few common users: {first.name} shares 3 of 120")
 
 
+def test_a_party_that_shares_nobody_learns_how_its_ids_differ_and_agreed_ids_mend_it(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    first, *rest = small_parties
+    padded = np.array([f"{user[0]}000{user[1:]}" for user in first.ratings.user_ids])
+    parties = [vf.PartyData(first.name, replace(first.ratings, user_ids=padded)), *rest]
+    refused = keyed(tmp_path / "as written", parties, min_overlap=0.1)
+    assert_all_end(refused, f"too few common users: {first.name} shares 0 of 120")
+    cause = str(refused.errors[first.name][0])
+    assert "have leading zeros or a .0" in cause
+    assert 'agree on ids = "number" in federation.toml' in cause
+    agreed = keyed(tmp_path / "agreed", parties, min_overlap=0.1, ids="number")
+    agreed.run()
+    assert not agreed.errors
+    assert all(run.parties[0].ratings.n_users == 120 for run in agreed.runs.values())
+
+
 def test_another_agreement_is_named_while_users_are_aligned(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:

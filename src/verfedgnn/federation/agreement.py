@@ -113,6 +113,8 @@ class Agreement(Section):
     """Address of the coordinator as host:port; an IPv6 host is written in brackets."""
     alignment: Alignment = "keyed"
     """How users are aligned: keyed (under a shared key), ecdh (under keys of two parties) or none (as given)."""
+    ids: str = Field("", pattern=r"^((mail|lower|number)(\+(mail|lower|number))*)?$")
+    """How every party spells its user ids before they are aligned, such as number or lower+number; "" as they are written."""
     min_parties: int = Field(0, ge=0)
     """Number of parties a round needs; 0 means more than half, at least two, and all where every sum must include all."""
     max_users: int = Field(20_000_000, ge=1)
@@ -212,7 +214,7 @@ class Agreement(Section):
         limits = (self.max_users, self.max_rounds, self.min_users, self.min_overlap, self.quorum)
         rules = (*limits, self.config.digest())
         roster = [(party.name, party.fingerprint) for party in self.parties]
-        parts = (self.name, self.alignment, *rules, roster, self.coordinator.fingerprint)
+        parts = (self.name, self.alignment, self.ids, *rules, roster, self.coordinator.fingerprint)
         return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def member(self, name: str) -> Member:
@@ -375,6 +377,7 @@ def summarise_agreement(agreement: Agreement) -> dict[str, Any]:
         "name": agreement.name,
         "address": agreement.address,
         "alignment": agreement.alignment,
+        "ids": agreement.ids,
         "quorum": agreement.quorum,
         "configuration": agreement.config.fingerprint(),
         "fingerprint": agreement.digest()[:16],
