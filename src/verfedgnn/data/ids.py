@@ -227,8 +227,12 @@ def _as_number(text: str) -> str:
     return re.sub(r"^(\D*)0*([0-9]+)(\.0+)?$", r"\1\2", text)
 
 
+def _as_name(text: str) -> str:
+    return text.casefold().partition("@")[0].strip() if "@" in text else text
+
+
 SPELLINGS: dict[str, tuple[str, Callable[[str], str]]] = {
-    "mail": ("the domains of mail addresses", lambda text: text.casefold().partition("@")[0].strip()),
+    "mail": ("the domains of mail addresses", _as_name),
     "lower": ("capitals or spaces", lambda text: "".join(text.casefold().split())),
     "number": ("leading zeros or a .0", _as_number),
 }

@@ -122,15 +122,17 @@ def read_ratings(
         raise DataError(f"{', '.join(texts)}: an option for files; leave it out for the table {name}")
     else:
         table = read_table(source, name, **opening)
-    return (table if ids is None else _spell_users(table, ids)).with_catalogue(catalogue)
+    return spell_users(table, ids).with_catalogue(catalogue)
 
 
 def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _spell_users(table: Ratings, way: str) -> Ratings:
-    """Return a table with its user ids in one of the `SPELLINGS`; raise `DataError` if two become one."""
+def spell_users(table: Ratings, way: str | None) -> Ratings:
+    """Return a table with its user ids in one of the `SPELLINGS`, if one is named; raise `DataError` if two become one."""
+    if not way:
+        return table
     ids = spell(table.user_ids, way)
     if lost := len(ids) - len(np.unique(ids)):
         raise DataError(
