@@ -262,7 +262,7 @@ RESIDUAL_DAMPINGS = (10.0, 30.0, 100.0, 300.0)
 
 def fit_party_means(data: PartyInput, choices: Choices | None = None) -> Means:
     """Fit a party's own user and item means."""
-    return fit_means(data.train, data.valid, data.users, data.items, data.scale, choices)
+    return fit_means(data, choices)
 
 
 def means_model(means: Means, user_offset: NDArray[np.float64], device: torch.device) -> PartyModel:
@@ -291,7 +291,7 @@ def ease_model(data: PartyInput, choices: Choices, dampings: Sequence[float] = E
         found = rank_each(model.score, data.users, data.items, [data.train], wanted, sample=True)
         return -float(found.ndcg.mean()) if len(found.ndcg) else 0.0
 
-    scores = fit_item_scores(data.train, data.users, data.items, dampings, error, choices)
+    scores = fit_item_scores(data, dampings, error, choices)
     return replace(without, item_scores=scores)
 
 
@@ -312,7 +312,7 @@ def residual_model(
         return float((predicted - data.valid.rating).square().sum())
 
     scaled = [damping * scale_unit(data.scale) ** 2 for damping in dampings]
-    return add(fit_residuals(left, data.users, data.items, scaled, error, choices))
+    return add(fit_residuals(replace(data, train=left), scaled, error, choices))
 
 
 def model_without_items(data: PartyInput) -> PartyModel:

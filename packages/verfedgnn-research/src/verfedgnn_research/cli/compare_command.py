@@ -142,7 +142,7 @@ def compare(request: CompareRequest) -> None:
 
 def _refuse_defining(settings: Mapping[str, str]) -> None:
     """Raise if a setting decides what is exchanged or how it is protected, because that defines a method."""
-    from verfedgnn.config import setting_path
+    from verfedgnn.config.tree import setting_path
 
     for name in settings:
         path = setting_path(name)
