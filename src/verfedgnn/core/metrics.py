@@ -161,7 +161,7 @@ def score_unseen(
     seen_user = torch.cat([pairs.user for pairs in seen]).long()
     seen_item = torch.cat([pairs.item for pairs in seen]).long()
     row_of = torch.full((users,), -1, dtype=torch.long, device=judged.device)
-    for chunk in judged.split(max(1, CHUNK_SCORES // max(1, items))):
+    for chunk in torch.split(judged, max(1, CHUNK_SCORES // max(1, items))):
         row_of.fill_(-1)
         row_of[chunk] = torch.arange(len(chunk), device=judged.device)
         scores = score(chunk)
