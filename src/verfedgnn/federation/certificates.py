@@ -98,7 +98,9 @@ def new_authority(name: str, days: int = 3650) -> tuple[Key, str]:
     # the organisation distinguishes it from a party of the same name
     organisation = x509.NameAttribute(NameOID.ORGANIZATION_NAME, "verfedgnn authority")
     subject = x509.Name([organisation, x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
-    return key, _sign_certificate(subject, key.public_key(), _now() + timedelta(days=days), subject, key)
+    return key, _sign_certificate(
+        subject, key.public_key(), datetime.now(UTC) + timedelta(days=days), subject, key
+    )
 
 
 def make_request(key: Key, name: str) -> str:
@@ -134,7 +136,7 @@ def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool
     if key_fingerprint(ca_key) != authority.key_fingerprint:
         remedy = "use the two files of one federation"
         raise CertificateError(f"the authority's key does not belong to its certificate; {remedy}")
-    if authority.end <= _now():
+    if authority.end <= datetime.now(UTC):
         remedy = "create a new federation with `verfedgnn federation init`"
         raise CertificateError(f"the authority expired on {format_day(authority.end)}; {remedy}")
     name, key = read_request(csr_pem)
@@ -148,7 +150,7 @@ def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool
         x509.SubjectAlternativeName([x509.DNSName(name)]),
         x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
     )
-    end = min(_now() + timedelta(days=days), authority.end)
+    end = min(datetime.now(UTC) + timedelta(days=days), authority.end)
     return _sign_certificate(_subject(name), key, end, authority.x509.subject, ca_key, extensions)
 
 
@@ -173,7 +175,7 @@ def _sign_certificate(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(_now() - _SKEW)
+        .not_valid_before(datetime.now(UTC) - _SKEW)
         .not_valid_after(until)
         .add_extension(x509.BasicConstraints(ca=signs, path_length=0 if signs else None), critical=True)
         .add_extension(usage, critical=True)
@@ -210,10 +212,9 @@ class Certificate:
     @property
     def name(self) -> str:
         """The name in the certificate."""
-        try:
+        names = []
+        with suppress(ValueError):
             names = _common_names(self.x509.subject)
-        except ValueError:
-            names = []
         if len(names) != 1:
             rule = "must hold exactly one name; create it with verfedgnn"
             raise CertificateError(f"the certificate of {self.whose} {rule}")
@@ -331,7 +332,3 @@ def _subject(name: str) -> x509.Name:
 
 def _pem(thing: x509.Certificate | x509.CertificateSigningRequest) -> str:
     return thing.public_bytes(Encoding.PEM).decode()
-
-
-def _now() -> datetime:
-    return datetime.now(UTC).replace(microsecond=0)
