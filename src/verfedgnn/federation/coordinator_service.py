@@ -123,7 +123,21 @@ class CoordinatorService:
             log_event("coordinator ready", **about, parties=self.names, config=stage.stage.config.digest())
             if ended is not None and not stage.coordinator.began:
                 stage.end(ended)
-            self._run_stage(stage, stop)
+            while stage.step():
+                pass
+            while not stage.over:
+                if stop():
+                    raise Interrupted("stopped")
+                event = self.transport.next(_TICK)
+                if event is not None:
+                    self._handle(event)
+                if time.monotonic() - self._looked >= _TICK:
+                    self._looked = time.monotonic()
+                    self._exclude_revoked()
+                    self._announce_waiting()
+                while stage.step():
+                    pass
+                self.publisher.update(self.status)
             ended = ended or stage.record.ended
         self.publisher.update(self.status, now=True)
         self._join_figures()
@@ -132,24 +146,6 @@ class CoordinatorService:
         if without:
             problem = f"training has finished, but {', '.join(without)} did not receive the result"
             raise Interrupted(problem, "start the coordinator again when they are back")
-
-    def _run_stage(self, stage: CoordinatorStage, stop: Callable[[], bool]) -> None:
-        """Handle events until a training is over."""
-        while stage.step():
-            pass
-        while not stage.over:
-            if stop():
-                raise Interrupted("stopped")
-            event = self.transport.next(_TICK)
-            if event is not None:
-                self._handle(event)
-            if time.monotonic() - self._looked >= _TICK:
-                self._looked = time.monotonic()
-                self._exclude_revoked()
-                self._announce_waiting()
-            while stage.step():
-                pass
-            self.publisher.update(self.status)
 
     def _join_figures(self) -> None:
         """Report the figures of every training in those of the one whose folder holds its folder."""
@@ -359,8 +355,7 @@ class CoordinatorService:
     def _announce_waiting(self) -> None:
         """Tell operators and waiting parties for whom the training waits, when that changes, and that this side is alive."""
         _, names, since, then = self._situation()
-        changed = names != self._announced
-        now = time.monotonic()
+        changed, now = names != self._announced, time.monotonic()
         if changed and names:
             event = "no answer from parties" if set(names) <= self.connected else "waiting for parties"
             start = time.strftime("%H:%M:%S", time.localtime(_wall_clock(since)))

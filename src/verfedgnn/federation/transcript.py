@@ -112,7 +112,8 @@ class Transcript:
         self._number = 0
         self.released: Counter[str | None] = Counter()
         """Number of releases that had left a party, by training, when it stopped the last time."""
-        self._is_signed = True
+        self._signed = 0
+        """Number of the last signature."""
         self._flushed = 0.0
         with writing(folder):
             make_folder(folder)
@@ -148,9 +149,9 @@ class Transcript:
 
     def sign(self) -> None:
         """Sign everything so far, and flush it to disk if the last flush is more than a second ago."""
-        if not self._is_signed:
+        if self._signed != self._number:
             self._append(way="note", kind=SIGNATURE, signature=self.identity.sign(PURPOSE, self._head))
-            self._is_signed = True
+            self._signed = self._number
         if time.monotonic() - self._flushed > _FLUSH_SECONDS:
             self._flush()
 
@@ -172,7 +173,6 @@ class Transcript:
         present = {name: value for name, value in entry.items() if value is not None}
         line = json.dumps(present, separators=(",", ":"), allow_nan=False).encode()
         self._head = hashlib.sha256(line).hexdigest()
-        self._is_signed = False
         with writing(self.file):
             write_all(self._handle, line + b"\n")
 
@@ -303,8 +303,9 @@ class _View:
                 name = entry.values.get("name")
                 self.told[ALIGNMENT, "name"] = {json.dumps(name): {"the name of the alignment": name}}
             for subject, value in (entry.common or {}).items():
-                values = self.told.setdefault((stage, subject), {})
-                values.setdefault(json.dumps(value, sort_keys=True), value)
+                self.told.setdefault((stage, subject), {}).setdefault(
+                    json.dumps(value, sort_keys=True), value
+                )
             if (entry.way, entry.kind) == ("out", RoundReply.__name__):
                 self.replied.add((stage, entry.round))
 
@@ -370,10 +371,9 @@ def _compare_statements(views: Sequence[_View], names: Sequence[str]) -> Iterato
             one, other = (next(reversed(each.told[key].values())) for each in (reference, view))
             what = next((name for name in one if one[name] != other.get(name)), next(iter(other), ""))
             first, second = (_show(value.get(what), what, names) for value in (one, other))
-            between = (reference.name, view.name)
-            values = f"{what} differs between {' and '.join(between)}: "
-            values += f"{reference.name} has {first}, {view.name} has {second}"
-            yield _differ(key[0], _round_of(key[1]), between, what, values)
+            values = f"{reference.name} has {first}, {view.name} has {second}"
+            text = f"{what} differs between {reference.name} and {view.name}: {values}"
+            yield _differ(key[0], _round_of(key[1]), (reference.name, view.name), what, text)
 
 
 def _compare_replies(views: Sequence[_View], names: Sequence[str]) -> Iterator[Difference]:
