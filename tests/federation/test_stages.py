@@ -216,7 +216,7 @@ def test_two_parties_with_the_default_preset(
     federated = trial(tmp_path, small_parties[:2], config)
     federated.run()
     run = local(small_parties[:2], config)
-    assert federated.runs["party-0"].config == run.config.with_values({"split.kind": "auto"})
+    assert federated.runs["party-0"].judged.config == run.judged.config.with_values({"split.kind": "auto"})
     assert_both_same(federated, run)
     assert describe_two_parties(federated.agreement) == (
         "Either of two parties can subtract its own part from a sum and see the other's rounded gradients, with noise; "

@@ -207,13 +207,12 @@ class Agreement(Section):
         now = datetime.now(UTC)
         authority = Certificate(self.authority, "the authority")
         for certificate in (authority, *(member.parsed for member in self.members)):
-            name, start, end = certificate.whose, certificate.start, certificate.end
-            if end <= now:
+            name, start, end = certificate.whose, format_day(certificate.start), format_day(certificate.end)
+            if certificate.end <= now:
                 again = f"approve {name}'s request again with `verfedgnn federation approve --replace`"
-                remedy = remedies.get(name, again)
-                raise ConfigError(f"the certificate of {name} expired on {format_day(end)}; {remedy}")
-            if start > now:
-                early = f"the certificate of {name} is not valid before {format_day(start)}"
+                raise ConfigError(f"the certificate of {name} expired on {end}; {remedies.get(name, again)}")
+            if certificate.start > now:
+                early = f"the certificate of {name} is not valid before {start}"
                 raise ConfigError(f"{early}; correct this machine's clock")
 
     def with_values(self, **changes: Any) -> Agreement:

@@ -96,8 +96,7 @@ def new_authority(name: str, days: int = 3650) -> tuple[Key, str]:
     """Create the key and self-signed certificate of an authority, which can sign members but no further authorities."""
     key = new_key()
     # the organisation distinguishes it from a party of the same name
-    organisation = x509.NameAttribute(NameOID.ORGANIZATION_NAME, "verfedgnn authority")
-    subject = x509.Name([organisation, x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
+    subject = _subject(name, x509.NameAttribute(NameOID.ORGANIZATION_NAME, "verfedgnn authority"))
     return key, _sign_certificate(
         subject, key.public_key(), datetime.now(UTC) + timedelta(days=days), subject, key
     )
@@ -222,19 +221,17 @@ class Certificate:
 
     def issued_by(self, authority: Certificate) -> bool:
         """Return whether `authority` signed this certificate."""
-        try:
+        with suppress(ValueError, TypeError, InvalidSignature):
             self.x509.verify_directly_issued_by(authority.x509)
-        except (ValueError, TypeError, InvalidSignature):
-            return False
-        return True
+            return True
+        return False
 
     def verify(self, signature: bytes, data: bytes) -> bool:
         """Return whether the holder of the certificate's key signed `data`."""
-        try:
+        with suppress(InvalidSignature):
             self.key.verify(signature, data, ec.ECDSA(SHA256()))
-        except InvalidSignature:
-            return False
-        return True
+            return True
+        return False
 
 
 def sign(key: Key, data: bytes) -> bytes:
@@ -326,8 +323,8 @@ def _common_names(subject: x509.Name) -> list[str]:
     return [str(attribute.value) for attribute in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
 
 
-def _subject(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
+def _subject(name: str, *organisation: x509.NameAttribute) -> x509.Name:
+    return x509.Name([*organisation, x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
 
 
 def _pem(thing: x509.Certificate | x509.CertificateSigningRequest) -> str:

@@ -384,8 +384,8 @@ class PartyService:
         if reply.error is not None and reply.count:
             error = mean_error(reply.error, reply.count, self.config)
             self.record.add_validation(message.round, error)
-            about = {"stage": self.stage.name, "round": message.round}
-            log_event("validated", **about, own_valid_error=error, epsilon_spent=self.ledger.epsilon)
+            said = {"own_valid_error": error, "epsilon_spent": self.ledger.epsilon}
+            log_event("validated", stage=self.stage.name, round=message.round, **said)
         self.publisher.close_round()
 
     def _answer_masks(self, party: Party, message: MaskMessage) -> None:

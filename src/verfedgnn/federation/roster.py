@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -274,11 +275,11 @@ def check_ready(agreement: Agreement) -> None:
 
 def is_signed(agreement: str, member: Member, purpose: str, text: str, signature: str) -> bool:
     """Return whether a member signed `text` for one purpose, under the agreement with that SHA-256."""
-    statement = _statement(agreement, purpose, member.name, text)
-    try:
-        return member.parsed.verify(bytes.fromhex(signature), statement)
-    except ValueError:
-        return False
+    with suppress(ValueError):  # the signature is no hex
+        return member.parsed.verify(
+            bytes.fromhex(signature), _statement(agreement, purpose, member.name, text)
+        )
+    return False
 
 
 def _check_code(agreement: Agreement, name: str) -> None:
