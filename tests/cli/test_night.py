@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
 import shutil
+import signal
 import subprocess
-from dataclasses import asdict
+import sys
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
+from alert_rules import check_alerts, find_rules, needs_promtool
+from shells import Shells
 from verfedgnn.cli import night_command
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import RunError
@@ -28,12 +34,15 @@ class Nights:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder / "nights"
         self.file = folder / "film.csv"
+        self.metrics = folder / "night.prom"
         self.codes: dict[str, int] = {}
         """Exit code of train, resume and promote."""
         self.called: list[str] = []
+        self.absent: list[str] = []
+        """Parties for which the status of a training that fails says that it waits."""
         monkeypatch.setattr(night_command, "_call", self.call)
 
-    def call(self, words: list[str], *, quiet: bool) -> tuple[int, str]:
+    def call(self, words: list[str], *, quiet: bool, seconds: float = 0.0) -> tuple[int, str]:
         self.called.append(" ".join(words).replace(f"{self.folder}/", ""))
         kind = "resume" if "--resume" in words else words[0]
         code = self.codes.get(kind, 0)
@@ -48,7 +57,18 @@ class Nights:
         (place / "config.toml").touch()
         if not code:
             (place / "metrics.json").write_text("{}")
+            (place / "status.json").unlink(missing_ok=True)
+        elif self.absent:
+            since = time.mktime((2026, 11, 14, 2, 13, 0, 0, 0, -1))
+            (place / "status.json").write_text(json.dumps({"waits_for": self.absent, "waits_since": since}))
         return code, "error: no space left" if code else ""
+
+    def age(self, hours: float) -> None:
+        """Let the last night have begun earlier."""
+        last = read_nights(self.folder)[-1]
+        earlier = replace(last, started=last.due(-hours).isoformat())
+        with (self.folder / HISTORY).open("a") as file:
+            file.write(json.dumps(asdict(earlier)) + "\n")
 
     def night(
         self, name: str, *options: str, command: str = "train", data: str | None = None
@@ -56,11 +76,33 @@ class Nights:
         """Run a night on new data; return its exit code and the commands that it called."""
         self.file.write_text(name if data is None else data)
         self.called = []
-        words = [command, "--data", f"film={self.file}"] if command == "train" else [command, "hub"]
+        words = {
+            "train": ["train", "--data", f"film={self.file}"],
+            "party": ["party", "--federation", "film", "--ratings", str(self.file)],
+            "coordinator": ["coordinator", "hub"],
+        }[command]
         done = CliRunner().invoke(
-            app, ["night", str(self.folder), "--name", name, "--quiet", *options, "--", *words]
+            app,
+            [
+                "night",
+                str(self.folder),
+                "--name",
+                name,
+                "--textfile",
+                str(self.metrics),
+                "--quiet",
+                *options,
+                "--",
+                *words,
+            ],
         )
         return done.exit_code, self.called
+
+    def kill(self, name: str) -> None:
+        """Kill a night while it trains."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(night_command, "_call", lambda *_, **__: 1 / 0)
+            assert self.night(name)[0] == 1
 
     def words(self) -> dict[str, str]:
         return {each.night: each.result for each in read_nights(self.folder)}
@@ -85,9 +127,10 @@ def test_nights_are_promoted_kept_and_failed(nights: Nights) -> None:
     assert nights.night("wed")[0] == 1
     assert read_nights(nights.folder)[-1].reason == "error: no space left"
     nights.codes = {}
+    nights.age(24)
     assert nights.night("thu")[0] == 0, "a failed night does not stop the next one"
     assert current.readlink() == Path("thu")
-    assert nights.words() == {"mon": "promoted", "tue": "kept", "wed": "failed", "thu": "promoted"}
+    assert nights.words() == {"mon": "promoted", "tue": "kept", "wed": "given up", "thu": "promoted"}
 
 
 def test_a_stopped_or_killed_night_is_resumed_first(nights: Nights) -> None:
@@ -95,8 +138,10 @@ def test_a_stopped_or_killed_night_is_resumed_first(nights: Nights) -> None:
     assert nights.night("mon")[0] == 4
     nights.codes = {}
     assert nights.night("tue") == (0, ["train --resume mon"])
+    nights.kill("wed")
+    assert nights.words() == {"mon": "promoted", "wed": "begun"}
     (nights.folder / "wed").mkdir()
-    (nights.folder / "wed" / "config.toml").touch()  # killed: nothing is recorded
+    (nights.folder / "wed" / "config.toml").touch()
     nights.codes["resume"] = 2
     code, called = nights.night("thu")
     assert (code, len(called)) == (0, 3)
@@ -107,10 +152,88 @@ def test_a_stopped_or_killed_night_is_resumed_first(nights: Nights) -> None:
     assert nights.words() == dict.fromkeys(("mon", "wed", "fri"), "promoted")
 
 
+@pytest.mark.parametrize("command", ["party", "coordinator"])
+def test_a_failed_night_of_a_federation_goes_on_in_its_folder(nights: Nights, command: str) -> None:
+    """In a fresh folder the coordinator would refuse the party, and both would wait for each other."""
+    nights.night("sun", command=command)
+    nights.codes[command] = 2
+    assert nights.night("mon", command=command)[0] == 1
+    nights.codes = {}
+    code, called = nights.night("tue", command=command)
+    assert code == 0
+    assert "--out mon" in called[0]
+    assert nights.words()["mon"] == ("trained" if command == "coordinator" else "promoted")
+    assert nights.night("tue", command=command)[0] == 0, "tonight's comes after it"
+
+
+@pytest.mark.parametrize("code", [2, 4, 9])
+def test_a_night_is_given_up_after_twenty_hours(nights: Nights, code: int) -> None:
+    nights.codes["party"] = code
+    nights.night("mon", command="party")
+    nights.age(19)
+    assert "--out mon" in nights.night("tue", command="party")[1][0]
+    nights.age(21)
+    nights.codes = {}
+    assert "--out tue" in nights.night("tue", command="party")[1][0]
+    assert nights.words() == {"mon": "given up", "tue": "promoted"}
+    assert nights.night("mon", command="party") == (7, []), "and not tried again"
+
+
+def test_a_night_that_waits_is_stopped_when_it_is_given_up(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(words: list[str], *, quiet: bool, seconds: float) -> tuple[int, str]:
+        assert 0 < seconds < 1.81
+        time.sleep(seconds)
+        return nights.call(words, quiet=quiet)
+
+    monkeypatch.setattr(night_command, "_call", wait)
+    nights.codes["coordinator"] = 4
+    nights.absent = ["bookshop", "server"]
+    assert nights.night("mon", "--give-up", "0.0005", command="coordinator")[0] == 7
+    (night,) = read_nights(nights.folder)
+    assert night.result == "given up"
+    assert night.reason == "bookshop, the coordinator absent from 02:13: not over in time"
+
+
+def test_the_time_is_up_for_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = tmp_path / "child"
+    child.write_text("#!/bin/sh\ntrap 'exit 4' TERM\nsleep 60 2>/dev/null & wait\n")
+    child.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(child))
+    assert night_command._call(["train"], quiet=True, seconds=0.5)[0] == 4
+
+
+def test_the_history_names_who_was_absent(nights: Nights) -> None:
+    nights.codes["coordinator"] = 2
+    nights.absent = ["bookshop"]
+    nights.night("mon", command="coordinator")
+    assert read_nights(nights.folder)[0].reason == "bookshop absent from 02:13: error: no space left"
+    nights.codes = {}
+    nights.night("mon", command="coordinator")
+    assert read_nights(nights.folder)[0].reason == ""
+
+
+def test_a_coordinator_between_two_trainings_is_not_done(nights: Nights) -> None:
+    """Its metrics.json is there after the first training; those of lists and of all ratings follow."""
+    nights.codes["coordinator"] = 4
+    nights.night("mon", command="coordinator")
+    (nights.folder / "mon" / "metrics.json").write_text("{}")
+    nights.codes = {}
+    assert nights.night("mon", command="coordinator") == (0, ["coordinator hub --out mon"])
+
+
 def test_the_same_files_are_nothing_new(nights: Nights) -> None:
     nights.night("mon", data="same")
     assert nights.night("tue", data="same") == (6, [])
     assert nights.words()["tue"] == "nothing new"
+
+
+def test_a_party_trains_also_without_news_of_its_own(nights: Nights) -> None:
+    """The others wait for it, and may have news."""
+    nights.night("mon", data="same", command="party")
+    assert nights.night("tue", data="same", command="party")[0] == 0
+    assert nights.words()["tue"] == "promoted"
 
 
 @pytest.mark.parametrize("words", [["--ratings", "FOLDER"], ["--ratings=FOLDER"], ["--data", "film=FOLDER"]])
@@ -148,6 +271,75 @@ def test_two_nights_do_not_overlap(nights: Nights) -> None:
         assert nights.night("tue")[0] == 75
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_night_alone_stops_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The child signals its parent only, as Kubernetes does, and stops once; then it says more than a pipe holds."""
+    child = tmp_path / "child"
+    child.write_text(
+        f"""#!{sys.executable}
+import os, signal, sys, time
+def stop(*_):
+    sys.stderr.write("a line of the log\\n" * 20_000)
+    os._exit(4)
+signal.signal({number:d}, stop)
+os.kill(os.getppid(), {number:d})
+time.sleep(60)
+"""
+    )
+    child.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(child))
+    before = signal.getsignal(number)
+    assert night_command._call(["train"], quiet=True) == (4, "by a signal")
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("log", [["--log", "json"], ["--log=json"]])
+def test_every_line_is_json_where_the_training_logs_json(tmp_path: Path, log: list[str]) -> None:
+    words = ["night", "nights", "--", "party", "--federation", "nowhere", "--ratings", "none.csv", *log]
+    done = subprocess.run(
+        [sys.executable, "-m", "verfedgnn", *words], cwd=tmp_path, capture_output=True, text=True
+    )
+    lines = [json.loads(line) for line in (done.stderr + done.stdout).splitlines()]
+    assert (done.returncode, lines[-1]["result"]) == (1, "failed")
+    assert lines[0]["level"] == "error"
+    assert lines[-1]["reason"] == read_nights(tmp_path / "nights")[0].reason == lines[0]["event"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("error: no space left\n", "no space left"),
+        ("next: verfedgnn train --columns item=film\n", ""),
+        (
+            '{"time": "T", "level": "info", "event": "waiting", "missing": ["film"]}\n',
+            "waiting  missing=film",
+        ),
+        ('{"time": "T", "level": "critical", "event": "Traceback:\\n...\\nKeyError: 3\\n"}\n', "KeyError: 3"),
+    ],
+)
+def test_a_line_of_a_log_says_a_reason(line: str, reason: str) -> None:
+    assert night_command._read_reason(line) == reason
+
+
+def test_a_stopped_training_leaves_no_process_and_goes_on(shells: Shells) -> None:
+    words = ["night", "nights", "--name", "mon", "--", "train", "--data", "synthetic", "--preset", "best"]
+    night = shells.start(*words)
+    place = shells.folder / "nights" / "mon"
+    while not (place / "config.toml").exists():
+        assert night.poll() is None, shells.logs()
+        time.sleep(0.02)
+    os.kill(night.pid, signal.SIGTERM)
+    assert night.wait(60) == 4, shells.logs()
+    (stopped,) = read_nights(place.parent)
+    assert (stopped.result, stopped.reason) == ("stopped", "by a signal")
+    with night_command._alone(place.parent):
+        """Nobody holds the lock, so the training is gone."""
+    shells.now(*words, "--set", "epochs=1")
+    assert read_nights(place.parent)[-1].result == "promoted"
+
+
 @pytest.mark.parametrize("words", [[], ["serve"], ["train", "--out", "x"], ["party", "--after", "x"]])
 def test_what_night_sets_itself_is_refused(tmp_path: Path, words: list[str]) -> None:
     done = CliRunner().invoke(app, ["night", str(tmp_path), "--", *words])
@@ -177,7 +369,7 @@ def test_a_history_of_somebody_else_removes_nothing_outside(nights: Nights, fiel
     (nights.folder / HISTORY).write_text(f"{json.dumps(line)}\n")
     assert nights.night("tue", "--keep", "1")[0] == 1
     assert mine.is_dir()
-    shown = CliRunner().invoke(app, ["nights", str(nights.folder), "--textfile", str(mine / "night.prom")])
+    shown = CliRunner().invoke(app, ["nights", str(nights.folder)])
     assert isinstance(shown.exception, RunError)
 
 
@@ -205,36 +397,42 @@ def test_a_night_is_a_folder_in_the_folder_of_nights(nights: Nights, name: str) 
     assert (nights.folder / "mon").is_dir()
 
 
-def test_the_history_is_shown_and_measured(nights: Nights, tmp_path: Path) -> None:
+def test_the_history_is_shown_and_measured(nights: Nights) -> None:
     nights.night("mon")
     nights.codes["train"] = 2
     nights.night("tue")
+    nights.age(24)
     nights.night("wed")
-    file = tmp_path / "night.prom"
-    shown = CliRunner().invoke(app, ["nights", str(nights.folder), "--textfile", str(file)])
+    shown = CliRunner().invoke(app, ["nights", str(nights.folder)])
     assert "no space left" in shown.output
     listed = json.loads(CliRunner().invoke(app, ["nights", str(nights.folder), "--json"]).stdout)
     assert [each["bytes"] > 0 for each in listed] == [True, False, False], "the size on disk"
-    lines = file.read_text().splitlines()
+    lines = nights.metrics.read_text().splitlines()
     assert 'verfedgnn_night_result{result="failed"} 1' in lines
     assert "verfedgnn_nights_without_promotion 2" in lines
 
 
-def test_alerts_name_metrics_that_exist(nights: Nights, tmp_path: Path) -> None:
+def test_a_killed_night_has_metrics_that_others_may_read(nights: Nights) -> None:
+    before = os.umask(0o077)
+    try:
+        nights.kill("mon")
+    finally:
+        os.umask(before)
+    assert 'verfedgnn_night_result{result="begun"} 1' in nights.metrics.read_text().splitlines()
+    assert nights.metrics.stat().st_mode & 0o777 == 0o644, "node_exporter is another user"
+    assert (nights.folder / HISTORY).stat().st_mode & 0o777 == 0o600
+
+
+def test_alerts_name_metrics_that_exist(nights: Nights) -> None:
     nights.night("mon")
-    file = tmp_path / "night.prom"
-    CliRunner().invoke(app, ["nights", str(nights.folder), "--textfile", str(file)])
-    written = {line.split("{")[0].split(" ")[0] for line in file.read_text().splitlines()}
-    rules = yaml.safe_load((EXAMPLES / "monitoring" / "alerts.yaml").read_text())["groups"][0]["rules"]
-    night = [rule["expr"] for rule in rules if "verfedgnn_night" in rule["expr"]]
+    written = {line.split("{")[0].split(" ")[0] for line in nights.metrics.read_text().splitlines()}
+    night = [rule["expr"] for rule in find_rules() if "verfedgnn_night" in rule["expr"]]
     assert len(night) == 3
     for expression in night:
         assert any(name in expression for name in written), expression
 
 
-@pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool (Debian's package prometheus) is not installed"
-)
+@needs_promtool
 @pytest.mark.parametrize(
     ("codes", "hours", "firing"),
     [
@@ -252,33 +450,21 @@ def test_alerts_fire_on_the_nights_they_are_for(
     nights.night("mon")
     nights.codes |= codes
     nights.night("tue")
+    nights.age(24)
     nights.night("wed")
-    file = tmp_path / "night.prom"
-    CliRunner().invoke(app, ["nights", str(nights.folder), "--textfile", str(file)])
-    metrics = dict(line.rsplit(" ", 1) for line in file.read_text().splitlines())
-    metrics["verfedgnn_night_time_seconds"] = "0"  # promtool's clock starts at 0
-    rules = EXAMPLES / "monitoring" / "alerts.yaml"
-    named = [rule["alert"] for rule in yaml.safe_load(rules.read_text())["groups"][0]["rules"]]
-    case = {
-        "interval": "1m",
-        "input_series": [
-            {"series": name, "values": f"{value}x{hours * 60}"} for name, value in metrics.items()
-        ],
-        "promql_expr_test": [
-            {
-                "expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) or vector(0)',
-                "eval_time": f"{hours}h",
-                "exp_samples": [{"labels": "{}", "value": int(name in firing)}],
-            }
-            for name in named
-        ],
-    }
-    test = {"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [case]}
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test))
-    done = subprocess.run(
-        ["promtool", "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    metrics = re.sub(r"(night_time_seconds) .*", r"\1 0", nights.metrics.read_text())
+    check_alerts(tmp_path, metrics, hours * 60, firing)
+
+
+@needs_promtool
+def test_a_night_that_was_given_up_is_an_alert(nights: Nights, tmp_path: Path) -> None:
+    nights.night("mon")
+    nights.codes["train"] = 2
+    nights.night("tue")
+    nights.age(24)
+    assert nights.night("tue") == (7, [])
+    metrics = re.sub(r"(night_time_seconds) .*", r"\1 0", nights.metrics.read_text())
+    check_alerts(tmp_path, metrics, 60, {"VerfedgnnNightFailed"})
 
 
 def test_the_examples_start_the_command(nights: Nights) -> None:

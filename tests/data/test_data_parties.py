@@ -249,8 +249,18 @@ def test_the_domains_of_mail_addresses_are_recognised():
     assert read_parties(shops, ids="mail")[0].ratings.n_users == 30
 
 
+def test_spellings_that_differ_in_several_ways_are_tried_together():
+    users = {"film": [f"Cust {n:05d}" for n in range(30)], "book": [f"cust{n}" for n in range(30)]}
+    shops = {name: (ids, ["x"] * 30, [5] * 30) for name, ids in users.items()}
+    with pytest.raises(
+        DataError, match=r"but 30 if .* capitals or spaces and leading zeros .*ids=\"lower\+number"
+    ):
+        read_parties(shops)
+    assert read_parties(shops, ids="lower+number")[0].ratings.n_users == 30
+
+
 def test_ids_that_would_become_one_are_an_error():
     with pytest.raises(DataError, match="1 user would have the id of another"):
         read_ratings((["7", "07"], ["x", "y"], [5, 4]), ids="number")
-    with pytest.raises(DataError, match="no spelling of ids; use number, lower, mail"):
+    with pytest.raises(DataError, match="no spelling of ids; use mail, lower, number"):
         read_ratings((["7"], ["x"], [5]), ids="roman")

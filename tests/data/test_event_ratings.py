@@ -141,8 +141,8 @@ def test_a_file_of_events(shop: Path) -> None:
     without = read_ratings(shop, events={"view": 0, "addtocart": 3, "transaction": 5})
     assert (without.n_users, without.n_items, len(without)) == (2, 1, 2)
     assert "3 events left out" in without.notes[0]
-    alike = read_ratings(shop, events=1, scale=(0, 10))
-    assert len(alike) == 3
+    alike = read_ratings(shop, events=5, scale=(0, 10))
+    assert len(alike) == alike.likes == 3
     assert alike.scale == (0, 10)
 
 
@@ -183,7 +183,7 @@ def fails(call: Callable[[], object], *words: str) -> None:
 
 
 def test_it_is_never_guessed(shop: Path) -> None:
-    fails(lambda: read_ratings(shop), "no column for rating", 'events={"view": 1, "purchase": 5} or events=1')
+    fails(lambda: read_ratings(shop, events=1), "no item reaches a like", "weight of 5", "leave events out")
     fails(
         lambda: read_ratings(shop, events={"transaction": 5}),
         "has no weight for these kinds: view (3), addtocart (1)",
@@ -213,17 +213,34 @@ def test_without_ratings_and_events_every_row_is_a_like(tmp_path: Path) -> None:
     assert (ratings.rating >= 4).all()
     assert ratings.scale == (1, 5)
     assert any("every row is a like" in note for note in ratings.notes)
+    assert "3 likes by 2 users" in ratings.summary()
     assert check_source("bought", path).usable
     in_memory = read_ratings(pa.table({"user": [1, 1], "item": [2, 3]}))
     assert (in_memory.rating >= 4).all()
 
 
-@pytest.mark.parametrize("column", ["rating score", "event", "event type"])
-def test_what_could_be_a_rating_or_an_event_is_not_read_as_likes(tmp_path: Path, column: str) -> None:
+@pytest.mark.parametrize("column", ["event", "action", "event type"])
+def test_kinds_without_weights_are_likes_and_the_note_says_how_to_weigh_them(
+    tmp_path: Path, column: str
+) -> None:
     path = tmp_path / "shop.csv"
-    path.write_text(f"user,item,{column}\n1,2,view\n1,3,buy\n")
-    with pytest.raises(DataError):
-        read_ratings(path)
+    path.write_text(f"user,item,{column}\n1,2,view\n1,3,buy\n1,3,view\n")
+    ratings = read_ratings(path)
+    assert len(ratings) == ratings.likes == 2
+    assert "3 events became 2 likes" in ratings.notes[0]
+    assert 'weigh its kinds with events={"view": 1, "purchase": 5}' in ratings.notes[0]
+    assert check_source("shop", path).usable
+
+
+def test_what_could_be_a_rating_is_not_read_as_likes(tmp_path: Path) -> None:
+    path = tmp_path / "shop.csv"
+    path.write_text("user,item,rating score\n1,2,view\n1,3,buy\n")
+    fails(
+        lambda: read_ratings(path),
+        'did you mean columns={"rating": "rating score"}?',
+        "count every row as a like: events=5",
+    )
+    assert len(read_ratings(path, events=5)) == 2
 
 
 @pytest.mark.parametrize(
@@ -244,5 +261,5 @@ def test_check_of_events(shop: Path) -> None:
     assert found.usable
     assert found.shape is not None
     assert (found.shape.ratings, found.shape.users, found.shape.items) == (3, 2, 2)
-    assert not check_source("shop", shop).usable
+    assert check_source("shop", shop).usable
     assert not check_source("shop", shop, events={"view": 1.0}).usable

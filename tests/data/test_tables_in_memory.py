@@ -161,7 +161,7 @@ def test_events_in_memory_are_those_of_a_file(tmp_path: Path) -> None:
     one, other = (read_ratings(source, name="shop", **options) for source in (frame, tmp_path / "shop.csv"))
     assert one.rating.tolist() == other.rating.tolist()
     assert one.notes == other.notes
-    arrays = read_ratings(([1, 1, 2], ["x", "x", "y"]), events=2)
+    arrays = read_ratings(([1, 1, 2], ["x", "x", "y"]), events=5)
     assert arrays.user_ids.tolist() == ["1", "2"]
 
 

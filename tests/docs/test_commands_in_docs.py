@@ -394,6 +394,16 @@ def test_commands_run(reader: Reader) -> None:
         assert sum(len(NUMBER.findall(piece)) for piece in shown) > 20
 
 
+def test_the_readme_shows_what_the_quick_start_prints() -> None:
+    """`make demo` is the training of the quick start, whose output is compared."""
+    (demo,) = re.findall(
+        r"^```text\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert demo in (ROOT / "docs" / "tutorials" / "quick-start.md").read_text("utf-8")
+    (train,) = blocks("docs/tutorials/quick-start.md")[1]
+    assert " ".join(train.words[:-2]) in (ROOT / "Makefile").read_text("utf-8").replace("$(BIN)/", "")
+
+
 def shown_pieces(page: str) -> list[str]:
     """Return what a page shows of its commands' output: rows of tables, and other blocks as far as they are not cut."""
     blocks = re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)

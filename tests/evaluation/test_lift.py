@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import verfedgnn as vf
 from helpers import same_model
 from verfedgnn.config import load_config
 from verfedgnn.config.tree import FINAL_ROUNDS
-from verfedgnn.core.pairs import upper_quarter
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import NEWCOMER, TEST, TRAIN, VALID
 from verfedgnn.evaluation.chance import ERROR, gain, holm, p_value
 from verfedgnn.evaluation.verdict import KNOWN, WORDS, judged_tables, narrow_lift, party_names
@@ -313,3 +315,35 @@ def test_spaces_are_read_or_refused() -> None:
     for wrong in ("lr=1:2", "training.lr", "training.lr=2:1", "training.lr=a:b"):
         with pytest.raises(vf.ConfigError):
             parse_space([wrong])
+
+
+def test_what_a_party_gains_without_a_partner_is_what_it_gains_in_a_federation_of_the_others(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    """The run keeps the table, and shows it in the terminal and in the report, with a picture."""
+    table = vf.read_ratings("synthetic", users=150, items=60, ratings=4_000)
+    parties = vf.split_items(table, by="category")
+    run = vf.train(parties, best(epochs=4, final=False), out=tmp_path / "run")
+    code, printed, _ = command("lift", tmp_path / "run", "--partners")
+    assert code == 0
+    assert "gain without" in printed
+    rows = json.loads((tmp_path / "run" / "metrics.json").read_text())["lift"]["partners"]
+    assert {(row["party"], row["partner"]) for row in rows} == {
+        (a.name, b.name) for a in parties for b in parties if a is not b
+    }
+    pair = vf.train(parties[1:], run.judged.config, parts=run.judged.parts[1:])
+    known = dict(judged_tables(pair.metrics["lift"]))[KNOWN]
+    alone = {row["name"]: row for row in known["parties"]}
+    for row in rows:
+        if row["partner"] == parties[0].name and (row["metric"], row["customers"]) == ("rmse", KNOWN):
+            assert row["without"]["federated"] == alone[row["party"]]["federated"]
+            assert row["with"]["federated"] != row["without"]["federated"]
+    assert command("report", tmp_path / "run")[0] == 0
+    report = (tmp_path / "run" / "report" / "report.md").read_text()
+    assert "Which partner is worth it" in report
+    assert (
+        "What joining gains without each partner" in (tmp_path / "run" / "report" / "report.html").read_text()
+    )
+    two = vf.train(parties[1:], best(epochs=2, final=False), out=tmp_path / "two")
+    assert len(two.parties) == 2
+    assert "three parties" in command("lift", tmp_path / "two", "--partners")[2]

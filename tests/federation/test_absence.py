@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import threading
 from dataclasses import replace
@@ -55,7 +56,7 @@ def test_after_the_deadline_the_others_finish_with_the_best_model(
     let_the_deadline_pass(clock)
     federated.end_without(gone, clock)
     metrics = json.loads((tmp_path / f"run-{SERVER}" / "metrics.json").read_text())
-    assert metrics["ended"] == f"{gone} stayed away for 600 s"
+    assert re.fullmatch(rf"{gone} absent from \d\d:\d\d, for more than 600 s", metrics["ended"])
     assert metrics["best_round"] == 3
     expected = local(small_parties, settings(epochs=3))
     for name in rest:
@@ -141,7 +142,7 @@ def test_a_training_without_a_validation_ends_with_the_reason_everywhere(
     gone, *rest = federated.parties
     for name in (SERVER, *rest):
         (error,) = federated.errors[name]
-        assert f"before the first validation: {gone} stayed away" in str(error)
+        assert f"before the first validation: {gone} absent from" in str(error)
 
 
 def test_lists_are_skipped_if_a_party_stays_away(
@@ -202,6 +203,23 @@ def test_too_few_common_users_are_refused_with_the_counts(
     wrong = vf.PartyData(first.name, replace(table, user_ids=ids))
     federated = keyed(tmp_path, [wrong, *rest], min_overlap=0.1)
     assert_all_end(federated, f"too few common users: {first.name} shares 3 of 120")
+
+
+def test_a_party_that_shares_nobody_learns_how_its_ids_differ_and_agreed_ids_mend_it(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    first, *rest = small_parties
+    padded = np.array([f"{user[0]}000{user[1:]}" for user in first.ratings.user_ids])
+    parties = [vf.PartyData(first.name, replace(first.ratings, user_ids=padded)), *rest]
+    refused = keyed(tmp_path / "as written", parties, min_overlap=0.1)
+    assert_all_end(refused, f"too few common users: {first.name} shares 0 of 120")
+    cause = str(refused.errors[first.name][0])
+    assert "have leading zeros or a .0" in cause
+    assert 'agree on ids = "number" in federation.toml' in cause
+    agreed = keyed(tmp_path / "agreed", parties, min_overlap=0.1, ids="number")
+    agreed.run()
+    assert not agreed.errors
+    assert all(run.parties[0].ratings.n_users == 120 for run in agreed.runs.values())
 
 
 def test_another_agreement_is_named_while_users_are_aligned(

@@ -73,7 +73,9 @@ def assert_both_same(federated: Trial, run: vf.Run) -> None:
         assert row["test"] == run.metrics["parties"][index]["test"]
         verdict = narrow_lift(run.metrics["lift"], name)
         verdict.pop("twins", None)  # which only one machine can find
-        assert party.metrics["lift"] == verdict
+        own = dict(party.metrics["lift"])
+        assert "A party cannot check that alone" in own.pop("twins")
+        assert own == verdict
 
 
 def in_training(config: vf.Config, kind: type, number: int, then: Callable[[], None]) -> Fault:
@@ -432,3 +434,25 @@ def test_a_party_stays_away_from_a_training_on_all_ratings(
         assert_same_model(run.models[0], judged.models[index])
         assert not (tmp_path / f"run-{name}" / "final").exists()
         vf.Run.load(tmp_path / f"run-{name}")
+
+
+def test_likes_without_ratings_train_lists_alone_if_the_members_agree(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    likes = [
+        vf.PartyData(p.name, replace(p.ratings, rating=np.full_like(p.ratings.rating, 5)))
+        for p in small_parties
+    ]
+    refused = trial(tmp_path / "ratings", likes, best())
+    refused.start("party-0").join(60)
+    assert "agree on lists alone, with `verfedgnn federation init --set model.biases=false`" in str(
+        refused.errors["party-0"][0]
+    )
+    config = best(**{"model.biases": False, "raters": 0})
+    federated = trial(tmp_path / "lists", likes, config)
+    federated.run()
+    assert_same(federated, local(likes, config))
+    metrics = federated.runs["party-0"].metrics
+    assert metrics["test"]["rmse"] is None
+    assert metrics["test"]["hitrate@20"] > 0
+    assert metrics["lift"].keys() & {"lists", "parties", "overall"} == {"lists"}

@@ -183,14 +183,6 @@ def test_installed_packages_offer_plugins(tmp_path: Path, monkeypatch: pytest.Mo
         vf.Config.preset("paper", model="lost")
 
 
-def test_a_preset_of_ones_own_has_a_section_for_a_plugin(tmp_path: Path) -> None:
-    vf.register(my_gnn.Sage)
-    file = tmp_path / "mine.toml"
-    file.write_text("[model]\ndim = 5\n[sage.model]\ndim = 9\n")
-    assert vf.Config.preset(str(file), model="sage").model.dim == 9
-    assert vf.Config.preset(str(file), model="gcn").model.dim == 5
-
-
 def use(file: Path, change: str = "") -> Path:
     """The example's GNN from a file of its own, with `change` at its end, as if this process had been started with it."""
     file.parent.mkdir(exist_ok=True)

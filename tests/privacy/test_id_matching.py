@@ -313,5 +313,5 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(id_matching, "import_module", missing)
-    with pytest.raises(vf.ConfigError, match=r"pip install 'verfedgnn\[psi\]'"):
+    with pytest.raises(vf.ConfigError, match=r"in a checkout: pip install '\.\[psi\]'"):
         CurveKey()

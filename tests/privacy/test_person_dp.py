@@ -82,6 +82,7 @@ SENT_BY_COORDINATOR = frozenset(
         "RoundStart",
         "Survivors",
         "Finish",
+        "MembersPage",
         "AlignStart",
         "UserRows",
     ]

@@ -274,7 +274,7 @@ def test_noise_that_all_parties_can_remove_promises_nothing(
     assert json.loads(command("runs", tmp_path, "--json")[1])[0]["epsilon"] is None
     assert command("report", folder)[0] == 0
     report = (folder / "report" / "report.md").read_text()
-    assert "none: all parties agreed" in report
+    assert "No release has a guarantee of differential privacy; all parties agreed" in report
     assert "epsilon" not in report
     ledger = ReleaseLedger(private(unprotected=["noise"]))
     ledger.release(1, [0, 1], {GRADIENT: np.zeros(3, np.int32)})

@@ -180,6 +180,7 @@ def test_test_ratings_that_the_partner_has_trained_on_are_left_out() -> None:
     assert said is not None
     assert said.startswith(f"{count} test and validation ratings left out")
     assert describe_twins(before) is None
+    assert "A party cannot check that alone" in str(describe_twins(after[:1]))
 
 
 def test_nothing_is_left_out_without_twins() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copytree, move
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -139,6 +140,11 @@ def test_weights_between_items_lead_to_items_of_the_run(
     """`forget` and `add_items` hand them to native code, which wrote wherever they led."""
     file = Path(copytree(trained, tmp_path / "run")) / "lists" / "model" / "party-0.safetensors"
     arrays = read_arrays(file)
+    users, items = len(arrays["users"]), len(arrays["items"])
+    arrays |= {"item_weights": np.zeros((items, items), np.float16), "item_rows": np.arange(items)}
+    arrays |= {"history_pointers": np.minimum(np.arange(users + 1), 1), "history": np.zeros(1, np.int64)}
+    write_arrays(file, arrays)
+    vf.Run.load(tmp_path / "run")
     arrays[name][-1] = value
     write_arrays(file, arrays)
     with pytest.raises(RunError, match="lead outside"):

@@ -315,7 +315,7 @@ def test_metrics_file_keeps_its_contract(small_parties: list[vf.PartyData], tmp_
     assert {"gradients", "neighbourhoods"} <= set(metrics["privacy"])
     assert [p["name"] for p in metrics["parties"]] == ["party-0", "party-1", "party-2"]
     assert metrics["rounds"] == 20
-    assert all(0.95 < p["test"]["rmse"] < 1.15 for p in metrics["parties"])
+    assert all(0.85 < p["test"]["rmse"] < 1.1 for p in metrics["parties"])
     assert sorted(os.listdir(tmp_path / "run")) == sorted(
         [
             ".lock",

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 import verfedgnn as vf
-from verfedgnn.core.pairs import upper_quarter
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import Ratings
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.serving.catalogue import Catalogue

@@ -85,6 +85,7 @@ def synth(
     ratings: Annotated[
         int | None, typer.Option(help="Number of ratings of each party. Default: 20 per user.")
     ] = None,
+    likes: Annotated[bool, typer.Option("--likes", help="Write what users chose, without ratings.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0)] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     output: Output = STANDARD,
@@ -103,7 +104,7 @@ def synth(
                     f"{out} exists already: choose another --out, or replace its tables with --overwrite"
                 )
             out.mkdir(parents=True, exist_ok=True)
-            files = write_tables(tables, out)
+            files = write_tables(tables, out, likes=likes)
         except OSError as error:
             raise DataError(
                 f"cannot write {out}: {error.strerror or error}; choose another --out, or free some disk space"
@@ -117,6 +118,8 @@ def synth(
         "ratings": sum(len(table) for table in tables),
     }
     share = f"{made['shared_users']:,} of the {made['users_per_party']:,} users of each are at all of them"
-    output.result(made, f"{out}: {parties} parties with {made['ratings']:,} ratings; {share}")
+    output.result(
+        made, f"{out}: {parties} parties with {made['ratings']:,} {'likes' if likes else 'ratings'}; {share}"
+    )
     sentence = "The tables are synthetic; check them as you would check your own."
     show_next(output, [sentence], ["data", "check", str(out)])

@@ -53,6 +53,12 @@ def init(
         Literal["keyed", "ecdh", "none"],
         typer.Option(help="How users are aligned: keyed, ecdh or none."),
     ] = "keyed",
+    ids: Annotated[
+        str,
+        typer.Option(
+            help="How all spell user ids: number (0016 and 16.0 become 16), lower, mail, or lower+number."
+        ),
+    ] = "",
     min_parties: Annotated[
         int,
         typer.Option(
@@ -84,6 +90,7 @@ def init(
         name=name or folder.resolve().name,
         address=address,
         alignment=alignment,
+        ids=ids,
         min_parties=min_parties,
         ratings_per_user=ratings_per_user,
     )
@@ -238,7 +245,7 @@ def show(
     facts = Table(show_header=False, title=Text(f"Federation {agreement.name}"), title_justify="left")
     for label, text in {
         "address": agreement.address,
-        "alignment": agreement.alignment,
+        "alignment": agreement.alignment + (f", ids spelled as {agreement.ids}" if agreement.ids else ""),
         "quorum": f"{agreement.quorum} of {len(agreement.parties)}",
         "configuration": about["configuration"],
         "agreement": short_fingerprint(about["digest"]),

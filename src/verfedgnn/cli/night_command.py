@@ -7,15 +7,17 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from threading import TIMEOUT_MAX, Timer
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +27,7 @@ from rich.table import Table
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.core.errors import ConfigError, Interrupted, NotPromoted, RunError
 from verfedgnn.core.files import check_file_name, make_folder, switch_link, writing
+from verfedgnn.federation.event_log import configure_log, event_text
 from verfedgnn.runs.nights import DONE, EXITS, HISTORY, Night, Word, read_nights
 
 CURRENT = "current"
@@ -40,25 +43,37 @@ def night(
             "`coordinator hub`, without --out and --after."
         ),
     ],
-    name: Annotated[
-        str | None, typer.Option(help="Name of the night; today's date in UTC by default.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the night; today's date by default.")] = None,
     keep: Annotated[
         int, typer.Option(help="Number of nights to keep; the served run and the best one stay, too.", min=1)
     ] = 14,
     tolerance: Annotated[float, typer.Option(help="Loss in per cent that `promote` accepts.", min=0)] = 0.5,
+    give_up: Annotated[
+        float,
+        typer.Option(
+            help="Hours after its start at which a night that is not over is given up; the same at all members.",
+            min=0,
+        ),
+    ] = 20,
+    textfile: Annotated[
+        Path | None, typer.Option(help="Also write the last night as metrics for Prometheus (node_exporter).")
+    ] = None,
     output: Output = STANDARD,
 ) -> None:
     """Train tonight's run, judge it, promote it unless it is worse, remove old nights, and record the result.
 
-    Start it again after a stop: it goes on where it was, and a finished night is not repeated. Exit codes: 0 promoted (or trained, for a
-    coordinator), 5 kept, 6 nothing new, 4 stopped, 75 another night is running, anything else failed. `nights` shows the history.
+    Start it again after a stop or a failure: it goes on where it was, and a night that is over is not repeated. Exit codes: 0 promoted (or
+    trained, for a coordinator), 5 kept, 6 nothing new, 4 stopped, 1 failed, 7 given up, 75 another night is running. `nights` shows the
+    history.
     """
     if not command or command[0] not in ("train", "party", "coordinator"):
         raise ConfigError("after --, name the training: train, party or coordinator, with its options")
     for option in ("--out", "--after", "--resume", "--overwrite"):
         if option in command:
             raise ConfigError(f"leave {option} out of the training: `night` sets it")
+    if "--log=json" in command or ("--log", "json") in pairwise(command):
+        configure_log(as_json=True, level="info")
+        output = replace(output, as_json=True)
     with writing(folder):
         make_folder(folder)
     with _alone(folder):
@@ -68,17 +83,26 @@ def night(
                 "begin anew"
             )
         try:
-            tonight = check_file_name(name or datetime.now(UTC).strftime("%Y-%m-%d"))
+            tonight = check_file_name(name or time.strftime("%Y-%m-%d"))
         except ValueError:
             raise ConfigError(
                 "--name is that of a folder in it; use letters, digits, '.', '-' and '_'"
             ) from None
         before = read_nights(folder)
-        open_night = _find_unfinished(folder, before) or tonight
-        done = next((each for each in before if each.night == open_night and each.result in DONE), None)
-        result = done or _run_night(folder, open_night, command, before, tolerance, quiet=output.quiet)
-        if done is None:
-            _record(folder, result)
+        begun = Night(
+            tonight, "begun", "", datetime.now(UTC).isoformat(timespec="seconds"), 0.0, _hash_files(command)
+        )
+        if before and before[-1].result not in DONE:
+            if datetime.now(UTC) < before[-1].due(give_up):
+                begun = replace(before[-1], result="begun")
+            else:
+                before[-1] = replace(before[-1], result="given up")
+                _record(folder, before[-1], textfile)
+        result = next((each for each in before if each.night == begun.night and each.result in DONE), None)
+        if result is None:
+            _record(folder, begun, textfile)
+            result = _run_night(folder, begun, command, before, tolerance, give_up, quiet=output.quiet)
+            _record(folder, result, textfile)
             _prune(folder, keep)
     reason = f": {result.reason}" if result.reason else ""
     output.result(asdict(result), f"{result.night} {result.result}{reason}")
@@ -88,62 +112,51 @@ def night(
 
 def nights(
     folder: Annotated[Path, typer.Argument(help="Folder of the nights.")],
-    textfile: Annotated[
-        Path | None, typer.Option(help="Also write the last night as metrics for Prometheus (node_exporter).")
-    ] = None,
     output: Output = STANDARD,
 ) -> None:
-    """Show the history of the nights: promoted, kept, nothing new, stopped or failed, with the reason."""
+    """Show the history of the nights: promoted, kept, nothing new, stopped, failed or given up, with the reason."""
     if not folder.is_dir():
         raise RunError(f"{folder} is no folder; name the one in which `verfedgnn night` keeps its runs")
     history = read_nights(folder)
     table = Table("night", "result", "took", "MB", "reason", box=None)
-    sizes = [
-        sum(file.stat().st_size for file in (folder / each.night).rglob("*") if file.is_file())
-        for each in history
-    ]
-    for each, size in zip(history, sizes, strict=True):
-        table.add_row(
-            each.night,
-            each.result,
-            f"{each.seconds:.0f} s",
-            f"{size / 1e6:.1f}" if size else "–",
-            escape(each.reason),
-        )
-    if textfile is not None:
-        _write_metrics(textfile, history)
-    about = [asdict(each) | {"bytes": size} for each, size in zip(history, sizes, strict=True)]
+    about = []
+    for each in history:
+        size = sum(file.stat().st_size for file in (folder / each.night).rglob("*") if file.is_file())
+        megabytes = f"{size / 1e6:.1f}" if size else "–"
+        table.add_row(each.night, each.result, f"{each.seconds:.0f} s", megabytes, escape(each.reason))
+        about.append(asdict(each) | {"bytes": size})
     output.result(about, table if history else f"no nights in {folder}")
 
 
 def _run_night(
     folder: Path,
-    name: str,
+    begun: Night,
     command: Sequence[str],
     before: Sequence[Night],
     tolerance: float,
+    give_up: float,
     *,
     quiet: bool,
 ) -> Night:
     """Train, judge and promote; return what happened."""
-    place, current = folder / name, folder / CURRENT
-    started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    data = _hash_files(command)
+    place, current = folder / begun.night, folder / CURRENT
+    began, due = time.monotonic(), begun.due(give_up)
 
     def end(result: Word, reason: str = "") -> Night:
-        return Night(name, result, reason, started, round(time.monotonic() - began, 1), data)
+        return replace(begun, result=result, reason=reason, seconds=round(time.monotonic() - began, 1))
 
     last = next((each for each in reversed(before) if each.result in ("promoted", "kept")), None)
-    if data and last is not None and last.data == data and not place.exists():
+    if command[0] == "train" and last is not None and last.data == begun.data and not place.exists():
         return end("nothing new", f"the files are those of {last.night}")
-    if not (place / "metrics.json").is_file():
-        code, error = _train(command, place, current, quiet=quiet)
-        if code == Interrupted.exit_code:
-            return end("stopped", error)
+    if command[0] == "coordinator" or not (place / "metrics.json").is_file():
+        left = (due - datetime.now(UTC)).total_seconds()
+        code, error = _train(command, place, current, quiet=quiet, seconds=left)
         if code:
-            return end("failed", error)
+            stop, late = code == Interrupted.exit_code, datetime.now(UTC) >= due
+            word: Word = "given up" if late else "stopped" if stop else "failed"
+            return end(word, _explain(place, "not over in time" if late and stop else error))
     if command[0] == "coordinator":
-        return end("trained")
+        return end("trained", json.loads((place / "metrics.json").read_text("utf-8")).get("ended", ""))
     if not current.exists():
         switch_link(current, place)
         return end("promoted", "the first night")
@@ -151,20 +164,29 @@ def _run_night(
         return end("promoted")
     options = ["--over", str(current), "--link", str(current), "--tolerance", str(tolerance)]
     code, error = _call(["promote", str(place), *options], quiet=quiet)
-    results: dict[int, Word] = {0: "promoted", NotPromoted.exit_code: "kept"}
+    results: dict[int, Word] = {
+        0: "promoted",
+        NotPromoted.exit_code: "kept",
+        Interrupted.exit_code: "stopped",
+    }
     return end(results.get(code, "failed"), error if code else "")
 
 
-def _find_unfinished(folder: Path, history: Sequence[Night]) -> str | None:
-    """Return the night that was stopped or killed; one that failed is not tried again."""
-    over = {each.night for each in history if each.result != "stopped"}
-    begun = (place.parent for place in folder.glob("*/config.toml") if not place.parent.is_symlink())
-    names = [place.name for place in begun if not (place / "metrics.json").is_file()]
-    return max((name for name in names if name not in over), default=None)
+def _explain(place: Path, error: str) -> str:
+    """Return why a training ended: for whom it waited, as its status says, and what it said last."""
+    try:
+        status = json.loads((place / "status.json").read_text("utf-8"))
+        since = time.strftime("%H:%M", time.localtime(float(status["waits_since"])))
+        names = ["the coordinator" if name == "server" else name for name in status["waits_for"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return error
+    return f"{', '.join(names)} absent from {since}: {error}"
 
 
-def _train(command: Sequence[str], place: Path, current: Path, *, quiet: bool) -> tuple[int, str]:
-    """Train tonight, or resume a training that was begun; return the exit code and the last line of the errors.
+def _train(
+    command: Sequence[str], place: Path, current: Path, *, quiet: bool, seconds: float
+) -> tuple[int, str]:
+    """Train tonight, or resume a training that was begun; return the exit code and what was said last. Stop it after `seconds`.
 
     A training on one machine that was killed too early to be resumed begins again.
     """
@@ -172,30 +194,62 @@ def _train(command: Sequence[str], place: Path, current: Path, *, quiet: bool) -
     whole = [*command, "--out", str(place), *after]
     if command[0] == "train" and place.exists():
         if (place / "config.toml").is_file():
-            code, error = _call(["train", "--resume", str(place)], quiet=quiet)
+            code, error = _call(["train", "--resume", str(place)], quiet=quiet, seconds=seconds)
             if code in (0, Interrupted.exit_code):
                 return code, error
             whole.append("--overwrite")
         else:
             shutil.rmtree(place)
-    return _call(whole, quiet=quiet)
+    return _call(whole, quiet=quiet, seconds=seconds)
 
 
-def _call(words: Sequence[str], *, quiet: bool) -> tuple[int, str]:
-    """Run a command of this program; return its exit code and the last line of its errors."""
+def _call(words: Sequence[str], *, quiet: bool, seconds: float = TIMEOUT_MAX) -> tuple[int, str]:
+    """Run a command of this program; return its exit code and what it said last.
+
+    It gets the signals of this process, and is told to stop after `seconds`.
+    """
     words = [sys.executable, "-m", "verfedgnn", *words]
-    last = ""
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as called:
+    last, stopped = "", False
+    # The group is its own, so that Ctrl-C reaches it once. It inherits the lock: it is a night at work, too, if this process is killed.
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        close_fds=False,
+        process_group=0,
+    ) as called:
         assert called.stderr is not None
+
+        def forward(number: int, _: object) -> None:
+            nonlocal stopped
+            stopped = True
+            called.send_signal(number)
+
+        before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+        timer = Timer(seconds, called.terminate)
+        timer.start()
         try:
             for line in called.stderr:
-                last = line.strip() or last
+                last = _read_reason(line.decode(errors="replace")) or last
                 if not quiet:
-                    sys.stderr.write(line)
-            return called.wait(), last
-        except KeyboardInterrupt:
-            called.wait()  # the signal reached it, too: it writes a checkpoint
-            return Interrupted.exit_code, "stopped"
+                    with suppress(OSError):
+                        os.write(2, line)  # as it is: standard error may turn lines into JSON
+            code = called.wait()
+        finally:
+            timer.cancel()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return (Interrupted.exit_code, "by a signal") if stopped and code else (code, last)
+
+
+def _read_reason(line: str) -> str:
+    """Return what a line of a log says, in JSON or not; "" for the command that it proposes."""
+    if line.startswith("{"):
+        about = json.loads(line)
+        fields = {key: value for key, value in about.items() if key not in ("time", "level", "event")}
+        line = event_text(about["event"].strip().rpartition("\n")[2], fields)
+    return "" if line.startswith("next: ") else line.strip().removeprefix("error: ")
 
 
 def _hash_files(command: Sequence[str]) -> str:
@@ -214,17 +268,20 @@ def _hash_files(command: Sequence[str]) -> str:
     return digest.hexdigest() if found else ""
 
 
-def _record(folder: Path, result: Night) -> None:
+def _record(folder: Path, result: Night, textfile: Path | None) -> None:
+    """Append a line to the history, and write the metrics of the last night."""
     with writing(folder):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         with open(os.open(folder / HISTORY, flags, 0o600), "a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(result)) + "\n")
             file.flush()
             os.fsync(file.fileno())
+    if textfile is not None:
+        _write_metrics(textfile, read_nights(folder))
 
 
 def _prune(folder: Path, keep: int) -> None:
-    """Remove the oldest finished nights, but not the served run, the best ones that were promoted, or an unfinished one."""
+    """Remove the oldest nights that are over, but not the served run and the best ones that were promoted."""
     from verfedgnn.evaluation.promotion import read_best
 
     current = folder / CURRENT
@@ -240,13 +297,14 @@ def _prune(folder: Path, keep: int) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Let one night run at a time in a folder; the lock ends with the process."""
+    """Let one night run at a time in a folder; the lock ends with the process and the training that it has started."""
     handle = os.open(folder / ".nights.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    os.set_inheritable(handle, True)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            typer.echo(f"another night is running in {folder}", err=True)
+            print(f"another night is running in {folder}", file=sys.stderr)
             raise typer.Exit(75) from None
         yield
     finally:
@@ -260,7 +318,7 @@ def _write_metrics(path: Path, history: Sequence[Night]) -> None:
     for each in reversed(history):
         if each.result in ("promoted", "trained"):
             break
-        idle += 1
+        idle += each.result != "begun"
     started = datetime.fromisoformat(last["started"]).timestamp() if last else 0.0
     lines = [f'verfedgnn_night_result{{result="{word}"}} {int(last.get("result") == word)}' for word in EXITS]
     lines += [
@@ -271,4 +329,5 @@ def _write_metrics(path: Path, history: Sequence[Night]) -> None:
     with writing(path):
         part = path.with_suffix(".part")
         part.write_text("\n".join(lines) + "\n", "utf-8")
+        part.chmod(0o644)  # node_exporter is another user
         part.replace(path)

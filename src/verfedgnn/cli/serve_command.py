@@ -87,7 +87,7 @@ def serve(
         from verfedgnn.serving.server import serve as serve_run
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"serving needs {error.name}, which is not installed. Run: pip install 'verfedgnn[serve]'"
+            f"serving needs {error.name}, which is not installed; run in a checkout: pip install '.[serve]'"
         ) from None
     keys = read_keys(api_key_file)
     if not keys and not is_loopback(host.strip("[]")):

@@ -167,7 +167,7 @@ _READING: dict[str, Any] = {
     ),
     "events": typer.Option(
         metavar="WEIGHTS",
-        help="Read rows as events without ratings. Gives the weight of each kind (5: one event is a like), as view=1,purchase=5, or one number.",
+        help="Weigh the kinds of events, as view=1,purchase=5 (5: one event is a like). Without ratings and this option, each row is a like.",
         rich_help_panel=DATA,
     ),
     "read": typer.Option(

@@ -174,7 +174,6 @@ class TrainRequest(Request):
     def run(self, parties: list[PartyData], config: Config) -> Run:
         """Train, or go on with a training, and compute what else was asked for."""
         from verfedgnn.runs.prepared_data import choose_config
-        from verfedgnn.training.cost_forecast import forecast
         from verfedgnn.training.train import resume, train, train_final
 
         with (
@@ -188,15 +187,8 @@ class TrainRequest(Request):
             elif self.final is not None:
                 run = train_final(self.final, **options)
             else:
-                expected = None
-                if not self.output.quiet:
-                    with self.output.busy("estimating time and bytes"):
-                        expected = forecast(parties, config, device=self.device)
                 config = choose_config(parties, config)
-                names = [party.name for party in parties]
-                progress.plan = TrainingPlan.of(names, config, expected)
-                if expected is not None:
-                    self.output.remark(progress.plan.describe_cost(config, len(parties)))
+                progress.plan = TrainingPlan.of([party.name for party in parties], config)
                 run = train(
                     parties, config, out=self.out, overwrite=self.overwrite, after=self.after, **options
                 )
@@ -264,7 +256,7 @@ def _introduce(parties: list[PartyData], output: Output) -> None:
     counts = {
         "user": tables[0].n_users,
         "item": sum(t.n_items for t in tables),
-        "rating": sum(map(len, tables)),
+        "like" if all(t.likes == len(t) for t in tables) else "rating": sum(map(len, tables)),
     }
     texts = [f"{len(parties)} {'party' if len(parties) == 1 else 'parties'}"]
     output.remark(", ".join([*texts, *(format_count(count, what) for what, count in counts.items())]))
@@ -272,6 +264,8 @@ def _introduce(parties: list[PartyData], output: Output) -> None:
         output.remark(
             "  rating scales differ between parties; errors are on each party's own scale", style="dim"
         )
+    for name in (p.name for p in parties if not p.ratings.likes):
+        output.warn(f"{name} has no like, a rating in the upper quarter of its scale: no lists are trained")
     for note in dict.fromkeys(f"{p.name}: {note}" for p in parties for note in p.ratings.notes):
         output.remark(f"  {note}", style="dim")
 

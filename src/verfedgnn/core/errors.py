@@ -27,17 +27,15 @@ class MissingColumns(DataError):
     """A table without the columns that are needed, or without those that were named."""
 
     def __init__(
-        self, what: str, columns: Mapping[str, str], advice: str = "", *, only_ratings: bool = False
+        self, what: str, columns: Mapping[str, str], advice: str = "", *, likes: str | None = None
     ) -> None:
-        self.only_ratings = only_ratings
-        """Whether the table has everything but ratings, and no column that could hold them or kinds of events."""
+        self.likes = likes
+        """What to note where every row counts as a like; None if something else lacks, or a column could hold ratings."""
         naming = option("columns", columns)
         guessed = UNKNOWN_COLUMN not in columns.values()
         many = list(columns.values()).count(UNKNOWN_COLUMN) > 1
-        ask = (
-            f"did you mean {naming}?" if guessed else f"name {'them' if many else 'it'} with {naming}{advice}"
-        )
-        super().__init__(f"{what}; {ask}")
+        ask = f"did you mean {naming}?" if guessed else f"name {'them' if many else 'it'} with {naming}"
+        super().__init__(f"{what}; {ask}{advice}")
         self.flags: tuple[str, ...] = (naming.removeprefix("--columns "),) if guessed else ()
         """Values of `--columns` that mend the error; none if a column could not be guessed."""
 

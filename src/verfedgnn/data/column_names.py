@@ -74,17 +74,18 @@ def match_columns(
     lack = f"no column for {', '.join(missing)}"
     if absent:
         lack = f"{option('columns')} names {', '.join(absent)}, which does not exist"
-    only_ratings = missing == ["rating"] and not absent
-    if missing == ["rating"]:
-        weights = option("events", {"view": 1, "purchase": 5})
-        advice += (
-            f"; if each row is an event such as a view, give weights with {weights} or {option('events', 1)}"
-        )
-        only_ratings &= not {"rating", "event"} & {*guesses, *names, *_guess(["event"], left)}
+    likes = None
+    advice = "" if UNKNOWN_COLUMN not in named.values() else advice
+    if missing == ["rating"] and not absent:
+        advice = f" Without ratings, count every row as a like: {option('events', 5)}"
+        if "rating" not in guesses:
+            kinds = "event" in names or _guess(["event"], left)
+            weights = (
+                f"; weigh its kinds with {option('events', {'view': 1, 'purchase': 5})}" if kinds else ""
+            )
+            likes = f"no column of ratings, so every row is a like{weights}"
     shown = ", ".join(column[:30] for column in there[:12]) + (", ..." if len(there) > 12 else "")
-    raise MissingColumns(
-        f"{source}: {lack}; its columns are: {shown}", named, advice, only_ratings=only_ratings
-    )
+    raise MissingColumns(f"{source}: {lack}; its columns are: {shown}", named, advice, likes=likes)
 
 
 def _guess(roles: Sequence[str], left: Sequence[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from verfedgnn.core.option_names import option, worded
 from verfedgnn.data.ids import TEXT, find_stranger, to_numpy
 from verfedgnn.data.rating_checks import SHOWN, DataProblem, RowReport
 from verfedgnn.data.rating_reader import read_ratings
-from verfedgnn.data.ratings import Mask, count_rows, format_count
+from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
 from verfedgnn.data.text_files import TextTable
 from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time
 
@@ -34,8 +34,6 @@ FEWEST_USERS = 20
 PARTIES = 10
 """Parties among which `train` divides the items of one source by default."""
 _VALUES = 11
-Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[np.int64] | None]
-"""Codes of users and items, ratings and times."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,8 @@ class Distribution:
     lowest: float
     highest: float
     mean: float
+    likes: int
+    """Number of ratings in the upper quarter of the scale."""
     values: tuple[tuple[str, int], ...]
     """Count of each rating, or of ten equal bins if there are many different ratings."""
     first: str | None
@@ -126,10 +126,9 @@ def check_source(name: str, source: Any, **options: Any) -> CheckedSource:
         problem = DataProblem("unreadable", str(error), "", 1, fatal=True)
         flags = error.flags if isinstance(error, MissingColumns) else ()
         return CheckedSource(name, shown, "row", (problem,), (), None, nobody, nobody, columns=flags)
-    columns = (ratings.user, ratings.item, ratings.rating, ratings.time)
     users, items = pa.array(ratings.user_ids, TEXT), pa.array(ratings.item_ids, TEXT)
     counts = np.bincount(ratings.user, minlength=len(users))
-    problems = [*report.problems, *_find_warnings(columns, report.rows)]
+    problems = [*report.problems, *_find_warnings(ratings, report.rows)]
     unit = "row"
     if report.table is not None:
         unit, text = report.table.unit, report.table.text
@@ -147,7 +146,7 @@ def check_source(name: str, source: Any, **options: Any) -> CheckedSource:
         problems.append(
             DataProblem("catalogue", said, f"declare a larger {option('catalogue')}", 1, fatal=True)
         )
-    shape = describe_ratings(columns)
+    shape = describe_ratings(ratings)
     return CheckedSource(name, shown, unit, tuple(problems), ratings.notes, shape, users, items, counts)
 
 
@@ -160,12 +159,12 @@ def _describe_broken(text: TextTable, broken: Sequence[int]) -> DataProblem:
     )
 
 
-def describe_ratings(columns: Columns) -> Distribution | None:
+def describe_ratings(table: Ratings) -> Distribution | None:
     """Describe ratings; return None if there are none.
 
     Times before 1990 or in the future are probably mistakes. They are left out unless all times are like that.
     """
-    user, item, rating, time = columns
+    user, item, rating, time = table.user, table.item, table.rating, table.time
     if not len(rating):
         return None
     first = last = None
@@ -180,7 +179,8 @@ def describe_ratings(columns: Columns) -> Distribution | None:
         labels = [f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges)]
     sizes = (len(rating), len(np.unique(user)), len(np.unique(item)))
     figures = (float(rating.min()), float(rating.max()), float(rating.mean(dtype=np.float64)))
-    return Distribution(*sizes, *figures, tuple(zip(labels, counts.tolist(), strict=True)), first, last)
+    values = tuple(zip(labels, counts.tolist(), strict=True))
+    return Distribution(*sizes, *figures, table.likes, values, first, last)
 
 
 def measure_overlap(sources: Sequence[CheckedSource]) -> UserOverlap:
@@ -217,9 +217,9 @@ def _number_users(ids: Sequence[pa.Array]) -> list[NDArray[np.int64]]:
     return np.split(union.astype(np.int64), np.cumsum([len(users) for users in ids])[:-1])
 
 
-def _find_warnings(columns: Columns, row_of: NDArray[np.int64] | None) -> list[DataProblem]:
+def _find_warnings(table: Ratings, row_of: NDArray[np.int64] | None) -> list[DataProblem]:
     """Find problems of usable ratings that are likely to be mistakes or to reduce accuracy."""
-    user, _, rating, time = columns
+    user, rating, time = table.user, table.rating, table.time
     if not len(rating):
         return []
     warnings = []
@@ -231,10 +231,9 @@ def _find_warnings(columns: Columns, row_of: NDArray[np.int64] | None) -> list[D
             warnings.append(DataProblem(kind, count_rows(count, what), remedy, count, places))
 
     low, high = float(rating.min()), float(rating.max())
-    if low == high and len(rating) > 1:
-        text = f"all ratings are {low:g}, so only lists can be trained"
-        remedy = f"if they are events of several kinds, weigh them with {option('events')}"
-        warnings.append(DataProblem("all-equal", text, remedy, len(rating)))
+    if table.scale[0] == table.scale[1] and len(rating) > 1:
+        text = f"all ratings are {low:g}, so each is a like and only lists are trained"
+        warnings.append(DataProblem("all-equal", text, "", len(rating)))
     elif low == 0 < high and float(rating[rating > 0].min()) >= 1:
         what = "have the rating 0, where the others begin at 1 or more"
         warn("zeros", rating == 0, what, "if 0 means 'not rated', remove them")
@@ -274,6 +273,11 @@ def foresee_training(sources: Sequence[CheckedSource], overlap: UserOverlap | No
                 "training runs, but its figures say nothing about other users",
             )
             warnings.append(f"{name} has {had}: {what}; add users")
+        if not shape.likes:
+            remedy = f"declare its scale with {option('scale', (1, 5))} if it is wider than its ratings"
+            warnings.append(
+                f"{name} has no like, a rating in the upper quarter of its scale: no lists are trained; {remedy}"
+            )
     parties = fitting_parties(sources)
     if parties is not None:
         _, shape = shapes[0]
@@ -333,7 +337,7 @@ def conclude(
         reason = f"{small[0]} has fewer than {FEWEST_RATINGS} ratings"
         text = f"A training may refuse this, because {reason}. Add ratings, then check again."
     elif lists_only(sources):
-        text = "A source has equal ratings only, so there are no ratings to predict; training learns lists from them."
+        text = "A source has likes and no ratings, so no stars are predicted: training learns lists, from the likes of all."
     elif overlap is None:
         text = worded(
             f"One source: `train` divides its items at random among parties ({parties} here), which simulates a federation. "
@@ -351,8 +355,8 @@ def conclude(
 
 
 def lists_only(sources: Sequence[CheckedSource]) -> bool:
-    """Return whether all ratings of a source are equal, so that only lists can be learnt from it."""
-    return any(source.shape is not None and source.shape.lowest == source.shape.highest for source in sources)
+    """Return whether all ratings of a source are likes, so that only lists are trained."""
+    return any(source.shape is not None and source.shape.likes == source.shape.ratings for source in sources)
 
 
 def _foresee_federation(sources: Sequence[CheckedSource], overlap: UserOverlap) -> list[str]:

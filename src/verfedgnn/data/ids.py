@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from decimal import Decimal
+from itertools import combinations
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -221,24 +222,50 @@ def find_positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:
 
 
 def _as_number(text: str) -> str:
-    return re.sub(r"\.0+$", "", text).lstrip("0") or "0" if re.fullmatch(r"[0-9]+(\.0+)?", text) else text
+    return re.sub(r"^(\D*)0*([0-9]+)(\.0+)?$", r"\1\2", text)
 
 
 SPELLINGS: dict[str, tuple[str, Callable[[str], str]]] = {
-    "number": ("leading zeros or a .0", _as_number),
-    "lower": ("capitals or spaces", lambda text: "".join(text.casefold().split())),
     "mail": ("the domains of mail addresses", lambda text: text.casefold().partition("@")[0].strip()),
+    "lower": ("capitals or spaces", lambda text: "".join(text.casefold().split())),
+    "number": ("leading zeros or a .0", _as_number),
 }
-"""Ways to spell user ids alike: in what the ids differ, and the rule."""
+"""Ways to spell user ids alike, in the order in which several apply: in what the ids differ, and the rule."""
+WAYS = ["+".join(ways) for count in (1, 2, 3) for ways in combinations(SPELLINGS, count)]
 FEWEST_SHARED = 0.02
 """Smallest share of a party's users, or of the others' if they are fewer, who are at another party."""
 
 
 def spell(ids: StrArray, way: str) -> StrArray:
-    """Return ids spelled in one of the `SPELLINGS`; other ids stay as they are."""
-    if way not in SPELLINGS:
-        raise DataError(f"{option('ids', way)} is no spelling of ids; use {', '.join(SPELLINGS)}")
-    return np.array([SPELLINGS[way][1](text) for text in ids.tolist()], np.str_)
+    """Return ids spelled in one of the `WAYS`, such as "number" or "lower+number"; other ids stay as they are."""
+    ways = way.split("+")
+    if not {*ways} <= SPELLINGS.keys():
+        raise DataError(
+            f"{option('ids', way)} is no spelling of ids; use {', '.join(SPELLINGS)}, or several as lower+number"
+        )
+    texts = ids.tolist()
+    for name in (name for name in SPELLINGS if name in ways):
+        texts = map(SPELLINGS[name][1], texts)
+    return np.array([*texts], np.str_)
+
+
+def _differences(way: str) -> str:
+    return " and ".join(SPELLINGS[name][0] for name in way.split("+"))
+
+
+def suspect_spelling(ids: StrArray) -> str:
+    """Say how most of these ids could be spelled in another way, as others may do; "" if they could not.
+
+    Capitals and spaces do not matter where users are aligned.
+    """
+    plain = spell(ids, "lower")
+    ways = [way for way in SPELLINGS if 2 * (spell(plain, way) != plain).sum() > len(ids)]
+    return (
+        f"Most user ids here have {_differences('+'.join(ways))}; if others write them in another way, agree on "
+        f'ids = "{"+".join(ways)}" in federation.toml'
+        if ways
+        else ""
+    )
 
 
 def find_stranger(users: Mapping[str, StrArray]) -> str | None:
@@ -251,12 +278,12 @@ def find_stranger(users: Mapping[str, StrArray]) -> str | None:
         if len(users) == 1 or shared >= max(1, FEWEST_SHARED * min(len(own), others)):
             continue
         elsewhere = np.concatenate([ids for other, ids in users.items() if other != name])
-        found = {way: len(np.intersect1d(spell(own, way), spell(elsewhere, way))) for way in SPELLINGS}
+        found = {way: len(np.intersect1d(spell(own, way), spell(elsewhere, way))) for way in WAYS}
         best = max(found, key=lambda way: found[way])
         start = f"{name} shares {shared:,} of its {len(own):,} users with the others"
         if found[best] > 2 * shared + FEWEST_SHARED * len(own):
             return (
-                f"{start}, but {found[best]:,} if ids differ only in {SPELLINGS[best][0]}: read all sources with "
+                f"{start}, but {found[best]:,} if ids differ only in {_differences(best)}: read all sources with "
                 f"{option('ids', best)}"
             )
         return f"{start}: spell user ids in the same way in all sources, or leave {name} out"

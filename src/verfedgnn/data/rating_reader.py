@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data.column_names import RATING_ROLES
 from verfedgnn.data.ids import TEXT, number_ids, order_ids, spell
 from verfedgnn.data.publishers import find_layout
@@ -165,16 +166,16 @@ def read_table(
 ) -> Ratings:
     """Read ratings from one file, or from a table in memory called `name`; `opening` holds the options of `open_table`.
 
-    With `events`, each row is an event; in a table with nothing like a rating, each row is a like. By default, a repeated
+    With `events`, each row is an event; in a table without ratings, each row is a like. By default, a repeated
     (user, item) pair (except in .inter files) and a row without a user, an item or a rating are errors.
     """
     about = "" if events is None else option("events", events)
     try:
         table = open_table(source, name, **opening, required=required_columns(events))
     except MissingColumns as error:
-        if events is not None or not error.only_ratings:
+        if events is not None or error.likes is None:
             raise
-        events, about = FULL, "no column of ratings, so every row is a like"
+        events, about = FULL, error.likes
         table = open_table(source, name, **opening, required=required_columns(events))
     rows = read_rows(table, None if report is None else report.broken)
     if report is not None:
@@ -298,13 +299,21 @@ def rate_events(
         np.maximum.at(newest, pair, time)
         without = int((newest == NO_TIME).sum())
         time, notes = (None, (*notes, note_missing_times(without))) if without else (newest, notes)
-    events_here, ratings_here = format_count(len(table), "event"), format_count(len(first), "rating")
+    rating = rate_strength(strength, scale).astype(np.float32)
+    likes = rating >= upper_quarter(scale)
+    if not isinstance(events, Mapping) and len(rating) and not likes.any():
+        raise DataError(
+            f"{name}: with {about} no item reaches a like, which takes a weight of {FULL:g}, and lists need likes; give {FULL:g}, "
+            f"or leave {option('events')} out: then every row is a like"
+        )
+    events_here = format_count(len(table), "event")
+    ratings_here = format_count(len(first), "like" if likes.all() else "rating")
     ignored = len(weights) - len(used)
     left = f", {format_count(ignored, 'event')} left out" if ignored else ""
     became = f"{events_here} became {ratings_here} ({about}){left}"
     return replace(
         table.take(first),
-        rating=rate_strength(strength, scale).astype(np.float32),
+        rating=rating,
         time=time,
         scale=scale,
         scale_declared=True,

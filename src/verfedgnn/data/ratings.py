@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data.ids import StrArray, find_positions, sort_ids
 
 Mask = NDArray[np.bool_]
@@ -63,11 +64,17 @@ class Ratings:
         """Number of items, with or without ratings."""
         return len(self.item_ids)
 
+    @property
+    def likes(self) -> int:
+        """Number of ratings in the upper quarter of the scale; if all are, as in data without ratings, only lists are trained."""
+        return int((self.rating >= upper_quarter(self.scale)).sum())
+
     def summary(self) -> str:
         """Summarise the table in one line: its ratings, the users who have one, and its items."""
         low, high = self.scale
         people = f"{len(np.unique(self.user)):,} users on {self.n_items:,} items"
-        return f"{self.name}: {len(self):,} ratings ({low:g} to {high:g}) by {people}"
+        what = "likes" if self.likes == len(self) else f"ratings ({low:g} to {high:g})"
+        return f"{self.name}: {len(self):,} {what} by {people}"
 
     def __repr__(self) -> str:
         return f"<Ratings {self.summary()}>"

@@ -204,14 +204,15 @@ def synthetic_tables(
     return tables
 
 
-def write_tables(tables: Sequence[Ratings], folder: Path) -> list[Path]:
-    """Write each generated table to a Parquet file of its name in `folder`, and return the files."""
+def write_tables(tables: Sequence[Ratings], folder: Path, *, likes: bool = False) -> list[Path]:
+    """Write each generated table to a Parquet file of its name in `folder`, with `likes` without ratings; return the files."""
     files = [folder / f"{table.name}.parquet" for table in tables]
     for file, table in zip(files, tables, strict=True):
         assert table.titles is not None
         user, item, title = table.user_ids[table.user], table.item_ids[table.item], table.titles[table.item]
         texts = {"user": user.tolist(), "item": item.tolist(), "title": title.tolist()}
-        pq.write_table(pa.table(texts | {"rating": table.rating, "time": table.time}), file)
+        rating = {} if likes else {"rating": table.rating}
+        pq.write_table(pa.table(texts | rating | {"time": table.time}), file)
     return files
 
 

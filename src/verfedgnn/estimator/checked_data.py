@@ -139,16 +139,18 @@ def _show_source(console: Console, found: CheckedSource) -> None:
     shape = found.shape
     console.print(f"[bold]{escape(found.name)}[/]  [dim]{escape(found.source)}[/]", soft_wrap=True)
     if shape is not None:
-        ratings, users = format_count(shape.ratings, "rating"), format_count(shape.users, "user")
+        likes = shape.likes == shape.ratings
+        ratings = format_count(shape.ratings, "like" if likes else "rating")
+        users = format_count(shape.users, "user")
         counts = f"{ratings} by {users} on {format_count(shape.items, 'item')}"
         span = f", {shape.first} to {shape.last}" if shape.first else ""
-        spread = f"{shape.lowest:g} to {shape.highest:g}, mean {shape.mean:.2f}"
-        console.print(f"  {counts}, {spread}{span}", soft_wrap=True)
+        spread = "" if likes else f", {shape.lowest:g} to {shape.highest:g}, mean {shape.mean:.2f}"
+        console.print(f"  {counts}{spread}{span}", soft_wrap=True)
     for problem in found.problems:
         _say(console, "error" if problem.fatal else "warning", _sentence(problem, found.unit))
     for note in found.notes:
         _say(console, "note", note)
-    if shape is not None:
+    if shape is not None and not likes:
         table = _plain_table("ratings", show_header=False)
         table.add_column(justify="right")
         table.add_column()

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.core.metrics import rank_each
-from verfedgnn.core.pairs import upper_quarter
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.evaluation.chance import Floats, gain, holm, measure
 from verfedgnn.evaluation.verdict import choose_word, describe_lift, is_judged, judged_tables
 from verfedgnn.runs.party_model import PartyModel

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.core.metrics import rank_each
-from verfedgnn.core.pairs import Pairs, upper_quarter
+from verfedgnn.core.pairs import Pairs
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TEST, TRAIN, VALID, Ratings
 from verfedgnn.data.ids import find_positions
 from verfedgnn.evaluation.chance import Floats, gain

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -27,8 +27,10 @@ from verfedgnn.core.connection_table import is_address
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
 from verfedgnn.federation.certificates import COORDINATOR, Certificate, check_name, format_day
-from verfedgnn.protocol.user_alignment import AlignmentRules
 from verfedgnn.runs.run_folder import FINAL, LISTS
+
+if TYPE_CHECKING:
+    from verfedgnn.protocol.user_alignment import AlignmentRules
 
 FILE = "federation.toml"
 BEFORE = ".before"
@@ -99,6 +101,8 @@ class Agreement(Section):
     """Address of the coordinator as host:port; an IPv6 host is written in brackets."""
     alignment: Alignment = "keyed"
     """How users are aligned: keyed (under a shared key), ecdh (under keys of two parties) or none (as given)."""
+    ids: str = Field("", pattern=r"^((mail|lower|number)(\+(mail|lower|number))*)?$")
+    """How every party spells its user ids before they are aligned, such as number or lower+number; "" as they are written."""
     min_parties: int = Field(0, ge=0)
     """Number of parties a round needs; 0 means more than half, at least two, and all where every sum must include all."""
     max_users: int = Field(20_000_000, ge=1)
@@ -167,6 +171,8 @@ class Agreement(Section):
     @property
     def alignment_rules(self) -> AlignmentRules:
         """The rules by which users are aligned."""
+        from verfedgnn.protocol.user_alignment import AlignmentRules
+
         assert self.alignment != "none"
         return AlignmentRules(
             self.alignment, self.digest(), self.config.users, self.max_users, self.min_users, self.min_overlap
@@ -178,15 +184,9 @@ class Agreement(Section):
         The address and the timeouts are not covered.
         """
         limits = (self.max_users, self.max_rounds, self.min_users, self.min_overlap, self.quorum)
+        rules = (*limits, self.config.digest())
         roster = [(party.name, party.parsed.fingerprint) for party in self.parties]
-        parts = (
-            self.name,
-            self.alignment,
-            *limits,
-            self.config.digest(),
-            roster,
-            self.coordinator.parsed.fingerprint,
-        )
+        parts = (self.name, self.alignment, self.ids, *rules, roster, self.coordinator.parsed.fingerprint)
         return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def member(self, name: str) -> Member:
@@ -352,6 +352,7 @@ def summarise_agreement(agreement: Agreement) -> dict[str, Any]:
         "name": agreement.name,
         "address": agreement.address,
         "alignment": agreement.alignment,
+        "ids": agreement.ids,
         "quorum": agreement.quorum,
         "configuration": config.fingerprint(),
         "fingerprint": agreement.digest()[:16],

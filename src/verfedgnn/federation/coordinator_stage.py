@@ -9,6 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -156,7 +157,8 @@ class CoordinatorStage:
             self.lacks_since = now
         if not deadline or now < self.lacks_since + deadline:
             return False
-        self.end(f"{', '.join(self.missing)} stayed away for {deadline:g} s")
+        since = datetime.now() - timedelta(seconds=now - self.lacks_since)
+        self.end(f"{', '.join(self.missing)} absent from {since:%H:%M}, for more than {deadline:g} s")
         return True
 
     def _open_round(self, among: list[int] | None = None) -> bool:

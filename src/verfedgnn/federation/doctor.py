@@ -111,15 +111,17 @@ def _check_connection(identity: MemberIdentity) -> Iterator[Finding]:
 
 
 def _check_software(identity: MemberIdentity) -> Finding:
-    needed = {"verfedgnn": "", "torch": "", "websockets": "verfedgnn[federation]"}
+    needed = {"verfedgnn": ".", "torch": ".", "websockets": ".[federation]"}
     if identity.agreement.alignment == "ecdh":
-        needed["openmined-psi"] = "verfedgnn[psi]"
+        needed["openmined-psi"] = ".[psi]"
     versions = []
     for name, extra in needed.items():
         try:
             versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            return Finding("software", "failed", f"{name} is missing: pip install '{extra}'")
+            return Finding(
+                "software", "failed", f"{name} is missing; run in a checkout: pip install '{extra}'"
+            )
     return Finding("software", "ok", ", ".join(versions))
 
 

@@ -22,8 +22,9 @@ from verfedgnn.config.rules import active_count
 from verfedgnn.core.errors import ConfigError, DataError, ProtocolError
 from verfedgnn.core.files import lock_folder
 from verfedgnn.data import PartyData, Ratings
-from verfedgnn.data.ids import find_positions, sort_ids
+from verfedgnn.data.ids import find_positions, sort_ids, suspect_spelling
 from verfedgnn.data.parties import place_users
+from verfedgnn.data.rating_reader import spell_users
 from verfedgnn.data.ratings import format_count
 from verfedgnn.evaluation.verdict import summarise_verdict
 from verfedgnn.federation.agreement import Stage, describe_two_parties
@@ -190,9 +191,15 @@ def align_party(
         count = format_count(int(gone.sum()), "forgotten user")
         log_warning(f"left out {count}; remove them from your own data, too")
         ratings = ratings.select_users(~gone)
+    config = identity.agreement.config
+    if config.trains_lists and ratings.likes == len(ratings):
+        raise DataError(
+            f"{identity.name} has likes and no ratings, and this federation trains ratings; agree on lists alone, with "
+            "`verfedgnn federation init --set model.biases=false`"
+        )
+    ratings = spell_users(ratings, identity.agreement.ids or None)
     data, alignment = _align(ratings, identity, link, each, pad_to)
-    config, secrets = identity.agreement.config, [store.withholding_secret]
-    (prepared,) = prepare([data], config, torch.device("cpu"), secrets=secrets)
+    (prepared,) = prepare([data], config, torch.device("cpu"), secrets=[store.withholding_secret])
     store.save_alignment(prepared, alignment)
     if forgotten.hashes:
         ForgottenUsers(forgotten.hashes).write(store.folder / FORGOTTEN)
@@ -224,7 +231,11 @@ def _align(
         log_event(describe_reveals(agreement.alignment, agreement.config.users))
         link.begin(ALIGNMENT, party.hello)
         while party.rows is None:
-            message = link.receive()
+            try:
+                message = link.receive()
+            except ProtocolError as error:
+                cause = suspect_spelling(ratings.user_ids) if "common users" in str(error) else ""
+                raise ProtocolError(f"{error}. {cause}" if cause else str(error)) from None
             if isinstance(message, msg.AlignStart | msg.Sealed | msg.UserRows):
                 try:
                     link.send(*party.handle(message))

@@ -50,7 +50,7 @@ def create_federation(
 
     Masking is on unless it was chosen, or gradients cannot be masked. The sizes of a solved model follow from `ratings_per_user`,
     which members expect of all parties together. `rules` are the remaining fields of the agreement: name, address, alignment,
-    min_parties.
+    ids, min_parties.
     """
     config = build_config(preset=preset, model=model, file=config_file, overrides=overrides)
     config = config.with_code().for_data(1, ratings_per_user)

@@ -60,7 +60,9 @@ try:
     from websockets.http11 import Request, Response
     from websockets.protocol import State
 except ModuleNotFoundError:
-    raise ConfigError("a federation needs websockets: pip install 'verfedgnn[federation]'") from None
+    raise ConfigError(
+        "a federation needs websockets; run in a checkout: pip install '.[federation]'"
+    ) from None
 
 HANDSHAKE_SECONDS = 10.0
 """Number of seconds that a TLS handshake, or the request after it, may take."""

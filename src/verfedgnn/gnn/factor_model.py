@@ -19,7 +19,7 @@ where G is one small matrix, summed over the parties. The public step of a round
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ BIAS_PRIOR = 4.0
 """Prior precision of biases before they are estimated."""
 FIRST_NOISE = 0.8
 """Variance of a rating around its prediction before it is estimated, in units of the party's scale."""
+LEAST_PRIOR = 0.1
+"""Smallest eigenvalue of Lambda: noise on releases would otherwise pass for users who differ more and more."""
 ROUNDS_BEFORE_PRIOR = 12
 """Rounds in which items keep the first prior. Users who have not found their direction yet would teach a party that its items do not differ."""
 
@@ -70,6 +72,10 @@ class UserBasis:
         """Return S diag(x) S^T (..., K, K) for diagonals x (..., K)."""
         return (self.vectors * diagonal.unsqueeze(-2)) @ self.vectors.T
 
+    def precondition(self, gradient: Tensor, counts: Tensor) -> Tensor:
+        """Return C_u g_u for gradients g_u (N, K) of users with `counts` ratings (N,)."""
+        return gradient @ self.vectors * self.spread(counts) @ self.vectors.T
+
 
 @dataclass(frozen=True)
 class PublicFactors:
@@ -96,31 +102,34 @@ class PublicFactors:
         gram = 0.1 / (columns - 1) * torch.eye(columns).to(users)
         return cls(users, torch.zeros_like(users), counts, gram, prior)
 
-    @property
-    def basis(self) -> UserBasis:
-        """The basis of the users' covariances."""
-        return UserBasis.of(self.gram, self.prior)
-
     def step(self, gradient: Tensor, gram: Tensor) -> PublicFactors:
         """Take the public step with the parties' summed gradients (N, K) and curvatures (K, K), and estimate Lambda again."""
         gram = gram / self.counts.sum().clamp(min=1)
         basis = UserBasis.of(gram, self.prior)
-        spread = basis.spread(self.counts)
-        downhill = ((gradient - self.users @ self.prior) @ basis.vectors) * spread @ basis.vectors.T
+        downhill = basis.precondition(gradient - self.users @ self.prior, self.counts)
         velocity = MOMENTUM * self.velocity + STEP * downhill
         users = self.users + velocity
         rated = self.counts > 0
-        moments = users[rated].T @ users[rated] / rated.sum() + basis.covariance(spread[rated].mean(0))
-        prior = torch.linalg.inv(moments.double()).to(users)
-        return PublicFactors(users, velocity, self.counts, gram, (prior + prior.T) / 2)
+        spread = basis.spread(self.counts)[rated].mean(0)
+        moments = users[rated].T @ users[rated] / rated.sum() + basis.covariance(spread)
+        prior = torch.linalg.inv(moments.double())
+        prior = clamp_eigenvalues((prior + prior.T) / 2, LEAST_PRIOR).to(users)
+        return PublicFactors(users, velocity, self.counts, gram, prior)
+
+
+def clamp_eigenvalues(matrix: Tensor, least: float) -> Tensor:
+    """Return a symmetric matrix (K, K) whose eigenvalues are at least `least`: the same matrix, but for rounding, if they are."""
+    values, vectors = torch.linalg.eigh(matrix)
+    if values[0] >= least - 1e-6 * values[-1]:
+        return matrix
+    clamped: Tensor = vectors * values.clamp(min=least) @ vectors.T
+    return clamped
 
 
 @dataclass(frozen=True)
-class ItemFactors:
-    """What a party keeps at home: its items, and its estimates of noise and prior."""
+class Estimates:
+    """What a party estimates at home besides its items."""
 
-    items: Tensor
-    """(e_v, b_v) (M_p, K)."""
     noise: float = FIRST_NOISE
     """sigma_p^2."""
     prior: Tensor | None = None
@@ -131,33 +140,37 @@ class ItemFactors:
 
 @dataclass(frozen=True)
 class HomeStep:
-    """One round at home: the solved items, and what the public step needs."""
+    """One round of a model at home: the solved items, and what the public step needs."""
 
-    home: ItemFactors
+    items: Tensor
+    """The vectors of the party's items, with their biases (M_p, K)."""
     gradient: Tensor
-    """The party's gradient of the log likelihood of a_u (N, K)."""
+    """The direction in which the party's loss falls, for each user (N, C)."""
     gram: Tensor
-    """The party's summed curvature (K, K)."""
+    """The party's summed curvature (..., K, K)."""
+    estimates: Estimates = Estimates()
 
 
-def solve_factors(graph: Graph, targets: Tensor, public: PublicFactors, home: ItemFactors) -> HomeStep:
+def solve_factors(graph: Graph, targets: Tensor, public: PublicFactors, estimates: Estimates) -> HomeStep:
     """Solve a party's items given the users, then return the gradient and curvature of the users given the items.
 
-    `targets` are the ratings in units of the party's scale, in the order of the graph's edges by user (E,).
+    `targets` are the ratings in units of the party's scale, in the order of the graph's edges by user (E,). The gradient is that of the
+    log likelihood of a_u.
     """
     columns = public.users.shape[1]
     last = columns - 1
     biases = public.users[:, last]
     ones = torch.ones_like(biases).unsqueeze(1)
     inputs = torch.cat([public.users[:, :last], ones], 1)
-    basis = public.basis
+    basis = UserBasis.of(public.gram, public.prior)
     uncertain = graph.sum_users(basis.spread(public.counts))
     edge_users = graph.edge_users.long()
     moments = graph.sum_users(inputs, targets - biases[edge_users])
     degree = graph.by_item[0].diff().to(inputs)
-    first = torch.full((columns,), ITEM_PRIOR).to(inputs)
-    first[last] = BIAS_PRIOR
-    prior = first if home.prior is None else home.prior
+    prior = estimates.prior
+    if prior is None:
+        prior = torch.full((columns,), ITEM_PRIOR).to(inputs)
+        prior[last] = BIAS_PRIOR
     items = torch.zeros((graph.items, columns)).to(inputs)
     curvature = inputs.new_zeros((columns, columns))
     shrinkage = inputs.new_zeros((columns, columns))
@@ -167,11 +180,11 @@ def solve_factors(graph: Graph, targets: Tensor, public: PublicFactors, home: It
         spread = basis.covariance(uncertain[group])
         precision = gram.clone()
         precision[:, :last, :last] += spread[:, :last, :last]
-        precision = precision / home.noise + torch.diag(prior)
+        precision = precision / estimates.noise + torch.diag(prior)
         right = moments[group].clone()
         right[:, :last] -= spread[:, :last, last]
         covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
-        solved = (covariance @ (right / home.noise).unsqueeze(2)).squeeze(2)
+        solved = (covariance @ (right / estimates.noise).unsqueeze(2)).squeeze(2)
         items[group] = solved
         regressors = torch.cat([solved[:, :last], torch.ones_like(solved[:, :1])], 1)
         second = regressors.unsqueeze(2) * regressors.unsqueeze(1)
@@ -181,16 +194,15 @@ def solve_factors(graph: Graph, targets: Tensor, public: PublicFactors, home: It
         squares += ((solved.square() + covariance.diagonal(dim1=1, dim2=2)) * (count > 0).unsqueeze(1)).sum(0)
         curvature += (second * count.view(-1, 1, 1)).sum(0)
         shrinkage[:last] += (covariance[:, :last] * count.view(-1, 1, 1)).sum(0)
-    errors = targets - predict_edges(graph, public.users, items)
+    errors = targets - graph.products(*as_product(public.users, items))
     ratings = max(1, len(targets))
     noise = max(float(add_up(errors.square())) + variance, 1e-3 * ratings) / ratings
     gradient = graph.sum_items(torch.cat([items[:, :last], torch.ones_like(items[:, :1])], 1), errors)
     pull = (public.users[:, :last] @ shrinkage[:last, :last] + shrinkage[:last, last]) / ratings
     gradient[:, :last] -= graph.user_degree * pull
-    if home.rounds + 1 > ROUNDS_BEFORE_PRIOR:
+    if estimates.rounds + 1 > ROUNDS_BEFORE_PRIOR:
         prior = (degree > 0).sum() / squares.clamp(min=1e-9)
-    kept = replace(home, items=items, noise=noise, prior=prior, rounds=home.rounds + 1)
-    return HomeStep(kept, gradient / noise, curvature / noise)
+    return HomeStep(items, gradient / noise, curvature / noise, Estimates(noise, prior, estimates.rounds + 1))
 
 
 def add_up(values: Tensor) -> Tensor:
@@ -198,18 +210,11 @@ def add_up(values: Tensor) -> Tensor:
     return torch.stack([part.sum() for part in torch.split(values.flatten(), 2**15 - 1)]).sum()
 
 
-def predict_edges(graph: Graph, users: Tensor, items: Tensor) -> Tensor:
-    """Return e_u . e_v + b_u + b_v for every edge, in the order by user (E,)."""
-    return graph.products(*as_product(users, items))
-
-
 def as_product(users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (e_u, b_u, 1) and (e_v, 1, b_v), whose product is the prediction."""
-    ones = torch.ones((len(users), 1)).to(users), torch.ones((len(items), 1)).to(items)
-    return torch.cat([users, ones[0]], 1), torch.cat([items[:, :-1], ones[1], items[:, -1:]], 1)
-
-
-# Sums of outer products over an item's raters, for ridge regressions that solve all items of a party at home.
+    """Return (e_u, b_u, 1) and (e_v, 1, b_v), whose product is the prediction e_u . e_v + b_u + b_v."""
+    last = items[:, -1:]
+    users = torch.cat([users, torch.ones_like(users[:, :1])], 1)
+    return users, torch.cat([items[:, :-1], torch.ones_like(last), last], 1)
 
 
 MOST_VALUES = 1 << 22
@@ -239,7 +244,7 @@ def item_grams(graph: Graph, users: Tensor, weights: Tensor | None = None) -> It
 
 
 def _groups(order: Tensor, degrees: Tensor, columns: int) -> Iterator[Tensor]:
-    """Cut items in ascending order of degree into groups: the largest degree is at most twice the smallest, plus four."""
+    """Yield groups of items in ascending order of degree: the largest degree is at most twice the smallest, plus four."""
     ascending = degrees[order]
     start = 0
     while start < len(order):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.operator import Neighbourhood, Operator
+from verfedgnn.gnn.operator import Neighbourhood, Operator, Weights
 
 MAX_LOGIT = 10.0
 """Largest difference between a neighbour's attention logit and the node's own, so that exp() stays finite."""
@@ -40,13 +40,7 @@ class GAT(Operator):
         return {"w": (self.layers, self.dim, self.dim), "attention": (self.layers, 2, self.dim)}
 
     def layer(
-        self,
-        k: int,
-        weights: Mapping[str, Tensor],
-        users: Tensor,
-        items: Tensor,
-        graph: Graph,
-        others: Tensor | None,
+        self, k: int, weights: Weights, users: Tensor, items: Tensor, graph: Graph, others: Tensor | None
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Compute layer k as in the equations of the class."""
         w = weights["w"][k].T

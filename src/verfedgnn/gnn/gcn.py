@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.operator import Neighbourhood, Operator, inverse_sqrt
+from verfedgnn.gnn.operator import Neighbourhood, Operator, Weights, inverse_sqrt
 
 
 class GCN(Operator):
@@ -31,13 +31,7 @@ class GCN(Operator):
         return {"w": (self.layers, self.dim, self.dim)}
 
     def layer(
-        self,
-        k: int,
-        weights: Mapping[str, Tensor],
-        users: Tensor,
-        items: Tensor,
-        graph: Graph,
-        others: Tensor | None,
+        self, k: int, weights: Weights, users: Tensor, items: Tensor, graph: Graph, others: Tensor | None
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Compute layer k as in the equations of the class."""
         w = weights["w"][k].T

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.operator import Neighbourhood, Operator, inverse
+from verfedgnn.gnn.operator import Neighbourhood, Operator, Weights, inverse
 
 
 class GGNN(Operator):
@@ -41,13 +41,7 @@ class GGNN(Operator):
         }
 
     def layer(
-        self,
-        k: int,
-        weights: Mapping[str, Tensor],
-        users: Tensor,
-        items: Tensor,
-        graph: Graph,
-        others: Tensor | None,
+        self, k: int, weights: Weights, users: Tensor, items: Tensor, graph: Graph, others: Tensor | None
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Compute layer k as in the equations of the class."""
         neighbourhood = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse)
@@ -55,7 +49,7 @@ class GGNN(Operator):
         return neighbourhood, gru(weights, users, neighbourhood.total), gru(weights, items, from_users)
 
 
-def gru(weights: Mapping[str, Tensor], state: Tensor, message: Tensor) -> Tensor:
+def gru(weights: Weights, state: Tensor, message: Tensor) -> Tensor:
     """Return GRU(state, message), both (R, D)."""
     d = state.shape[-1]
     bias = weights["gru_bias"]

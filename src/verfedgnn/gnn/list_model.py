@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.factor_model import UserBasis, item_grams
+from verfedgnn.gnn.factor_model import HomeStep, UserBasis, clamp_eigenvalues, item_grams
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,6 @@ MOMENTUM = 0.5
 """Share of the last round's step that is repeated."""
 START = 0.1
 """Norm of a user's vector before the first round."""
-
-
 RATED_TARGET = 0.7
 """Target of a pair that is rated and not liked. 0.8 and 0.6 were better than 1 and 0.4 on ML-100K and Amazon."""
 
@@ -91,33 +89,22 @@ class PublicLists:
     def step(self, gradient: Tensor, grams: Tensor) -> PublicLists:
         """Take the public step with the parties' summed gradients (N, D) and their two sums of products (2, D, D)."""
         columns = self.users.shape[1]
-        seen, every = grams
+        seen, every = (clamp_eigenvalues(gram, 0.0) for gram in grams)  # noise can make them indefinite
         alpha, pull = self.strengths.unseen, self.strengths.pull
         unseen = alpha * (every + pull * self.items * torch.eye(columns).to(every))
         mean = seen / self.weights.sum().clamp(min=1e-6) + pull * torch.eye(columns).to(seen)
         basis = UserBasis.of(mean, unseen)
         strength = pull * (self.weights + alpha * self.items)
-        downhill = (gradient - strength.unsqueeze(1) * self.users) @ basis.vectors
-        velocity = MOMENTUM * self.velocity + STEP * (downhill * basis.spread(self.weights) @ basis.vectors.T)
+        downhill = basis.precondition(gradient - strength.unsqueeze(1) * self.users, self.weights)
+        velocity = MOMENTUM * self.velocity + STEP * downhill
         return replace(self, users=self.users + velocity, velocity=velocity)
 
 
-@dataclass(frozen=True)
-class ListStep:
-    """One round at home: the solved items, and what the public step needs."""
+def solve_lists(graph: Graph, weights: Tensor, users: Tensor, strengths: Strengths) -> HomeStep:
+    """Solve a party's items x_v given x_u (N, D), then return the users' gradient given the items.
 
-    items: Tensor
-    """x_v (M_p, D)."""
-    gradient: Tensor
-    """Half the party's negative gradient of x_u, without the regulariser (N, D)."""
-    grams: Tensor
-    """Sums of x_v x_v^T over weighted pairs, and over all items (2, D, D)."""
-
-
-def solve_lists(graph: Graph, weights: Tensor, users: Tensor, strengths: Strengths) -> ListStep:
-    """Solve a party's items given x_u (N, D), then return the users' gradient given the items.
-
-    `weights` are c_uv in the order of the graph's edges by user (E,).
+    `weights` are c_uv in the order of the graph's edges by user (E,). The gradient is half the negative one of L, without the
+    regulariser. The curvatures are sums of x_v x_v^T over weighted pairs, and over all items (2, D, D).
     """
     columns = users.shape[1]
     alpha, pull = strengths.unseen, strengths.pull
@@ -129,10 +116,9 @@ def solve_lists(graph: Graph, weights: Tensor, users: Tensor, strengths: Strengt
     items = torch.zeros((graph.items, columns)).to(users)
     for group, gram in item_grams(graph, users, weights):
         matrix = gram + everybody + torch.diag_embed(strength[group].expand(-1, columns))
-        items[group] = torch.cholesky_solve(right[group].unsqueeze(2), torch.linalg.cholesky(matrix)).squeeze(
-            2
-        )
+        root = torch.linalg.cholesky(matrix)
+        items[group] = torch.cholesky_solve(right[group].unsqueeze(2), root).squeeze(2)
     every = items.T @ items
     missing = weights * (targets - graph.products(users, items))
     gradient = graph.sum_items(items, missing) - alpha * users @ every
-    return ListStep(items, gradient, torch.stack([(items * by_item).T @ items, every]))
+    return HomeStep(items, gradient, torch.stack([(items * by_item).T @ items, every]))

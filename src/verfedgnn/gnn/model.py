@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from verfedgnn import plugins
-from verfedgnn.config.sections import ModelConfig, PropagationModel
+from verfedgnn.config.sections import ModelConfig
 from verfedgnn.core.graph import Graph, clip_rows
-from verfedgnn.core.pairs import upper_quarter
 from verfedgnn.core.random_streams import SharedStream, shared_generator
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.gnn import list_model
 from verfedgnn.gnn.factor_model import PublicFactors
 from verfedgnn.gnn.gat import GAT
@@ -26,10 +27,12 @@ from verfedgnn.gnn.rater_solver import PublicRaters
 
 OPERATORS: dict[str, type[Operator]] = {cls.name: cls for cls in (GCN, GAT, GGNN)}
 """Built-in operators by GNN."""
-
-
 INITIAL_STD = 0.1
 """Standard deviation of the initial embeddings."""
+LIMBS = 4
+"""Small integers that a shared sum travels in (`protocol/solved_round.py`)."""
+BYTES = 4
+"""Integers of 8 bits that a shared value travels back in."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,6 @@ def neighbour_from(config: ModelConfig, scale: tuple[float, float]) -> float:
     return upper_quarter(scale) if config.threshold is None else config.threshold
 
 
-def make_operator(config: PropagationModel) -> Operator:
-    """Return the operator of the configured GNN, built in or of a plug-in."""
-    found = OPERATORS.get(config.gnn) or plugins.load_gnn(config.gnn)
-    assert issubclass(found, Operator), "the registry takes nothing else"
-    return found(dim=config.dim, layers=config.layers, estimators=config.estimators)
-
-
 class Model:
     """Shapes and arithmetic of one configuration for N users. It holds no parameters."""
 
@@ -71,7 +67,6 @@ class Model:
         self.users = users
         self.solved = SolvedLayout(users, config) if config.solved else None
         """Layout of the public parameters of a model that is solved; None for one that is trained by gradients."""
-        self._operator: Operator | None = None
         self.shapes: dict[str, tuple[int, ...]] = {"users": (users, config.dim)}
         """Shapes of the public parameters by name."""
         if self.solved is not None:
@@ -80,21 +75,23 @@ class Model:
             self.shapes["user_bias"] = (users, 1)
         self.per_user = tuple(self.shapes)
         """Names of the public parameters that have a row per user."""
-        self.user_size = sum(math.prod(shape) for shape in self.shapes.values())
+        self.user_size = sum(map(math.prod, self.shapes.values()))
         """Number of public parameters that belong to users. They come first."""
         if config.form == "propagation":
-            self._operator = make_operator(config)
-            self.shapes |= {"mix": (config.layers + 1,), **self._operator.weights()}
+            self.shapes |= {"mix": (config.layers + 1,), **self.operator.weights()}
         elif self.solved is not None:
             self.shapes["sums"] = (self.solved.slots,)
-        self.size = sum(math.prod(shape) for shape in self.shapes.values())
+        self.size = sum(map(math.prod, self.shapes.values()))
         """Number of public parameters."""
 
-    @property
+    @cached_property
     def operator(self) -> Operator:
-        """The GNN; only a model of form propagation has one."""
-        assert self._operator is not None, "a model without a graph has no operator"
-        return self._operator
+        """The GNN, built in or of a plug-in; only a model of form propagation has one."""
+        config = self.config
+        assert config.form == "propagation", "a model without a graph has no operator"
+        gnn = OPERATORS.get(config.gnn) or plugins.load_gnn(config.gnn)
+        assert issubclass(gnn, Operator), "the registry takes nothing else"
+        return gnn(dim=config.dim, layers=config.layers, estimators=config.estimators)
 
     def private_shapes(self, items: int) -> dict[str, tuple[int, int]]:
         """Return the shapes of the private parameters of a party with `items` items."""
@@ -105,10 +102,9 @@ class Model:
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the public parameters by name, as views of one flat vector (size,)."""
-        parts = torch.split(flat, [math.prod(shape) for shape in self.shapes.values()])
-        return {
-            name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
-        }
+        parts = torch.split(flat, list(map(math.prod, self.shapes.values())))
+        views = zip(self.shapes.items(), parts, strict=True)
+        return {name: part.view(shape) for (name, shape), part in views}
 
     def flat(self, views: Mapping[str, Tensor]) -> Tensor:
         """Concatenate public parameters by name into one flat vector (size,)."""
@@ -178,20 +174,11 @@ class Model:
         return Propagation(h_users, h_items, neighbourhoods)
 
 
-# The public parameters of a model whose items are solved at home, and the small sums that its parties share.
-
-
-LIMBS = 4
-"""Small integers that a shared sum travels in (`protocol/solved_round.py`)."""
-BYTES = 4
-"""Integers of 8 bits that a shared value travels back in."""
-
-
 @dataclass(frozen=True)
 class SolvedLayout:
-    """Shapes of one configuration for N users.
+    """The public parameters of a model whose items are solved at home, and the small sums that its parties share.
 
-    Public, with a row per user: `users` (e_u, b_u), or x_u for lists; `raters` (w_u, b_u, z_u, y_u) of the second model; `totals`, the
+    With a row per user: `users` (e_u, b_u), or x_u for lists; `raters` (w_u, b_u, z_u, y_u) of the second model; `totals`, the
     number n_u of its ratings and the sum of what item means leave of them. Shared: `sums`, which holds G, Lambda and the unit of each
     column that is released.
     """
@@ -223,16 +210,14 @@ class SolvedLayout:
     @property
     def per_user(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the tables with a row per user."""
-        raters = {"raters": (self.number, self.rater_columns)} if self.rater_columns else {}
-        return {"users": (self.number, self.columns), **raters, "totals": (self.number, 2)}
+        columns = {"users": self.columns, "raters": self.rater_columns, "totals": 2}
+        return {name: (self.number, width) for name, width in columns.items() if width}
 
     @property
     def sum_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the small sums that parties share in a round."""
         width, wide = self.columns, self.config.raters + 1
-        shapes: dict[str, tuple[int, ...]] = (
-            {"grams": (2, width, width)} if self.lists else {"gram": (width, width)}
-        )
+        shapes: dict[str, tuple[int, ...]] = {"gram": (2, width, width) if self.lists else (width, width)}
         if self.rater_columns:
             shapes |= {"rater_gram": (wide, wide), "deviation": (1,)}
         return shapes | {"moments": (self.released,)}
@@ -240,14 +225,14 @@ class SolvedLayout:
     @property
     def slots(self) -> int:
         """Length of `sums`: room for all small sums on their way to the coordinator, and for the shared values on their way back."""
-        up = LIMBS * sum(int(np.prod(shape)) for shape in self.sum_shapes.values())
+        up = LIMBS * sum(map(math.prod, self.sum_shapes.values()))
         return max(up, BYTES * self.shared_size + self.released)
 
     def shared(self, sums: Tensor) -> dict[str, Tensor]:
         """Return G, Lambda and the units of columns as views of `sums`."""
-        size = self.columns**2
-        gram, prior = (sums[at * size : (at + 1) * size].view(self.columns, self.columns) for at in (0, 1))
-        return {"gram": gram, "prior": prior, "units": sums[2 * size : 2 * size + self.released]}
+        size, shape = self.columns**2, (self.columns, self.columns)
+        gram, prior, units = torch.split(sums[: self.shared_size], [size, size, self.released])
+        return {"gram": gram.view(shape), "prior": prior.view(shape), "units": units}
 
     @property
     def shared_size(self) -> int:

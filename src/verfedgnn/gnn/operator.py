@@ -25,6 +25,9 @@ from torch import Tensor
 from verfedgnn.core.graph import Graph
 from verfedgnn.plugins import GnnPlugin
 
+Weights = Mapping[str, Tensor]
+"""Shared weights by name."""
+
 
 @dataclass(frozen=True)
 class Neighbourhood:
@@ -67,13 +70,7 @@ class Operator(GnnPlugin, ABC):
 
     @abstractmethod
     def layer(
-        self,
-        k: int,
-        weights: Mapping[str, Tensor],
-        users: Tensor,
-        items: Tensor,
-        graph: Graph,
-        others: Tensor | None,
+        self, k: int, weights: Weights, users: Tensor, items: Tensor, graph: Graph, others: Tensor | None
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Compute layer k from users (N, D) and items (M, D); return the neighbourhood, the next users and the next items.
 

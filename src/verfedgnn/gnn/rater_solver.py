@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.gnn.factor_model import UserBasis
+from verfedgnn.gnn.factor_model import HomeStep, UserBasis
 
 STRENGTH_USERS = 40.0
 """lambda_w, the strength that pulls w_u towards 0."""
@@ -67,42 +67,21 @@ class PublicRaters:
 
         `deviation` is the mean of f_uv^2 over all ratings.
         """
-        predict, _, _ = self.split()
-        hidden = predict.shape[1] - 1
+        w = self.split()[0][:, :-1]
+        hidden = w.shape[1]
         pulls = torch.full((3 * hidden + 1,), STRENGTH_READ).to(gradient)
         pulls[:hidden] = STRENGTH_USERS
         pulls[hidden] = STRENGTH_BIAS
-        down = torch.split(gradient - pulls * self.tables, [hidden + 1, hidden, hidden], 1)
+        predict, values, marks = torch.split(gradient - pulls * self.tables, [hidden + 1, hidden, hidden], 1)
         of_users = UserBasis.of(gram / self.counts.sum().clamp(min=1), torch.diag(pulls[: hidden + 1]))
-        w = predict[:, :hidden]
         of_read = UserBasis.of(READ * w.T @ w / len(w), torch.diag(pulls[hidden + 1 : 2 * hidden + 1]))
-        steps = [
-            STEP_USERS * _precondition(down[0], of_users, self.counts),
-            STEP_READ * self._damp_common(_precondition(down[1], of_read, self.counts * deviation)),
-            STEP_READ * self._damp_common(_precondition(down[2], of_read, self.counts)),
-        ]
+        share = self.counts / self.counts.sum().clamp(min=1)
+        steps = [STEP_USERS * of_users.precondition(predict, self.counts)]
+        for down, counts in ((values, self.counts * deviation), (marks, self.counts)):
+            step = of_read.precondition(down, counts)
+            steps.append(STEP_READ * (step - (1 - COMMON) * (share @ step)))
         velocity = MOMENTUM * self.velocity + torch.cat(steps, 1)
         return PublicRaters(self.tables + velocity, velocity, self.counts)
-
-    def _damp_common(self, step: Tensor) -> Tensor:
-        share = self.counts / self.counts.sum().clamp(min=1)
-        return step - (1 - COMMON) * (share @ step)
-
-
-def _precondition(gradient: Tensor, basis: UserBasis, counts: Tensor) -> Tensor:
-    return gradient @ basis.vectors * basis.spread(counts) @ basis.vectors.T
-
-
-@dataclass(frozen=True)
-class RaterStep:
-    """One round at home: the items' vectors and biases, and what the public step needs."""
-
-    items: Tensor
-    """(h_v, b_v) (M_p, H + 1), from all training ratings."""
-    gradient: Tensor
-    """The party's negative gradient of half the squared error (N, 3H + 1)."""
-    gram: Tensor
-    """Sum of (h_v, 1)(h_v, 1)^T over ratings (H + 1, H + 1)."""
 
 
 def choose_reads(drawn: Tensor) -> Tensor:
@@ -124,17 +103,20 @@ def read_items(graph: Graph, public: PublicRaters, read: Tensor | None = None) -
     return torch.tanh((graph.sum_users(values, weighted) + graph.sum_users(marks, read)) * counted.rsqrt())
 
 
-def solve_raters(graph: Graph, targets: Tensor, public: PublicRaters, reads: Tensor) -> RaterStep:
-    """Compute a party's items, and the mean gradient over `reads` (reads, E) of the ratings that each read leaves out."""
+def solve_raters(graph: Graph, targets: Tensor, public: PublicRaters, reads: Tensor) -> HomeStep:
+    """Compute a party's items, and the mean gradient over `reads` (reads, E) of the ratings that each read leaves out.
+
+    The items (h_v, b_v) follow from all training ratings. The gradient is that of half the squared error, negative (N, 3H + 1), and the
+    curvature the sum of (h_v, 1)(h_v, 1)^T over ratings (H + 1, H + 1).
+    """
     assert graph.values is not None, "the graph of this model has the values of its edges"
     predict, _, _ = public.split()
     degree = graph.by_item[0].diff().to(targets).unsqueeze(1)
     vectors = read_items(graph, public)
-    ones = torch.ones_like(vectors[:, :1])
-    left = targets - graph.products(predict, torch.cat([vectors, ones], 1))
-    bias = graph.sum_users(torch.ones_like(predict[:, :1]), left) / (degree + BIAS_DAMPING)
-    items = torch.cat([vectors, bias], 1)
-    constant = torch.ones_like(predict[:, :1])
+    ones, constant = torch.ones_like(vectors[:, :1]), torch.ones_like(predict[:, :1])
+    regressors = torch.cat([vectors, ones], 1)
+    left = targets - graph.products(predict, regressors)
+    bias = graph.sum_users(constant, left) / (degree + BIAS_DAMPING)
     total = torch.zeros_like(public.tables)
     for read in reads:
         counted = graph.sum_users(constant, read).clamp(min=1)
@@ -144,5 +126,5 @@ def solve_raters(graph: Graph, targets: Tensor, public: PublicRaters, reads: Ten
         back = graph.sum_users(predict[:, :-1], errors) * (1 - seen[:, :-1].square()) * counted.rsqrt()
         parts = [graph.sum_items(seen, errors), graph.sum_items(back, graph.values * read)]
         total += torch.cat([*parts, graph.sum_items(back, read)], 1)
-    regressors = torch.cat([vectors, ones], 1)
-    return RaterStep(items, total / (len(reads) * (1 - READ)), (regressors * degree).T @ regressors)
+    gradient = total / (len(reads) * (1 - READ))
+    return HomeStep(torch.cat([vectors, bias], 1), gradient, (regressors * degree).T @ regressors)

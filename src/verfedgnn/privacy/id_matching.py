@@ -292,7 +292,9 @@ def _library() -> Any:
     try:
         return import_module("private_set_intersection.python")
     except ImportError:
-        raise ConfigError("alignment by ecdh needs openmined-psi: pip install 'verfedgnn[psi]'") from None
+        raise ConfigError(
+            "alignment by ecdh needs openmined-psi; run in a checkout: pip install '.[psi]'"
+        ) from None
 
 
 # Normalisation of user ids, so that organisations that spell an id differently still match it.

@@ -26,8 +26,8 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.config.rules import active_count, too_few
 from verfedgnn.core.errors import ConfigError, ProtocolError
-from verfedgnn.core.pairs import typical_rating
 from verfedgnn.core.random_streams import SharedStream, shared_generator
+from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, remove_masks

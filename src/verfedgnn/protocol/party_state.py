@@ -17,9 +17,10 @@ from verfedgnn.core.errors import DataError, RunError
 from verfedgnn.core.graph import Graph, build_graph, clip_rows, move_graph
 from verfedgnn.core.metrics import measure_errors, rank_each
 from verfedgnn.core.option_names import option
-from verfedgnn.core.pairs import Pairs, PartyInput, scale_unit, typical_rating, upper_quarter
+from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import PartyRandomness, PartyStream
 from verfedgnn.core.rating_means import arrays
+from verfedgnn.core.rating_scale import scale_unit, typical_rating, upper_quarter
 from verfedgnn.gnn.list_model import pair_weights
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.protocol.replica import CheckpointState, EvaluatedModel, step, to_tensor

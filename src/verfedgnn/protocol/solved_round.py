@@ -17,7 +17,7 @@ bit-identical on machines whose linear algebra differs in the last bit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from verfedgnn.core.graph import Graph
 from verfedgnn.core.key_stream import KeyStream, NoiseKey
-from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR, ItemFactors, as_product, solve_factors
+from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR, Estimates, as_product, solve_factors
 from verfedgnn.gnn.list_model import choose_strengths, solve_lists
 from verfedgnn.gnn.model import BYTES, LIMBS, Model, SolvedLayout
 from verfedgnn.gnn.rater_solver import choose_reads, solve_raters
@@ -121,16 +121,15 @@ class SolvedRound:
             lists = solve_lists(graph, targets, views["users"], strengths)
             gradient, solved = lists.gradient, lists.items
             served = views["users"], solved
-            sums = {"grams": torch.stack([lists.grams[0] / ratings, lists.grams[1] / max(1, self.items)])}
+            sums = {"gram": torch.stack([lists.gram[0] / ratings, lists.gram[1] / max(1, self.items)])}
         else:
-            kept = ItemFactors(private["items"], rounds=ROUNDS_BEFORE_PRIOR if continues else 0)
+            kept = Estimates(rounds=ROUNDS_BEFORE_PRIOR if continues else 0)
             if home[0] > 0:
-                prior = home[2:] if home[2] > 0 else None
-                kept = replace(kept, noise=float(home[0]), rounds=int(home[1]), prior=prior)
+                kept = Estimates(float(home[0]), home[2:] if home[2] > 0 else None, int(home[1]))
             factors = solve_factors(graph, targets, layout.factors(views, zero), kept)
-            solved = factors.home.items
-            prior = torch.zeros_like(home[2:]) if factors.home.prior is None else factors.home.prior
-            home = torch.cat([torch.tensor([factors.home.noise, factors.home.rounds]).to(prior), prior])
+            kept, solved = factors.estimates, factors.items
+            prior = torch.zeros_like(home[2:]) if kept.prior is None else kept.prior
+            home = torch.cat([torch.tensor([kept.noise, kept.rounds]).to(prior), prior])
             gradient, sums = factors.gradient, {"gram": factors.gram / ratings}
             served = as_product(views["users"], solved)
             if layout.rater_columns:
@@ -245,7 +244,7 @@ class SolvedRound:
         if layout.lists:
             public = layout.public_lists(views, velocity, ratings, self.items)
             scale = torch.tensor([ratings, self.items]).to(columns).view(2, 1, 1)
-            new["users"].copy_(public.step(columns, sums["grams"] * scale).users)
+            new["users"].copy_(public.step(columns, sums["gram"] * scale).users)
             return
         width = layout.columns
         shared = layout.shared(new["sums"])

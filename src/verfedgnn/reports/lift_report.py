@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verfedgnn.core.option_names import worded
@@ -77,7 +77,7 @@ def add_lift(document: Document, lift: Mapping[str, Any]) -> None:
             verdict.PARTNERS_HEADER, verdict.partner_rows(lift["partners"]), "Gain without each partner"
         )
         why = "**Which partner is worth it:** each party's gain in federations without one of the others."
-        document.add(Paragraph(why), partners)
+        document.add(Paragraph(why), _draw_partners(lift["partners"]), partners)
     document.add(fold)
 
 
@@ -114,14 +114,30 @@ def _draw(customers: str, table: Mapping[str, Any]) -> Picture | None:
     fewest = sorted((row["users"] for row in rows), reverse=True)[:MOST_PARTIES][-1]
     shown = [row for row in rows if row["users"] >= fewest][:MOST_PARTIES]
     shown += [{**table["overall"], "name": "all parties"}] if len(rows) > 1 else []
-    intervals = []
-    for row in filter(verdict.is_judged, shown):
-        gain = row["gain"]["percent"] if metric == "rmse" else 100 * row["gain"]["value"]
-        unit = "%" if metric == "rmse" else "of 100"
-        intervals.append(Interval(row["name"], gain, *verdict.gain_ends(row), row["pays"], unit))
+    intervals = [_interval(row["name"], row, metric) for row in shown if verdict.is_judged(row)]
     title = f"What joining gains in {_NAMES[metric]} of {customers}"
     name = f"lift-{_NAMES[metric].split()[-1]}-{customers.split()[0]}"
     return picture(name, title, draw_intervals(title, intervals, _AXES[metric]))
+
+
+def _interval(name: str, row: Mapping[str, Any], metric: str) -> Interval:
+    gain = row["gain"]["percent"] if metric == "rmse" else 100 * row["gain"]["value"]
+    return Interval(name, gain, *verdict.gain_ends(row), row["pays"], "%" if metric == "rmse" else "of 100")
+
+
+def _draw_partners(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
+    """Draw what each party gains without each partner, for the first figure that could be judged."""
+    judged = [row for row in rows if verdict.is_judged(row["without"])]
+    if not judged:
+        return None
+    metric, customers = judged[0]["metric"], judged[0]["customers"]
+    intervals = [
+        _interval(f"{row['party']}, without {row['partner']}", row["without"], metric)
+        for row in judged
+        if (row["metric"], row["customers"]) == (metric, customers)
+    ]
+    title = f"What joining gains without each partner in {_NAMES[metric]} of {customers}"
+    return picture("lift-partners", title, draw_intervals(title, intervals, _AXES[metric]))
 
 
 def _rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

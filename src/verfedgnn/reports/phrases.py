@@ -107,9 +107,10 @@ def describe_learnt(config: Config) -> str:
 def describe_served(metrics: Mapping[str, Any]) -> str:
     """Return on what the judged and the served models were trained."""
     ratings = sum(party["ratings"] for party in metrics["parties"])
+    what = "likes" if metrics["test"].get("rmse") is None else "ratings"
     judged = f"judged {metrics['split']}" if "split" in metrics else "judged on the test part"
     if "final" in metrics:
-        return f"models trained on all {ratings:,} ratings; {judged}, with models that had not seen it"
+        return f"models trained on all {ratings:,} {what}; {judged}, with models that had not seen it"
     return f"the judged models, which have not seen the test part ({judged})"
 
 

@@ -20,7 +20,6 @@ from verfedgnn.reports.phrases import format_duration, format_size
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
-    from verfedgnn.training.cost_forecast import CostForecast
     from verfedgnn.training.progress import Progress as RoundEvent
     from verfedgnn.training.progress import Watcher
 
@@ -31,19 +30,18 @@ REFRESH_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The trainings that one `train` command runs, in order, as progress reports call them, and what they are expected to cost."""
+    """The trainings that one `train` command runs, in order, as progress reports call them."""
 
     steps: Sequence[str] = ()
-    expected: CostForecast | None = None
 
     @classmethod
-    def of(cls, parties: Sequence[str], config: Config, expected: CostForecast | None = None) -> TrainingPlan:
+    def of(cls, parties: Sequence[str], config: Config) -> TrainingPlan:
         """Return the trainings of a command for these parties."""
         loops = ["lists"] if config.ranks else ["federation", "lists"][: 1 + config.trains_lists]
         alone = [f"{name} alone{', lists' * (loop == 'lists')}" for loop in loops for name in parties]
         final = config.trains_final and config.model.solved
         again = [f"{loop}, all ratings" for loop in loops] if final else []
-        return cls([*loops, *again, *(alone if config.training.gate else [])], expected)
+        return cls([*loops, *again, *(alone if config.training.gate else [])])
 
     def describe(self, step: str) -> str:
         """Return the place of a step, such as `step 3 of 20, books alone`."""
@@ -51,32 +49,11 @@ class TrainingPlan:
             return step
         return f"step {self.steps.index(step) + 1} of {len(self.steps)}, {step}"
 
-    def seconds_left(self, step: str, share: float, spent: float) -> float | None:
-        """Return the seconds until all steps are finished, `spent` after the first began; None if they are not expected."""
-        if self.expected is None or step not in self.steps:
-            return None
-        weights = [self.expected.seconds_of(name) for name in self.steps]
-        place = self.steps.index(step)
-        finished = sum(weights[:place]) + share * weights[place]
-        return spent / finished * (sum(weights) - finished) if finished else sum(weights)
-
-    def describe_cost(self, config: Config, parties: int) -> str:
-        """Say how long the command takes and what a party sends and receives, at most; "" if that is not expected."""
-        if self.expected is None:
-            return ""
-        seconds = sum(map(self.expected.seconds_of, self.steps))
-        rounds = sum(cost.rounds for cost in self.expected.federated.values())
-        own = sum(" alone" in step for step in self.steps)
-        trainings = f"{rounds:,} rounds" + (f" and {own} trainings of single parties" if own else "")
-        sent = format_size(self.expected.bytes / parties)
-        early = ", and less if the validation error stops falling" if config.training.patience else ""
-        return f"expected: about {format_duration(seconds)} for {trainings}, {sent} a party{early}"
-
 
 class RoundProgress:
     """A progress bar of a training: round, validation error, bytes and time left. In a file it prints lines.
 
-    With a plan, each training has its place among all of the command, and with a forecast the time left is that of the whole command.
+    With a plan, each training has its place among all of the command.
     """
 
     def __init__(self, *, hidden: bool, unit: str = "rounds", transient: bool = False) -> None:
@@ -101,7 +78,6 @@ class RoundProgress:
         """The line of the current training that is printed when it ends."""
         self.printed = 0
         self.printed_at = 0.0
-        self.started = 0.0
         self.began = 0.0
         self.first = 0.0
         self.valid = ""
@@ -150,7 +126,7 @@ class RoundProgress:
             self._close()
             self._begin(label, done, self.bar.add_task(escape(name), total=total, note=note, left=""))
             self.printed = 0
-        left = self._describe_left(label, done, total)
+        left = self._describe_left(done, total)
         self.bar.update(self.tasks[label], completed=done, note=note, left=left)
         if not self.plain:
             return
@@ -166,16 +142,11 @@ class RoundProgress:
     def _begin(self, label: str, done: float, task: TaskID) -> None:
         self.began = time.monotonic()
         self.first = done
-        self.started = self.started or self.began
         self.tasks[label] = task
 
-    def _describe_left(self, label: str, done: float, total: float) -> str:
-        """Return the time left for the command or, without a forecast, for the task; "" if it is unknown."""
-        now = time.monotonic()
-        seconds = self.plan.seconds_left(label, done / total, now - self.started)
-        if seconds is not None:
-            return f"about {format_duration(seconds)} left in all"
-        spent = now - self.began
+    def _describe_left(self, done: float, total: float) -> str:
+        """Return the time left for the task; "" if it is unknown."""
+        spent = time.monotonic() - self.began
         if spent <= 1 or not self.first < done < total:
             return ""
         return f"about {format_duration(spent * (total - done) / (done - self.first))} left"
@@ -206,7 +177,7 @@ class NotebookProgress(RoundProgress):
         if now - self.shown < REFRESH_SECONDS:
             return
         self.shown = now
-        left = self._describe_left(label, done, total)
+        left = self._describe_left(done, total)
         words = html_escape(
             f"{label}  {done:.0f}/{total} {self.unit}  {note}".rstrip() + f"  {left}".rstrip()
         )

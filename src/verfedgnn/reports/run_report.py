@@ -198,7 +198,11 @@ def _protection(run: Run) -> Fold:
     for title, privacy in private.items():
         add_guarantees(fold, privacy, title)
     if not private:
-        fold.add(Paragraph("No release has a guarantee of differential privacy; preset private gives one."))
+        guarantee = metrics["privacy"]["gradients"]["guarantee"]
+        reason = (
+            guarantee.partition(": ")[2] if "noise" in run.config.unprotected else "preset private gives one"
+        )
+        fold.add(Paragraph(f"No release has a guarantee of differential privacy; {reason}."))
     return fold
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.metrics import RankingScores, RatingErrors, Score, measure_errors, measure_ranking
-from verfedgnn.core.pairs import Pairs, upper_quarter
+from verfedgnn.core.pairs import Pairs
 from verfedgnn.core.rating_means import fit_means
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel

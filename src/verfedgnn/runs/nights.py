@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +13,7 @@ from verfedgnn.core.files import check_file_name
 
 HISTORY = "nights.jsonl"
 """File in a folder of nights with a line for each night."""
-Word = Literal["promoted", "kept", "trained", "nothing new", "failed", "stopped"]
+Word = Literal["promoted", "kept", "trained", "nothing new", "failed", "stopped", "begun", "given up"]
 EXITS: dict[Word, int] = {
     "promoted": 0,
     "trained": 0,
@@ -21,9 +21,11 @@ EXITS: dict[Word, int] = {
     "kept": NotPromoted.exit_code,
     "stopped": Interrupted.exit_code,
     "failed": 1,
+    "begun": Interrupted.exit_code,
+    "given up": 7,
 }
-"""The exit code of each result."""
-DONE: tuple[Word, ...] = ("promoted", "kept", "trained", "nothing new")
+"""The exit code of each result; a night that is only begun is at work, or was killed."""
+DONE: tuple[Word, ...] = ("promoted", "kept", "trained", "nothing new", "given up")
 """Results of nights that are over."""
 
 
@@ -36,7 +38,7 @@ class Night:
     reason: str
     """Why the run was kept or the night failed; "" otherwise."""
     started: str
-    """Time of the start in UTC."""
+    """Time of the first start in UTC."""
     seconds: float
     data: str
     """Hash of the files that were trained on."""
@@ -44,9 +46,13 @@ class Night:
     def __post_init__(self) -> None:
         """Raise `ValueError` or `TypeError` for a line from elsewhere: the folder of a night may be removed."""
         check_file_name(self.night)
-        datetime.fromisoformat(self.started)
+        self.due(0)
         if self.result not in EXITS or not isinstance(self.reason, str) or not 0 <= self.seconds < 1e9:
             raise ValueError("a line is not one of a night")
+
+    def due(self, hours: float) -> datetime:
+        """Return the time at which the night is given up if it is not over by then."""
+        return datetime.fromisoformat(self.started).astimezone(UTC) + timedelta(hours=hours)
 
 
 def read_nights(folder: Path) -> list[Night]:

@@ -14,7 +14,7 @@ from verfedgnn.config.sections import SplitConfig
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.graph import check_edges
 from verfedgnn.core.option_names import option
-from verfedgnn.core.pairs import Pairs, PartyInput, upper_quarter
+from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import (
     NEWCOMER,
@@ -94,8 +94,7 @@ def prepare(
 def choose_config(parties: Sequence[PartyData], config: Config) -> Config:
     """Return the configuration that suits the data: sizes, the split and, where a party has nothing but likes, lists only."""
     config = config.with_code().for_parties(len(parties)).for_data(*count_data(parties))
-    likes = any((p.ratings.rating >= upper_quarter(p.ratings.scale)).all() for p in parties)
-    if likes and config.trains_lists:
+    if config.trains_lists and any(p.ratings.likes == len(p.ratings) for p in parties):
         config = config.for_lists().with_values({"training.epochs": config.training.epochs})
     return choose_split(parties, config)
 
@@ -150,7 +149,12 @@ def leave_out_twins(prepared: Sequence[Prepared], config: Config) -> list[Prepar
 
 
 def describe_twins(prepared: Sequence[Prepared]) -> str | None:
-    """Return how many ratings `leave_out_twins` left out of a random split; None if there are none."""
+    """Return how many ratings `leave_out_twins` left out of a random split, or what one party cannot check; None without twins."""
+    if len(prepared) == 1:
+        return (
+            "Judged without dates: if partners list some of your products, too, their training parts may hold the answer, "
+            "and the gain is overstated. A party cannot check that alone; compare catalogues, or agree on `split.dates`."
+        )
     count = sum(int((each.parts == UNUSED).sum()) for each in prepared)
     if not count:
         return None

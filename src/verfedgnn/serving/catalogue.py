@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.pairs import upper_quarter
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TRAIN, PartyData, Ratings
 from verfedgnn.data.ids import StrArray
 from verfedgnn.runs.run import Run

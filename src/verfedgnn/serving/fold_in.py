@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.core.pairs import upper_quarter
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import Ratings
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.upkeep.new_items import climb, measure_variance

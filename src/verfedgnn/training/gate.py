@@ -21,7 +21,8 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import Interrupted
-from verfedgnn.core.pairs import Choices, PartyInput, scale_unit
+from verfedgnn.core.pairs import Choices, PartyInput
+from verfedgnn.core.rating_scale import scale_unit
 from verfedgnn.data.splits import suits
 from verfedgnn.evaluation.lift import measure_lift
 from verfedgnn.gnn.model import Model
@@ -135,7 +136,7 @@ def _serve(
         dated = kind == "date" or (kind == "auto" and all(suits(p.party.ratings, dates) for p in prepared))
         run.metrics["lift"] = measure_lift(prepared, lifts)
         run.metrics["split"] = f"on ratings since {dates[1]}" if dated and dates else "on ratings at random"
-        if kind == "random":
+        if not (dated and dates):
             run.metrics["lift"]["twins"] = describe_twins(prepared)
     return run
 
@@ -164,7 +165,7 @@ def gate_party(
         parts |= {"federated": model} if model.items.shape[1] else {}
     else:
         own = own_rating_models(data, config.seed, choices, watch=watch, stop=stop)
-        parts = _rating_parts(party, choices, _others_totals(data, public, config)) | own
+        parts = _rating_parts(data, public, config, choices) | own
         parts |= {} if config.means_only else _split_models(model, config)
 
     counts = training_counts(data)
@@ -192,29 +193,19 @@ def gate_party(
     return ways | {"federated": mix("mixture", start=ways["alone"])}
 
 
-def _rating_parts(party: Prepared, choices: Choices, others: Tensor | None) -> Models:
-    """Return the models that a party can mix to predict ratings without training one, by name; the simplest comes first.
-
-    `others` are the other parties' numbers of ratings and sums of residuals by user.
-    """
-    data = party.input
-    device = party.train.user.device
+def _rating_parts(data: PartyInput, public: Tensor, config: Config, choices: Choices) -> Models:
+    """Return the models that a party can mix to predict ratings without training one, by name; the simplest comes first."""
+    device = data.train.user.device
     means = fit_party_means(data, choices)
     parts = {"means": means_model(means, means.user_offset, device)}
-    if others is not None:
-        elsewhere = others.cpu().double().numpy()
-        offset = means.federated_offset(elsewhere, scale_unit(data.scale), data.valid, data.scale, choices)
+    model = Model(config.model, data.users)
+    if model.solved is not None:  # else nobody shares numbers of ratings and sums of residuals
+        own = OwnRatings.of(data)
+        others = model.views(public)["totals"] - own_totals(model, own.graph, own.targets)
+        totals, unit = others.cpu().double().numpy(), scale_unit(data.scale)
+        offset = means.federated_offset(totals, unit, data.valid, data.scale, choices)
         parts["federated means"] = means_model(means, offset, device)
     return parts | {"EASE": residual_model(data, parts["means"], choices)}
-
-
-def _others_totals(data: PartyInput, public: Tensor, config: Config) -> Tensor | None:
-    """Return the other parties' number of ratings of each user, and the sum of their residuals (N, 2); None if nobody shares them."""
-    model = Model(config.model, data.users)
-    if model.solved is None:
-        return None
-    own = OwnRatings.of(data)
-    return model.views(public)["totals"] - own_totals(model, own.graph, own.targets)
 
 
 def _split_models(model: PartyModel, config: Config) -> Models:

@@ -16,7 +16,6 @@ from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.core.files import make_folder, writing
 from verfedgnn.core.option_names import option
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
-from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.party import FinishedTraining, Party
 from verfedgnn.runs.checkpoint import CheckpointSlots, join_states
 from verfedgnn.runs.ledger import Ledger
@@ -48,7 +47,9 @@ class TrainingLoop:
         self.config = config
         self.folder = folder
         inputs = [each.input for each in prepared]
-        self.runtime = local_federation(inputs, config, device_of(prepared), party=party, start=start)
+        device = prepared[0].train.user.device
+        self.runtime = local_federation(inputs, config, device, party=party, start=start)
+        self.coordinator = self.runtime.coordinator
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
         self.saved = time.monotonic()
@@ -56,15 +57,10 @@ class TrainingLoop:
         self.releases = {
             name: Counter({"gradients": 0, "neighbourhoods": 0}) for name in self.coordinator.names
         }
-        self._checkpoints = None
+        self._files = safe_names([party.party for party in prepared])
         if folder is not None:
             self._checkpoints = CheckpointSlots(folder / "checkpoint")
             self._restore(folder)
-
-    @property
-    def coordinator(self) -> Coordinator:
-        """The coordinator of the local federation."""
-        return self.runtime.coordinator
 
     def run(self, watch: Watcher | None = None, stop: Stop = never) -> Trained:
         """Run all remaining rounds and return the best models.
@@ -82,7 +78,11 @@ class TrainingLoop:
             # without validation ratings, an error says nothing
             error = None if self.config.split.kind == "all" else closed.valid_error
             if error is not None:
-                self._record_validation(closed.round, error)
+                entry = history_entry(closed.round, error, self.config, self.runtime.ledger, self.seconds)
+                self.history.append(entry)
+                if self.folder is not None:
+                    with writing(self.folder):
+                        write_history(self.folder, self.history)
             if watch is not None:
                 watch(self._progress(closed.round, error))
             done = coordinator.done
@@ -110,12 +110,6 @@ class TrainingLoop:
             best=judged(self.coordinator.best.error),
             bytes=self.runtime.ledger.total(),
         )
-
-    def _record_validation(self, round: int, error: float) -> None:
-        self.history.append(history_entry(round, error, self.config, self.runtime.ledger, self.seconds))
-        if self.folder is not None:
-            with writing(self.folder):
-                write_history(self.folder, self.history)
 
     def _trained(self, finished: Sequence[FinishedTraining]) -> Trained:
         best = self.coordinator.best
@@ -149,9 +143,8 @@ class TrainingLoop:
 
     def write_checkpoint(self) -> None:
         """Write a checkpoint of the last finished round."""
-        assert self._checkpoints is not None
         states = {"_coordinator": self.coordinator.checkpoint()}
-        for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
+        for name, party in zip(self._files, self.runtime.parties.values(), strict=True):
             states[name] = party.progress.checkpoint()
             states[f"{name}_models"] = party.progress.models()
         values = {
@@ -167,14 +160,13 @@ class TrainingLoop:
         if not (folder / "history.jsonl").is_file():
             make_folder(folder)
             write_history(folder, [])
-        assert self._checkpoints is not None
         found = self._checkpoints.read()
         if found is None:
             return
         values = found.values
         self.coordinator.restore(found.part("_coordinator"))
         replica = self.coordinator.replica
-        for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
+        for name, party in zip(self._files, self.runtime.parties.values(), strict=True):
             party.progress.restore(found.part(name), found.part(f"{name}_models"))
             party.replica.load(replica.arrays(), replica.round)
             party.replica.best = (self.coordinator.best.round, self.coordinator.public)
@@ -182,14 +174,6 @@ class TrainingLoop:
         self.seconds = values["seconds"]
         self.releases = {name: Counter(counts) for name, counts in values["releases"].items()}
         self.history = [entry for entry in read_history(folder) if entry["round"] <= replica.round]
-
-    def _files(self) -> list[str]:
-        return safe_names([p.party for p in self.prepared])
-
-
-def device_of(prepared: Sequence[Prepared]) -> torch.device:
-    """Return the device that the prepared data is on."""
-    return prepared[0].train.user.device
 
 
 def usable_device(device: str | torch.device) -> torch.device:

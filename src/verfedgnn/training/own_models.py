@@ -29,18 +29,19 @@ from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.item_item import ItemScores, fit_item_scores, fit_residuals
 from verfedgnn.core.metrics import measure_errors, rank_each
-from verfedgnn.core.pairs import Choices, Pairs, PartyInput, scale_unit, upper_quarter
+from verfedgnn.core.pairs import Choices, Pairs, PartyInput
 from verfedgnn.core.rating_means import Means, fit_means
-from verfedgnn.gnn import list_model, rater_solver
+from verfedgnn.core.rating_scale import scale_unit, upper_quarter
+from verfedgnn.gnn import list_model
 from verfedgnn.gnn.factor_model import (
     ROUNDS_BEFORE_PRIOR,
-    ItemFactors,
+    Estimates,
     PublicFactors,
     as_product,
     solve_factors,
 )
 from verfedgnn.gnn.list_model import PublicLists, Strengths, choose_strengths, pair_weights, solve_lists
-from verfedgnn.gnn.rater_solver import PublicRaters, solve_raters
+from verfedgnn.gnn.rater_solver import PublicRaters, choose_reads, solve_raters
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.training.progress import Progress, Stop, Watcher, never
@@ -118,10 +119,9 @@ class OwnRatings:
 
     def in_stars(self, users: Tensor, items: Tensor) -> SolvedRound:
         """Return vectors whose product is in stars; the mean becomes a column."""
-        ones = torch.ones_like(users[:, :1])
-        return torch.cat([users, ones], 1), torch.cat(
-            [items * self.unit, torch.full_like(items[:, :1], self.mean)], 1
-        )
+        mean = torch.full_like(items[:, :1], self.mean)
+        users = torch.cat([users, torch.ones_like(users[:, :1])], 1)
+        return users, torch.cat([items * self.unit, mean], 1)
 
 
 def own_rating_models(
@@ -166,11 +166,11 @@ def own_list_model(
 def _factor_rounds(own: OwnRatings, size: int, seed: int) -> Iterator[SolvedRound]:
     vectors = own.draw(size, 1.0, torch.Generator().manual_seed(seed))
     public = PublicFactors.initial(vectors, own.biases, own.counts)
-    home = ItemFactors(torch.zeros((own.graph.items, size + 1)).to(vectors))
+    estimates = Estimates()
     while True:
-        solved = solve_factors(own.graph, own.targets, public, home)
-        home = solved.home
-        yield own.in_stars(*as_product(public.users, home.items))
+        solved = solve_factors(own.graph, own.targets, public, estimates)
+        estimates = solved.estimates
+        yield own.in_stars(*as_product(public.users, solved.items))
         public = public.step(solved.gradient, solved.gram)
 
 
@@ -183,7 +183,7 @@ def _rater_rounds(own: OwnRatings, hidden: int, seed: int) -> Iterator[SolvedRou
     deviation = float(own.graph.values.square().mean())
     while True:
         drawn = torch.rand(len(own.targets), generator=generator).to(tables)
-        solved = solve_raters(own.graph, own.targets, public, rater_solver.choose_reads(drawn))
+        solved = solve_raters(own.graph, own.targets, public, choose_reads(drawn))
         yield own.in_stars(*as_product(public.split()[0], solved.items))
         public = public.step(solved.gradient, solved.gram, deviation)
 
@@ -198,7 +198,7 @@ def _list_rounds(
     while True:
         solved = solve_lists(own.graph, weights, public.users, strengths)
         yield public.users, solved.items
-        public = public.step(solved.gradient, solved.grams)
+        public = public.step(solved.gradient, solved.gram)
 
 
 def _best(
@@ -345,8 +345,10 @@ def refit_items(model: PartyModel, data: PartyInput, choices: Choices) -> PartyM
         items[:, varies] += torch.linalg.solve(squares + torch.diag(penalty), moments[:, varies])
         return replace(model, items=items.to(model.items))
 
-    options = [None, *product(STRENGTHS, BIAS_DAMPINGS)]
-    return refit(choices.choose("items", options, lambda option: _validation_error(refit(option), data)))
+    def error(option: tuple[float, float] | None) -> float:
+        return measure_errors(model.vectors, refit(option).items, data.valid, data.scale).squared
+
+    return refit(choices.choose("items", [None, *product(STRENGTHS, BIAS_DAMPINGS)], error))
 
 
 def _sums(users: Tensor, items: Tensor, data: PartyInput) -> tuple[Tensor, Tensor]:
@@ -363,9 +365,3 @@ def _sums(users: Tensor, items: Tensor, data: PartyInput) -> tuple[Tensor, Tenso
         squares.index_add_(0, item, (x.unsqueeze(2) * x.unsqueeze(1)).flatten(1))
         moments.index_add_(0, item, x * error.unsqueeze(1))
     return squares.view(-1, columns, columns), moments
-
-
-def _validation_error(model: PartyModel, data: PartyInput) -> float:
-    found = measure_errors(model.vectors, model.items, data.valid, data.scale)
-    assert found.rmse is not None, "there are validation ratings"
-    return found.rmse

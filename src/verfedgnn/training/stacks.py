@@ -237,67 +237,46 @@ def _newcomer_weights(
 def judge_users(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> JudgedUsers:
     """Score each user's candidates with each model, for the users of `wanted` or for a sample of them."""
     users = sample_users(torch.unique(wanted.user).long(), data.items)
-    parts = [
-        _judge_chunk(models, data, wanted, chunk)
-        for chunk in torch.split(users, max(1, CHUNK_SCORES // max(1, data.items)))
-    ]
-    if len(parts) == 1:
-        return parts[0]
-    widest = max(part.hidden.shape[1] for part in parts)
-    first = torch.tensor([0, *(len(part.hidden) for part in parts)]).cumsum(0).tolist()
-    padded = [[_pad(scores, widest, 0.0) for scores in part.scores] for part in parts]
-    rows = torch.cat([part.wanted[0] + start for part, start in zip(parts, first, strict=False)])
-    return JudgedUsers(
-        [torch.cat(scores) for scores in zip(*padded, strict=True)],
-        (rows, torch.cat([part.wanted[1] for part in parts])),
-        torch.cat([_pad(part.hidden, widest, True) for part in parts]),
-        parts[0].spread,
-    )
+    row_of = torch.empty(data.users, dtype=torch.long, device=users.device)
+
+    def cells(pairs: Pairs, chunk: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows in the chunk of users and the items of the pairs that are in it."""
+        row_of.fill_(-1)[chunk] = torch.arange(len(chunk), device=users.device)
+        row = row_of[pairs.user.long()]
+        return row[row >= 0], pairs.item.long()[row >= 0]
+
+    few = data.items <= CANDIDATES * len(models)
+    size = max(1, CHUNK_SCORES // max(1, data.items))
+    spread: list[float] = []
+    parts = []
+    for start in range(0, max(1, len(users)), size):
+        chunk = users[start : start + size]
+        scores = [model.score(chunk) for model in models]
+        spread = spread or [_spread(one) for one in scores]
+        hidden = torch.zeros((len(chunk), data.items), dtype=torch.bool, device=users.device)
+        hidden[cells(data.train, chunk)] = True
+        candidate = torch.full_like(hidden, few)
+        candidate[cells(wanted, chunk)] = True
+        for one in () if few else scores:
+            candidate.scatter_(1, one.masked_fill(hidden, -torch.inf).topk(CANDIDATES, 1).indices, True)
+        row, item = candidate.nonzero(as_tuple=True)
+        parts.append((row + start, item, *(table[row, item] for table in (hidden, *scores))))
+    row, item, *tables = (torch.cat(flat) for flat in zip(*parts, strict=True))
+    count = torch.bincount(row, minlength=len(users))
+    column = torch.arange(len(row), device=users.device) - (count.cumsum(0) - count)[row]
+    padded = []
+    for flat in tables:
+        table = torch.ones((len(users), max(count.tolist(), default=0)), device=users.device).to(flat)
+        table[row, column] = flat
+        padded.append(table)
+    pairs = torch.unique(torch.stack(cells(wanted, users)), dim=1)
+    place = torch.searchsorted(row * data.items + item, pairs[0] * data.items + pairs[1])
+    return JudgedUsers(padded[1:], (pairs[0], column[place]), padded[0], spread)
 
 
 def _spread(scores: Tensor) -> float:
     """Return the standard deviation of a model's scores, at least a tiny number."""
     return max(float(scores.std()), 1e-9) if scores.numel() > 1 else 1e-9
-
-
-def _pad(table: Tensor, columns: int, value: float) -> Tensor:
-    return torch.nn.functional.pad(table, (0, columns - table.shape[1]), value=value)
-
-
-def _judge_chunk(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs, users: Tensor) -> JudgedUsers:
-    row_of = torch.full((data.users,), -1, dtype=torch.long, device=users.device)
-    row_of[users] = torch.arange(len(users), device=users.device)
-
-    def cells(pairs: Pairs) -> tuple[Tensor, Tensor]:
-        row = row_of[pairs.user.long()]
-        return row[row >= 0], pairs.item.long()[row >= 0]
-
-    hidden = torch.zeros((len(users), data.items), dtype=torch.bool, device=users.device)
-    hidden[cells(data.train)] = True
-    scores = [model.score(users) for model in models]
-    candidate = torch.full_like(hidden, data.items <= CANDIDATES * len(models))
-    candidate[cells(wanted)] = True
-    if data.items > CANDIDATES * len(models):
-        for one in scores:
-            candidate.scatter_(1, one.masked_fill(hidden, -torch.inf).topk(CANDIDATES, 1).indices, True)
-    row, item = candidate.nonzero(as_tuple=True)
-    count = candidate.sum(1)
-    first = count.cumsum(0) - count
-    column = torch.arange(len(row), device=users.device) - first[row]
-    items = torch.zeros(
-        (len(users), int(count.max()) if len(count) else 0), dtype=torch.long, device=users.device
-    )
-    items[row, column] = item
-    filled = torch.ones_like(items, dtype=torch.bool)
-    filled[row, column] = hidden[row, item]
-    pairs = torch.unique(torch.stack(cells(wanted)), dim=1)
-    place = torch.searchsorted(row * data.items + item, pairs[0] * data.items + pairs[1])
-    return JudgedUsers(
-        [one.gather(1, items) for one in scores],
-        (pairs[0], column[place]),
-        filled,
-        [_spread(one) for one in scores],
-    )
 
 
 def search_weights(judged: JudgedUsers, start: Sequence[float] | None, margin: float) -> list[float]:

@@ -100,13 +100,19 @@ def resume(
     folder = Path(out)
     if not (folder / "config.toml").is_file():
         raise RunError(f"{folder} holds no run to resume; start one with {option('out', str(folder))}")
-    final = (folder / FINAL / "metrics.json").is_file() or not load_config(
-        folder / "config.toml"
-    ).trains_final
+    config = load_config(folder / "config.toml")
+    final = (folder / FINAL / "metrics.json").is_file() or not config.trains_final
     if (folder / "metrics.json").is_file() and (final or not (folder / "checkpoint").is_dir()):
         return Run.load(folder, added=False)
     with lock_folder(folder):
-        return _resume(folder, device=device, watch=watch, stop=stop)
+        other = describe_code_change(config)
+        if other is not None:
+            raise RunError(
+                f"{folder} was begun with {other}; install the earlier version to resume, or train again with {option('overwrite', True)}"
+            )
+        parties, parts = read_party_tables(folder / "parties")
+        prepared = prepare(parties, config, usable_device(device), parts)
+        return _train_and_judge(prepared, config, folder, recorded_before(folder), watch, stop)
 
 
 def train_final(
@@ -137,18 +143,6 @@ def train_final(
     return resume(folder, device=device, watch=watch, stop=stop)
 
 
-def _resume(folder: Path, *, device: str | torch.device, watch: Watcher | None, stop: Stop) -> Run:
-    config = load_config(folder / "config.toml")
-    other = describe_code_change(config)
-    if other is not None:
-        raise RunError(
-            f"{folder} was begun with {other}; install the earlier version to resume, or train again with {option('overwrite', True)}"
-        )
-    parties, parts = read_party_tables(folder / "parties")
-    prepared = prepare(parties, config, usable_device(device), parts)
-    return _train_and_judge(prepared, config, folder, recorded_before(folder), watch, stop)
-
-
 def _leave_out(
     parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]] | None, forgotten: ForgottenUsers
 ) -> tuple[Sequence[PartyData], Sequence[NDArray[np.int8]] | None]:
@@ -176,64 +170,55 @@ def _train_and_judge(
 
     Trainings that have begun in the folder continue from their checkpoints.
     """
-    judged = _train(prepared, config, folder, [None, None], watch, stop, party)
+
+    def run(
+        data: Sequence[Prepared], config: Config, folder: Path | None, starts: Sequence[Tensor | None]
+    ) -> list[Trained]:
+        """Run the configured training and, if the configuration asks for it and there are likes, one for lists."""
+        trainings = [(config, folder)]
+        if len(starts) > 1 and config.federates_lists and all_like(data):
+            trainings.append((config.for_lists(), None if folder is None else folder / LISTS))
+        return [
+            TrainingLoop(data, config, folder=folder, party=party, start=start).run(watch, stop)
+            for (config, folder), start in zip(trainings, starts, strict=False)
+        ]
+
+    judged = run(prepared, config, folder, [None, None])
     final: list[Trained] = []
     if config.trains_final and config.model.solved:
         whole = [data.with_everything(config) for data in prepared]
         inside = None if folder is None else folder / FINAL
-        starts = [result.public for result in judged]
-        final = _train(whole, config.for_final(), inside, starts, watch, stop, party)
+        final = run(whole, config.for_final(), inside, [result.public for result in judged])
     return make_run(prepared, config, judged, final, folder=folder, before=before, watch=watch, stop=stop)
 
 
-def _train(
-    prepared: Sequence[Prepared],
-    config: Config,
-    folder: Path | None,
-    starts: Sequence[Tensor | None],
-    watch: Watcher | None,
-    stop: Stop,
-    party: type[Party],
-) -> list[Trained]:
-    """Run the configured training and, if the configuration asks for it and there are likes, one for lists."""
-    trainings = [(config, folder)]
-    if len(starts) > 1 and config.federates_lists and all_like(prepared):
-        trainings.append((config.for_lists(), None if folder is None else folder / LISTS))
-    return [
-        TrainingLoop(prepared, config, folder=folder, party=party, start=start).run(watch, stop)
-        for (config, folder), start in zip(trainings, starts, strict=False)
-    ]
-
-
-def compare_partners(run: Run, *, watch: Watcher | None = None, stop: Stop = never) -> list[dict[str, Any]]:
+def compare_partners(run: Run, *, watch: Watcher, stop: Stop) -> list[dict[str, Any]]:
     """Train the judged federation again without each party in turn, on the same parts of the ratings.
 
     Return for each party, each partner and each table of the lift the gain with all partners and without this one, with the words.
     In a federation, sums with and without a party would reveal that party.
     """
     judged = run.judged
-    if len(judged.parties) < 3:
-        raise ConfigError("--partners compares federations without one party; it needs three parties or more")
-    if "lift" not in run.metrics:
-        raise ConfigError("--partners needs a run with a gate; train with preset best")
+    if len(judged.parties) < 3 or "lift" not in run.metrics:
+        raise ConfigError(
+            "--partners compares federations without one party; it needs three parties or more, and preset best"
+        )
     config = judged.config.with_values({"final": False})
-    shown = ("users", "reference", "alone", "federated", "gain", "pays")
     rows = []
     for left_out, partner in enumerate(judged.parties):
 
         def named(event: Progress, name: str = partner.name) -> None:
-            if watch is not None:
-                watch(replace(event, label=f"without {name}, {event.label}"))
+            watch(replace(event, label=f"without {name}, {event.label}"))
 
         others = [p for p in range(len(judged.parties)) if p != left_out]
         parts = [judged.parts[p] for p in others]
         without = train([judged.parties[p] for p in others], config, parts=parts, watch=named, stop=stop)
         tables = (judged_tables(lift) for lift in (run.metrics["lift"], without.metrics["lift"]))
         for (customers, table), (_, less) in zip(*tables, strict=True):
-            about = {"partner": partner.name, "customers": customers, "metric": table["metric"]}
             full = {row["name"]: row for row in table["parties"]}
-            for row in less["parties"]:
-                gains = {"with": full[row["name"]], "without": row}
-                gains = {way: {name: each[name] for name in shown} for way, each in gains.items()}
-                rows.append({"party": row["name"], **about, **gains})
+            about = {"partner": partner.name, "customers": customers, "metric": table["metric"]}
+            rows += [
+                {"party": row["name"], **about, "with": full[row["name"]], "without": row}
+                for row in less["parties"]
+            ]
     return rows

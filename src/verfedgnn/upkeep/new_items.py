@@ -48,7 +48,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import ConfigError, DataError, RunError
 from verfedgnn.core.item_item import ItemScores
-from verfedgnn.core.pairs import upper_quarter
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TRAIN, VALID
 from verfedgnn.data.ids import find_positions
 from verfedgnn.data.rating_reader import read_table
