@@ -323,7 +323,7 @@ def _common_names(subject: x509.Name) -> list[str]:
     return [str(attribute.value) for attribute in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
 
 
-def _subject(name: str, *organisation: x509.NameAttribute) -> x509.Name:
+def _subject(name: str, *organisation: x509.NameAttribute[str]) -> x509.Name:
     return x509.Name([*organisation, x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
 
 
