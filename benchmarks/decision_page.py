@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/decision_page.py
 
-`verfedgnn bench --out results/proof/best.json` and `verfedgnn compare --out results/proof/NAME` make the records.
+`verfedgnn bench NAME --out results/proof/best-NAME.json` and `verfedgnn compare --out results/proof/NAME` make the records.
 """
 
 from __future__ import annotations
@@ -10,28 +10,48 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from scipy import stats
+
+from verfedgnn.config.sections import choose_sizes
+from verfedgnn.core.errors import RunError
 from verfedgnn.evaluation.verdict import judged_tables
 from verfedgnn_research.baselines import METHODS
-from verfedgnn_research.experiments.comparison import pooled_shares
 from verfedgnn_research.experiments.result_tables import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 PROOF = ROOT / "results" / "proof"
 TITLES = {
     "amazon": "Amazon, books and movies",
-    "ciao-any": "Ciao, four categories",
+    "ciao-any": "Ciao, users of any category",
+    "ciao-all": "Ciao, users of all categories",
     "douban": "Douban, books and music",
     "sport-cloth": "Amazon, sports and clothes",
     "genre": "ML-1M by genre",
     "ml-1m": "ML-1M, cut at random",
     "ml-100k": "ML-100K, cut at random",
+    "book-crossing": "BookCrossing, cut at random",
 }
 """Data sets in the order of the page: real platforms first."""
-SIMPLE = ("popularity", "bias", "itemknn", "ease", "ials", "biased-mf")
+SIMPLE = (
+    "popularity",
+    "bias",
+    "itemknn",
+    "ease",
+    "ials",
+    "biased-mf",
+    "svd++",
+    "autorec",
+    "lightgcn",
+    "emcdr",
+)
+CROSS = ("popularity-alone", "best-gated", "emcdr", "itemknn", "ease", "ials", "lightgcn", "pipeline")
+"""Methods of the table of newcomers."""
+SPLIT = "--set split.kind=auto --set 'split.fractions=[0.8,0.1,0.1]'"
+"""The split of the verdict, for `verfedgnn compare`."""
 QUESTIONS = (
     ("lists, new customers", "hitrate@20", "newcomers"),
     ("lists, known customers", "hitrate@20", "known"),
@@ -42,13 +62,36 @@ Record = dict[str, Any]
 
 
 def read_proof() -> tuple[list[Record], dict[str, list[Record]]]:
-    """Return the records of bench, and those of compare by data set."""
-    records = json.loads((PROOF / "best.json").read_text())
+    """Return the records of bench, and those of compare by data set; raise if records of one table are of several commits."""
+    records = [
+        record for path in sorted(PROOF.glob("best*.json")) for record in json.loads(path.read_text("utf-8"))
+    ]
     cells = {
-        path.parent.name: [json.loads(line) for line in path.read_text().splitlines()]
+        path.parent.name: [json.loads(line) for line in path.read_text("utf-8").splitlines()]
         for path in sorted(PROOF.glob("*/cells.jsonl"))
     }
+    one_commit("bench", records)
+    one_commit("compare", [record for group in cells.values() for record in group])
     return records, cells
+
+
+def one_commit(command: str, records: Sequence[Record]) -> str:
+    """Return the commit of all records; raise if there are several, or one that is unknown or has changed files."""
+    commits = sorted({str(record["commit"]) for record in records})
+    if len(commits) > 1 or any(commit == "None" or commit.endswith("+") for commit in commits):
+        raise RunError(
+            f"records of `verfedgnn {command}` are of commits {', '.join(commits)}; measure all of them at one clean commit"
+        )
+    return commits[0] if commits else "–"
+
+
+def over_seeds(values: Sequence[float], digits: int = 1) -> str:
+    """Return the mean with the half width of its 95 % t-interval; without the latter for fewer than three seeds."""
+    mean = f"{statistics.mean(values):+.{digits}f}"
+    if len(values) < 3:
+        return mean
+    half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean} ± {half:.{digits}f}"
 
 
 def by_data(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -72,7 +115,8 @@ def tables(record: Record, metric: str, customers: str) -> list[Record]:
 def gain_row(name: str, records: list[Record]) -> list[str]:
     """Return the row of a data set: what customers find without and with the others."""
     first = records[0]
-    row = [TITLES[name], str(first["parties"]), f"{first['users']:,}", f"{first['all_ratings']:,}"]
+    row = [TITLES[name], str(len(records)), str(first["parties"]), f"{first['users']:,}"]
+    row.append(f"{first['all_ratings']:,}")
     for _, metric, customers in QUESTIONS:
         found = [table["overall"] for record in records for table in tables(record, metric, customers)]
         if not found:
@@ -81,7 +125,9 @@ def gain_row(name: str, records: list[Record]) -> list[str]:
         scale, digits = (100, 1) if metric != "rmse" else (1, 4)
         before = statistics.mean(scale * each[each["reference"]] for each in found)
         after = statistics.mean(scale * each["federated"] for each in found)
-        row.append(f"{before:.{digits}f} → {after:.{digits}f}")
+        gains = [each["gain"]["percent" if metric == "rmse" else "value"] for each in found]
+        gained = f"{over_seeds(gains)} %" if metric == "rmse" else over_seeds([100 * gain for gain in gains])
+        row.append(f"{before:.{digits}f} → {after:.{digits}f} ({gained})")
     words = Counter(
         row["pays"]
         for record in records
@@ -91,7 +137,27 @@ def gain_row(name: str, records: list[Record]) -> list[str]:
     row.append(", ".join(f"{count} {word}" for word, count in words.most_common()))
     megabytes = statistics.mean(sum(traffic(record)) / record["parties"] / 1e6 for record in records)
     row += [f"{megabytes:.0f}", f"{statistics.mean(record['cpu_seconds'] for record in records):.0f}"]
+    walls = [record["wall_seconds"] / 60 for record in records if "wall_seconds" in record]
+    row.append(f"{statistics.mean(walls):.1f}" if walls else "–")
+    sums = "noised sums, no ε" if first["parties"] == 2 else "masked sums, no ε"
+    row.append(f"{sums}; {max(map(numbers_per_user, records)):,} numbers")
     return row
+
+
+def numbers_per_user(record: Record) -> int:
+    """Return how many numbers about each user a party released (docs/model.md): two and one in first rounds, then gradients."""
+    sizes = choose_sizes(record["users"], record["all_ratings"])
+    stars = sizes.dim + 1 + (3 * sizes.raters + 1 if sizes.raters else 0)
+    final = record["final"] or {}
+    rounds = [record.get("ratings"), record.get("lists"), final, final.get("lists")]
+    found = [part["rounds"] if part else 0 for part in rounds]
+    if "rmse" not in {table["metric"] for _, table in judged_tables(record["lift"])}:
+        found = [0, found[0], 0, found[2]]  # the only training is of lists
+    return sum(
+        first + (count - 1) * size
+        for count, first, size in zip(found, (2, 1) * 2, (stars, sizes.lists) * 2, strict=True)
+        if count
+    )
 
 
 def traffic(record: Record) -> list[float]:
@@ -105,60 +171,78 @@ def traffic(record: Record) -> list[float]:
     ]
 
 
+def figures(cells: Sequence[Record], part: str, customers: str, metric: str) -> dict[str, float]:
+    """Return the mean over seeds of a figure by method, of those seeds that all methods have."""
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    for record in cells:
+        value = record["customers"][part][customers].get(metric)
+        if value is not None:
+            found[record["method"]][record["seed"]] = value
+    seeds = set.intersection(*map(set, found.values())) if found else set()
+    return {method: statistics.mean(each[seed] for seed in seeds) for method, each in found.items() if seeds}
+
+
 def compared_rows(cells: dict[str, list[Record]]) -> list[list[str]]:
-    """Return, for each data set and figure, simple methods, the pipeline alone, the federation and the pipeline pooled."""
+    """Return, for each data set and question, simple methods, the pipeline alone, the federation and the pipeline pooled."""
     rows = []
     for name in TITLES:
-        means: dict[str, dict[str, float]] = {"rmse": {}, "ndcg@20": {}}
-        groups = defaultdict(list)
-        for record in cells.get(name, []):
-            groups[record["method"]].append(record)
-        for figure, found in means.items():
-            for method, group in groups.items():
-                values = [record["test"][figure] for record in group if record["test"][figure] is not None]
-                if values:
-                    found[method] = statistics.mean(values)
-        shares = pooled_shares(means)
-        for figure, label in (("rmse", "RMSE"), ("ndcg@20", "NDCG@20")):
-            found = means[figure]
-            if "pipeline" not in found:
+        for title, metric, customers in QUESTIONS:
+            test, valid = (
+                figures(cells.get(name, []), part, customers, metric) for part in ("test", "valid")
+            )
+            if not {"pipeline", "pipeline-alone", "best-gated"} <= test.keys():
                 continue
-            best = {
-                suffix: (min if figure == "rmse" else max)(
-                    (found[method + suffix], METHODS[method].title)
-                    for method in SIMPLE
-                    if method + suffix in found
-                )
-                for suffix in ("-alone", "")
-            }
-            seeds = len({record["seed"] for record in groups["pipeline"]})
-            own, federated, pooled = (found[m] for m in ("pipeline-alone", "best-gated", "pipeline"))
-            share = f"{shares[label]:.0%}" if label in shares else "–"
+            stars = metric == "rmse"
+
+            def shown(method: str, test: dict[str, float] = test, stars: bool = stars) -> str:
+                return f"{test[method]:.4f}" if stars else f"{100 * test[method]:.1f}"
+
+            best = {}
+            for suffix in ("-alone", ""):
+                known = [method + suffix for method in SIMPLE if method + suffix in valid]
+                chosen = (min if stars else max)(known, key=valid.__getitem__)
+                best[suffix] = f"{shown(chosen)} ({METHODS[chosen].title.removesuffix(', alone')})"
+            way = test["pipeline"] - test["pipeline-alone"]
+            share = (test["best-gated"] - test["pipeline-alone"]) / way if way else 0.0
+            worth = abs(way) > 0.005 * test["pipeline-alone"] and (way < 0) == stars
             rows.append(
                 [
                     TITLES[name],
-                    str(seeds),
-                    label,
-                    *(f"{value:.4f} ({title})" for value, title in [best["-alone"]]),
-                    f"{own:.4f}",
-                    f"**{federated:.4f}**",
-                    f"{pooled:.4f}",
-                    *(f"{value:.4f} ({title})" for value, title in [best[""]]),
-                    share,
+                    title,
+                    best["-alone"],
+                    shown("pipeline-alone"),
+                    f"**{shown('best-gated')}**",
+                    shown("pipeline"),
+                    best[""],
+                    f"{share:.0%}" if worth else "–",
                 ]
             )
+    return rows
+
+
+def newcomer_rows(cells: dict[str, list[Record]]) -> list[list[str]]:
+    """Return HitRate@20 and NDCG@20 of newcomers' lists for each data set and method."""
+    rows = []
+    for name in TITLES:
+        hit, ndcg = (
+            figures(cells.get(name, []), "test", "newcomers", metric) for metric in ("hitrate@20", "ndcg@20")
+        )
+        if "best-gated" in hit:
+            both = (f"{100 * hit[m]:.1f} / {ndcg[m]:.3f}" if m in hit else "–" for m in CROSS)
+            rows.append([TITLES[name], *both])
     return rows
 
 
 def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
     """Return results/README.md."""
     groups = by_data(records)
-    commits = sorted({str(r["commit"]) for group in [records, *cells.values()] for r in group})
-    seeds = ", ".join(f"{TITLES[name]} {len(group)}" for name, group in groups.items())
-    header = ["data", "parties", "users", "ratings", *(title for title, _, _ in QUESTIONS)]
-    header += ["words of the parties", "MB a party", "CPU seconds"]
-    simple = ["data", "seeds", "figure", "best simple, alone", "pipeline, alone", "federated"]
+    seeds = {name: len({cell["seed"] for cell in group}) for name, group in cells.items()}
+    counted = ", ".join(f"{TITLES[name]} {seeds[name]}" for name in TITLES if name in seeds)
+    header = ["data", "seeds", "parties", "users", "ratings", *(title for title, _, _ in QUESTIONS)]
+    header += ["words of the parties", "MB a party", "CPU seconds", "wall minutes", "what leaks"]
+    simple = ["data", "question", "best simple, alone", "pipeline, alone", "federated"]
     simple += ["pipeline, pooled", "best simple, pooled", "share of pooling"]
+    cross = ["data", *(METHODS[method].title for method in CROSS)]
     return "\n".join(
         [
             "# What joining is worth",
@@ -172,34 +256,43 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
             "Without the others → with them. *Lists*: of 100 customers, how many find something they like among",
             "the first 20; higher is better. *Stars*: error of predicted stars; lower is better. By date where",
             "there are dates, else at random. *New* customers have no rating at the party that judges them.",
-            "Without means the party's own models, mixed by the same rule.",
+            "Without means the party's own models, mixed by the same rule. In brackets is the gain, stars in per cent,",
+            "with a 95 % t-interval over seeds: parts, withheld users and first values. Seeds share their data, so the",
+            "interval says how a repetition varies, not other customers. Those intervals are in every report.",
             "",
             markdown(header, [gain_row(name, group) for name, group in groups.items()]),
             "The words count every party, question and seed ([what they mean](../docs/model.md#does-joining-pay)).",
             "MB: all trainings of a night, up and down. CPU seconds: all parties on one core, the verdict and the",
-            f"training on all ratings included. Seeds: {seeds}.",
-            "",
-            "What leaks: no ε; fake accounts find items better than by taste ([Attacks](attacks.md)). Preset",
-            "`private` has ε = 4 for a rating ([Budgets](privacy.md)).",
+            "training on all ratings included. *Numbers*: most that a party released about one user, in all rounds.",
+            "Fake accounts find items better than by taste ([Attacks](attacks.md)). Preset `private` has ε = 4",
+            "for a rating ([Budgets](privacy.md)).",
             "",
             "```sh",
-            f"VERFEDGNN_DATA=... verfedgnn bench {' '.join(groups)} --seeds 3 --out results/proof/best.json",
+            "verfedgnn bench NAME --seeds 3 --out results/proof/best-NAME.json",
             "```",
             "",
             "## Against simple methods, alone and pooled",
-            "60/20/20 at random. The *pipeline* is preset best without a federation: means, EASE, factors, raters",
-            "and lists, mixed on the validation part. *Pooled*, it is a bound that no federation may reach. Simple",
-            "methods (popularity, means, ItemKNN, EASE, iALS, biased MF) are tuned on the validation part. The one",
-            "with the best test figure is shown, which favours it. *Share of pooling*: what the federation realises",
-            "of the way from the pipeline alone to the pooled one, where that is more than 0.5 %.",
+            "The same split, customers and figures. The *pipeline* is preset best without a federation: means, EASE,",
+            "factors, raters and lists, mixed on the validation part. *Pooled*, it is a bound that no federation may",
+            "reach. Simple methods (popularity, means, ItemKNN, EASE, iALS, biased MF, SVD++, I-AutoRec; pooled also",
+            "LightGCN and EMCDR) try nine options each on the validation part; means try 30, popularity none. The one",
+            "that is best for the question *on the validation part* is shown. *Share of pooling*: what the federation",
+            "realises of the way from the pipeline alone to the pooled one, where that is more than 0.5 %.",
             "",
             markdown(simple, compared_rows(cells)),
             "EASE has the 4,096 items with the most ratings, ItemKNN 8,192: of one party alone, of all pooled.",
             "",
             "```sh",
-            "verfedgnn compare --data NAME --seeds 3 --out results/proof/NAME \\",
-            "  --methods popularity,bias,itemknn,itemknn-alone,ease,ease-alone,ials,ials-alone,biased-mf,pipeline,pipeline-alone,best-gated",
+            f"verfedgnn compare --data NAME --seeds 3 --out results/proof/NAME {SPLIT} \\",
+            f"  --methods {','.join(m for m in METHODS if m.removesuffix('-alone') in (*SIMPLE, 'pipeline', 'best-gated'))}",
             "```",
+            "",
+            "## Newcomers, against cross-domain methods",
+            "HitRate@20 of 100 / NDCG@20 of the same withheld users. All but popularity and the federation have pooled",
+            "data; EMCDR hands over users' vectors. Pooled iALS is CMF: parties share users, with equal weights.",
+            "",
+            markdown(cross, newcomer_rows(cells)),
+            f"Seeds of both tables: {counted or 'none'}.",
             "",
             "## Behind this page",
             "[Rounds](rounds.md), [joining](lift.md), [all ratings](life.md), [attacks](attacks.md),",
@@ -207,7 +300,8 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
             "[scale](scale.md), [serving](serving.md), [newcomers](fold-in.md), and",
             "[the paper](../docs/paper.md).",
             "",
-            f"Made by `benchmarks/decision_page.py` from records of commit {', '.join(commits)}.",
+            f"Made by `benchmarks/decision_page.py`: bench at commit {one_commit('bench', records)}, compare at commit "
+            f"{one_commit('compare', [cell for group in cells.values() for cell in group])}.",
             "",
         ]
     )
@@ -220,9 +314,9 @@ def draw(cells: dict[str, list[Record]], path: Path) -> None:
     plt.rcParams["svg.hashsalt"] = "verfedgnn"
     rows = [row for row in compared_rows(cells) if row[-1] != "–"]
     figure, axes = plt.subplots(figsize=(7, 0.4 * len(rows) + 1))
-    labels = [f"{row[0]}: {row[2]}" for row in rows]
+    labels = [f"{row[0]}: {row[1]}" for row in rows]
     shares = [float(row[-1].rstrip("%")) for row in rows]
-    axes.barh(labels, shares, color=["#2a6f97" if row[2] == "RMSE" else "#e07a1f" for row in rows])
+    axes.barh(labels, shares, color=["#2a6f97" if "stars" in row[1] else "#e07a1f" for row in rows])
     axes.axvline(100, color="black", linewidth=0.8)
     axes.invert_yaxis()
     axes.set_xlabel("of the gain of pooling all ratings, realised by the federation (%)")

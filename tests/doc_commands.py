@@ -13,7 +13,8 @@ from typing import Any
 import typer.main
 
 from verfedgnn.cli.main import app as declared
-from verfedgnn.config import presets, setting_path
+from verfedgnn.config import presets
+from verfedgnn.config.tree import setting_path
 from verfedgnn.core.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent

@@ -548,7 +548,8 @@ def test_tab(
 
 
 def test_every_setting_is_explained(command: Command) -> None:
-    from verfedgnn.config import presets, settings
+    from verfedgnn.config import presets
+    from verfedgnn.config.tree import settings
 
     code, out, err = command("settings")
     assert (code, err) == (0, "")

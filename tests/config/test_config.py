@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from verfedgnn import Config, ConfigError
-from verfedgnn.config import build_config, load_config, parse_settings, presets, settings
+from verfedgnn.config import build_config, load_config, parse_settings, presets
 from verfedgnn.config.sections import FactorModel, LaplaceGradients, TernaryGradients
 from verfedgnn.config.settings import CHOICES
+from verfedgnn.config.tree import settings
 from verfedgnn.core.option_names import on_command_line
 
 
@@ -66,9 +67,9 @@ def test_files_and_settings_override_in_order(tmp_path: Path) -> None:
         (["dim"], "key=value"),
         (["dimm=3"], "did you mean model.dim"),
         (["zzz=3"], "verfedgnn settings"),
-        (["dim=0"], "model.dim must be at least 1"),
-        (["dim=big"], r"model\.dim must be a whole number \(it is 'big'\)"),
-        (["gate=maybe"], "training.gate must be true or false"),
+        (["dim=0"], "model.dim must be greater than or equal to 1"),
+        (["dim=big"], r"model\.dim must be a valid integer \(it is 'big'\)"),
+        (["gate=maybe"], "training.gate must be a valid boolean"),
         (["mechanism=magic"], "'ternary', 'laplace', 'skellam', 'none' or 'rounded'"),
         (["fractions=[0.5,0.1,0.1]"], "add up to 1"),
         (["lr=nan"], "finite"),

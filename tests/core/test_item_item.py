@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core import item_item
 from verfedgnn.core.item_item import ItemScores, fit_item_scores, fit_residuals
-from verfedgnn.core.pairs import Choices, Pairs
+from verfedgnn.core.pairs import Choices, Pairs, PartyInput
 
 
 def pairs(rated: NDArray[np.bool_]) -> Pairs:
@@ -25,8 +25,12 @@ def closed_form(rated: NDArray[np.bool_], damping: float) -> NDArray[np.float64]
     return np.asarray(np.eye(x.shape[1]) - inverse / np.diag(inverse))
 
 
+def party(train: Pairs, users: int = 9, items: int = 7) -> PartyInput:
+    return PartyInput("shop", users, items, (1.0, 5.0), train, train)
+
+
 def fit(rated: Pairs, users: int, items: int, damping: float) -> ItemScores:
-    return fit_item_scores(rated, users, items, [damping], lambda scores: 0.0, Choices())
+    return fit_item_scores(party(rated, users, items), [damping], lambda scores: 0.0, Choices())
 
 
 def random_table(seed: int, users: int = 9, items: int = 7) -> NDArray[np.bool_]:
@@ -104,9 +108,9 @@ def test_lambda_is_chosen_by_its_error() -> None:
     def error(scores: ItemScores) -> float:
         return float((scores.weights - target).norm())
 
-    found = fit_item_scores(pairs(rated), 9, 7, dampings, error, choices)
+    found = fit_item_scores(party(pairs(rated)), dampings, error, choices)
     torch.testing.assert_close(found.weights, target, atol=1e-5, rtol=1e-4)
-    again = fit_item_scores(pairs(rated), 9, 7, dampings, lambda scores: 0.0, choices.repeat())
+    again = fit_item_scores(party(pairs(rated)), dampings, lambda scores: 0.0, choices.repeat())
     assert torch.equal(again.weights, found.weights), "a training on all ratings has nothing to choose by"
 
 
@@ -117,7 +121,7 @@ def test_residuals_as_vectors_are_the_product_of_the_closed_form() -> None:
     user, item = np.nonzero(rated)
     rows = (torch.from_numpy(part.astype(np.int32)) for part in (user, item))
     train = Pairs(*rows, torch.from_numpy(left[user, item].astype(np.float32)))
-    users, items = fit_residuals(train, 9, 7, [3.0], lambda vectors: 0.0, Choices())
+    users, items = fit_residuals(party(train), [3.0], lambda vectors: 0.0, Choices())
     inverse = np.linalg.inv(left.T @ left + 3.0 * np.eye(7))
     wanted = left @ (np.eye(7) - inverse / np.diag(inverse))
     np.testing.assert_allclose((users @ items.T).numpy(), wanted, atol=1e-4)

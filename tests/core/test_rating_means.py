@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verfedgnn.core import rating_means
-from verfedgnn.core.pairs import Choices, Pairs
+from verfedgnn.core.pairs import Choices, Pairs, PartyInput
 from verfedgnn.core.rating_means import Floats, Means, fit_means
 
 SCALE = (1.0, 5.0)
@@ -28,10 +28,10 @@ def table(seed: int, count: int, users: int = 12, items: int = 9) -> Pairs:
     return pairs(*((user, item, float(value)) for user, item, value in rows))
 
 
-def fitted(seed: int, **sizes: int) -> tuple[Means, Pairs]:
-    every = table(seed, 80, **sizes)
-    valid = every.take(slice(60, None))
-    return fit_means(every.take(slice(60)), valid, 12, 9, SCALE), valid
+def fitted(seed: int) -> tuple[Means, PartyInput]:
+    every = table(seed, 80)
+    data = PartyInput("shop", 12, 9, SCALE, every.take(slice(60)), every.take(slice(60, None)))
+    return fit_means(data), data
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def one_damping(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_means_by_hand() -> None:
     """Three ratings with mean 11/3: b_x = (1/3 - 5/3)/3, b_y = (4/3)/2, and the rest by user."""
     train = pairs((0, 0, 4.0), (0, 1, 5.0), (1, 0, 2.0))
-    means = fit_means(train, pairs((1, 1, 3.0)), 3, 2, SCALE)
+    means = fit_means(PartyInput("shop", 3, 2, SCALE, train, pairs((1, 1, 3.0))))
     assert means.mean == pytest.approx(11 / 3)
     assert means.item_offset == pytest.approx([-4 / 9, 2 / 3])
     assert means.residual_sum == pytest.approx([7 / 9 + 2 / 3, -11 / 9, 0])
@@ -60,44 +60,45 @@ def test_federated_means_by_hand() -> None:
     means = Means(3.0, np.zeros(1), np.array([0.0, 0.5]), np.array([0.0, 1.0]), 1.0)
     others = np.array([[24.0, 2.0], [24.0, 2.0]])
     elsewhere = 2 / (24 + 1)
-    found = means.federated_offset(others, 1.0, pairs((0, 0, 3.0)), SCALE, Choices())
+    valid = pairs((0, 0, 3.0))
+    found = means.federated_offset(others, PartyInput("shop", 2, 1, SCALE, valid, valid), Choices())
     assert found == pytest.approx([elsewhere, (0.5 + elsewhere) / 2])
 
 
 def test_dampings_are_those_with_the_smallest_validation_error() -> None:
     for seed in range(5):
-        means, valid = fitted(seed)
-        least = means.squared_error(means.user_offset, valid, SCALE)
+        means, data = fitted(seed)
+        least = means.squared_error(means.user_offset, data.valid, SCALE)
         for damping in rating_means.USER_DAMPINGS:
             offset = means.residual_sum / (means.count + damping)
-            assert least <= means.squared_error(offset, valid, SCALE)
+            assert least <= means.squared_error(offset, data.valid, SCALE)
 
 
 @given(seed=st.integers(0, 1000))
 def test_others_who_know_nothing_change_nothing(seed: int) -> None:
-    means, valid = fitted(seed)
-    found = means.federated_offset(np.zeros((12, 2)), 1.0, valid, SCALE, Choices())
+    means, data = fitted(seed)
+    found = means.federated_offset(np.zeros((12, 2)), data, Choices())
     np.testing.assert_array_equal(found, means.user_offset)
 
 
 @given(seed=st.integers(0, 1000))
 def test_strengths_of_federated_means_are_those_with_the_smallest_validation_error(seed: int) -> None:
-    means, valid = fitted(seed)
+    means, data = fitted(seed)
     other = fitted(seed + 1)[0]
     others = np.stack([other.count, other.residual_sum], 1)
-    found = means.federated_offset(others, 1.0, valid, SCALE, Choices())
-    least = means.squared_error(found, valid, SCALE)
+    found = means.federated_offset(others, data, Choices())
+    least = means.squared_error(found, data.valid, SCALE)
     for damping in rating_means.USER_DAMPINGS:
         for prior in rating_means.PRIOR_WEIGHTS:
             elsewhere = others[:, 1] / (others[:, 0] + prior)
             offset = (means.residual_sum + damping * elsewhere) / (means.count + damping)
-            assert least <= means.squared_error(offset, valid, SCALE)
+            assert least <= means.squared_error(offset, data.valid, SCALE)
 
 
 @given(seed=st.integers(0, 1000), mean=st.floats(-2, 2), count=st.integers(0, 200))
 def test_a_federated_offset_lies_between_own_and_other_means(seed: int, mean: float, count: int) -> None:
-    means, valid = fitted(seed)
-    found = means.federated_offset(np.tile([count, mean * count], (12, 1)), 1.0, valid, SCALE, Choices())
+    means, data = fitted(seed)
+    found = means.federated_offset(np.tile([count, mean * count], (12, 1)), data, Choices())
     own = means.residual_sum / np.maximum(means.count, 1)
     bounds: list[Floats] = [np.minimum(0, mean) + 0 * own, np.maximum(0, mean) + 0 * own]
     known = means.count > 0

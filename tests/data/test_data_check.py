@@ -16,11 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import verfedgnn as vf
 from verfedgnn.cli.next_step import add_columns
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import on_command_line
-from verfedgnn.data import read_ratings
+from verfedgnn.data import make_ratings, read_ratings
 from verfedgnn.data.data_check import (
     CheckedSource,
     OverlapRegion,
@@ -29,7 +28,6 @@ from verfedgnn.data.data_check import (
     describe_ratings,
     fitting_parties,
     foresee_training,
-    lists_only,
     measure_overlap,
 )
 from verfedgnn.data.parties import read_parties
@@ -325,17 +323,12 @@ def test_real_layouts_have_their_own_readers(real_data: Path) -> None:
     )
 )
 def test_bars_count_every_rating_once(rows: list[tuple[int, int, float, int]]) -> None:
-    user, item, rating, time = (np.array(column) for column in zip(*rows, strict=True))
-    ids = np.arange(6).astype(str)
-    scale = (float(rating.min()), float(rating.max()))
-    shape = describe_ratings(
-        vf.Ratings(
-            user=user, item=item, rating=rating, time=time, user_ids=ids, item_ids=ids, scale=scale, name="t"
-        )
-    )
+    user, item, rating, time = zip(*rows, strict=True)
+    table = make_ratings(user, item, rating, time=time, duplicates="last")
+    shape = describe_ratings(table)
     assert shape is not None
-    assert sum(count for _, count in shape.values) == len(rows)
-    assert shape.users == len(set(user.tolist()))
+    assert sum(count for _, count in shape.values) == len(table)
+    assert shape.users == len(set(user))
     assert shape.first is not None
     assert shape.last is not None
     assert shape.first <= shape.last
@@ -507,14 +500,13 @@ def test_a_small_source_is_foreseen(tmp_path: Path, case: str) -> None:
     assert words in "; ".join(foresee_training(found, None))
     assert bool(foresee_training(found, None)) == (case != "enough")
     assert fitting_parties(found) == parties
-    assert not lists_only(found)
+    assert "learns lists" not in conclude(found, None).text
 
 
 def test_equal_ratings_are_for_lists(tmp_path: Path) -> None:
     file = tmp_path / "likes.csv"
     file.write_text("user,item,rating\n" + "".join(f"u{u},i{i},1\n" for u in range(40) for i in range(12)))
     found = [check_source("likes", file)]
-    assert lists_only(found)
     assert "training learns lists" in conclude(found, None).text
 
 

@@ -18,7 +18,6 @@ from verfedgnn.data import (
     read_parties,
     read_ratings,
     split_by_date,
-    split_by_rating,
     split_items,
     synthetic_ratings,
 )
@@ -224,7 +223,6 @@ def test_arrays():
 def test_splits():
     ratings = make_ratings(["a", "b"], ["x", "y"], [1.0, 2.0])
     dates = (date(2025, 1, 1), date(2025, 2, 1))
-    fails(lambda: split_by_rating(ratings, fractions=(0.5, 0.2, 0.2)), "add up to 1")
     fails(lambda: split_by_date(ratings, dates), "has no times", 'columns={"time": ...}')
     fails(lambda: split_items(ratings, 3), "2 items cannot go to 3 parties", "use parties from 1 to 2")
     fails(lambda: split_items(ratings, by="genre"), "no item column 'genre'", "there is none")

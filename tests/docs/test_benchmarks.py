@@ -2,9 +2,14 @@
 
 import ast
 import importlib
+import importlib.util
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+
+from verfedgnn.core.errors import RunError
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.py"))
 
@@ -17,3 +22,74 @@ def test_a_benchmark_imports_what_the_package_has(script: Path) -> None:
             for name in node.names:
                 if not hasattr(module, name.name):
                     importlib.import_module(f"{node.module}.{name.name}")
+
+
+# -- the page that decides ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def page() -> ModuleType:
+    """benchmarks/decision_page.py as a module."""
+    (path,) = (script for script in SCRIPTS if script.stem == "decision_page")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cell(method: str, valid: float, test: float, seed: int = 0) -> dict[str, Any]:
+    """A record of compare with one figure for lists of newcomers."""
+    figures = {
+        part: {"newcomers": {"hitrate@20": value, "ndcg@20": value}, "known": {}}
+        for part, value in (("valid", valid), ("test", test))
+    }
+    return {"method": method, "seed": seed, "commit": "abc", "customers": figures}
+
+
+def test_the_best_simple_method_is_chosen_on_the_validation_part(page: ModuleType) -> None:
+    """EASE has the better test figure, and ItemKNN the better validation figure: ItemKNN is shown."""
+    cells = [cell("itemknn", 0.4, 0.3), cell("ease", 0.3, 0.5), cell("popularity-alone", 0.1, 0.1)]
+    cells += [
+        cell("pipeline", 0.5, 0.6),
+        cell("pipeline-alone", 0.1, 0.2),
+        cell("best-gated", 0.4, 0.5),
+    ]
+    ((name, question, alone, *ways, pooled, share),) = page.compared_rows({"amazon": cells})
+    assert (name, question) == (page.TITLES["amazon"], "lists, new customers")
+    assert alone == "10.0 (Popularity)"
+    assert ways == ["20.0", "**50.0**", "60.0"]
+    assert pooled == "30.0 (ItemKNN)"
+    assert share == "75%"
+    assert page.newcomer_rows({"amazon": cells})[0][2] == "50.0 / 0.500"
+
+
+def test_methods_are_compared_on_seeds_that_all_have(page: ModuleType) -> None:
+    cells = [cell("ease", 0, 0.2), cell("ease", 0, 0.8, seed=1), cell("itemknn", 0, 0.3)]
+    assert page.figures(cells, "test", "newcomers", "ndcg@20") == {"ease": 0.2, "itemknn": 0.3}
+
+
+def test_an_interval_over_seeds_by_hand(page: ModuleType) -> None:
+    """Deviation 1, three seeds: 4.303 / sqrt(3) = 2.48."""
+    assert page.over_seeds([1.0, 2.0, 3.0], 2) == "+2.00 ± 2.48"
+    assert page.over_seeds([-1.0]) == "-1.0"
+
+
+@pytest.mark.parametrize("commits", [["a", "b"], ["a+"], [None]])
+def test_records_of_several_or_changed_commits_make_no_page(
+    page: ModuleType, commits: list[str | None]
+) -> None:
+    with pytest.raises(RunError, match="measure all of them at one clean commit"):
+        page.one_commit("bench", [{"commit": commit} for commit in commits])
+    assert page.one_commit("bench", [{"commit": "a"}, {"commit": "a"}]) == "a"
+
+
+def test_numbers_about_a_user_by_hand(page: ModuleType) -> None:
+    """20 ratings a user: 16 + 1 numbers a round of ratings and 64 of lists; with 63, the second model adds 3 · 64 + 1."""
+    record = {"users": 10, "all_ratings": 200, "final": None, "lift": {"metric": "rmse"}}
+    record |= {"ratings": {"rounds": 3}, "lists": {"rounds": 2}}
+    page.judged_tables = lambda lift: [("known", {"metric": "rmse"})]
+    assert page.numbers_per_user(record) == 2 + 2 * 17 + 1 + 64
+    record["all_ratings"] = 630
+    assert page.numbers_per_user(record) == 2 + 2 * (17 + 193) + 1 + 64

@@ -153,7 +153,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bad federation name": ({"name": "a\nb"}, r"'a\\nb' cannot be a name"),
     "time": ({"timeouts": {"reply": 0}}, r"timeouts\.reply must be greater than 0"),
     "alignment": ({"alignment": "guess"}, "'keyed', 'ecdh' or 'none'"),
-    "quorum": ({"min_parties": -1}, "min_parties must be at least"),
+    "quorum": ({"min_parties": -1}, "min_parties must be greater than or equal to"),
     "config": ({"config": {"model": {"dim": 0}}}, r"config\.model\.dim"),
     "contradiction": (
         {"config": {"masking": True, "gradients": {"mechanism": "laplace"}}},

@@ -18,6 +18,7 @@ from verfedgnn.gnn.ggnn import GGNN
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.testing import GNNContract
 from verfedgnn_research.baselines import METHODS
+from verfedgnn_research.baselines.descent_methods import DescentMethod, LightGCN
 from verfedgnn_research.method_contract import MethodContract
 
 for operator in (GCN, GAT, GGNN):
@@ -31,14 +32,30 @@ SHORT = {
 }
 OWN = {
     "bias": {"rmse": (0.9, 0.93), "settings": {}},
+    "bias-alone": {"rmse": (0.9, 1.0), "settings": {}, "sends": False},
     "alone": {"sends": False, "rmse": (0.9, 1.1)},
     "popularity": {"settings": {}},
+    "popularity-alone": {"settings": {}, "sends": False},
+    "lightgcn": {"settings": {}},
+    "emcdr": {"settings": {}, "rmse": (0.7, 1.1)},
     **{
         name + suffix: {"settings": {}, "rmse": (0.7, 1.1), "sends": not suffix}
-        for name, suffix in product(("itemknn", "ease", "ials", "pipeline"), ("", "-alone"))
+        for name, suffix in product(
+            ("itemknn", "ease", "ials", "pipeline", "biased-mf", "svd++", "autorec"), ("", "-alone")
+        )
     },
     "private": {"settings": {"training.epochs": 24}, "rmse": (0.9, 1.2)},
 }
+
+
+@pytest.fixture(autouse=True)
+def short_descents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let simple methods descend for fifty steps from one option in the place of nine."""
+    monkeypatch.setattr(DescentMethod, "options", (4.0,))
+    monkeypatch.setattr(LightGCN, "options", ((1, 1e-3),))
+    monkeypatch.setattr(DescentMethod, "steps", 50)
+
+
 for found in METHODS.values():
     name = f"TestMethod{type(found).__name__}"
     globals()[name] = type(

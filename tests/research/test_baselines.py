@@ -13,19 +13,35 @@ from helpers import federation, means_errors
 from verfedgnn.core.graph import build_graph
 from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.core.random_streams import simulated_secret
-from verfedgnn.data import TRAIN, VALID, PartyData
+from verfedgnn.data import NEWCOMER, TRAIN, VALID, PartyData
 from verfedgnn.plugins import load_gnn
 from verfedgnn.protocol.messages import RoundReply
 from verfedgnn.runs.metrics_file import evaluate
 from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.training.local_runtime import local_federation
+from verfedgnn.training.own_models import OwnRatings
 from verfedgnn.training.train import train
 from verfedgnn_research.baselines import METHODS, Where, in_all, method
 from verfedgnn_research.baselines.central_gnn import cut, pooled
+from verfedgnn_research.baselines.descent_methods import (
+    DescentMethod,
+    ImplicitFactors,
+    ItemAutoencoder,
+    LightGraph,
+)
 from verfedgnn_research.baselines.fedpergnn import PseudoParty, like
 from verfedgnn_research.baselines.fedsage import complete
-from verfedgnn_research.baselines.pooled_parties import find_pooled_items, pool_parties
-from verfedgnn_research.baselines.simple_methods import ItemKNN, SimpleMethod
+from verfedgnn_research.baselines.pooled_parties import find_pooled_items, pool_parties, prepare_judged
+from verfedgnn_research.baselines.simple_methods import (
+    EASE_OPTIONS,
+    FACTORS,
+    NEIGHBOURS,
+    RIDGES,
+    SHRINKAGE,
+    ItemKNN,
+    SimpleMethod,
+    map_users,
+)
 from verfedgnn_research.baselines.solo_training import solo_config
 
 CPU = torch.device("cpu")
@@ -62,7 +78,9 @@ def test_declarations_are_what_the_settings_say(name: str) -> None:
 def test_unknown_methods_are_named() -> None:
     assert in_all("all")[: len(METHODS)] == list(METHODS)
     assert in_all("mf, fedsage,mf") == ["mf", "fedsage"]
-    with pytest.raises(vf.ConfigError, match="no method 'sage'; choose from: popularity, bias"):
+    with pytest.raises(
+        vf.ConfigError, match="no method 'sage'; choose from: popularity, popularity-alone, bias"
+    ):
         in_all("sage")
 
 
@@ -76,7 +94,7 @@ def test_the_cosine_of_itemknn_is_solved_by_hand() -> None:
     )
     parts = np.array([TRAIN] * 7 + [VALID], np.int8)
     (table,) = prepare([PartyData("one", ratings)], vf.Config.preset("best"), CPU, [parts])
-    (scores,) = [ItemKNN().fit(table, 0, Where(CPU)).lists.score(torch.tensor([1]))]  # type: ignore[union-attr]
+    (scores,) = [ItemKNN().fit(table, vf.Config.preset("best"), Where(CPU)).lists.score(torch.tensor([1]))]  # type: ignore[union-attr]
     expected = torch.tensor([1.0, 1.0, 2 / 3**0.5])
     torch.testing.assert_close(scores[0], expected)
 
@@ -86,12 +104,74 @@ def test_a_pooled_method_sees_what_users_have_elsewhere(small_parties: list[vf.P
     config = METHODS["ease"].configure(vf.Config.preset("best"))
     trained = METHODS["ease"].train(small_parties, config, Where(CPU))
     table = pool_parties(small_parties)
-    parts = [np.concatenate([split_ratings(p, config.split, config.seed) for p in small_parties])]
+    parts = [np.concatenate([each.parts for each in prepare_judged(small_parties, config, CPU)])]
     (pool,) = prepare([PartyData("pooled", table)], config, CPU, parts)
-    whole = METHODS["ease"].fit(pool, 0, Where(CPU)).lists  # type: ignore[attr-defined]
+    whole = METHODS["ease"].fit(pool, config, Where(CPU)).lists  # type: ignore[attr-defined]
     users = torch.arange(5)
     for model, rows in zip(trained.lists or [], find_pooled_items(small_parties, table), strict=True):
         assert torch.equal(model.score(users), whole.score(users)[:, torch.from_numpy(rows)])
+
+
+def test_descents_predict_by_their_equations(small_parties: list[vf.PartyData]) -> None:
+    """SVD++, I-AutoRec and LightGCN along edges are the dense formulas of their papers."""
+    (table, *_) = prepare(small_parties, vf.Config.preset("best", **{"split.kind": "rating"}), CPU)
+    own = OwnRatings.of(table.input)
+    rated = torch.zeros(own.graph.users, own.graph.items)
+    rated[table.train.user.long(), table.train.item.long()] = 1.0
+    count = rated.sum(1, keepdim=True).clamp(min=1)
+    of_item = rated.sum(0).clamp(min=1)
+
+    svd = ImplicitFactors(own, 1.0, torch.Generator().manual_seed(0))
+    predicted = (svd.p + rated @ svd.y / count.sqrt()) @ svd.q.T
+    users, items = svd.vectors()
+    torch.testing.assert_close(users @ items.T, predicted, atol=1e-5, rtol=1e-4)
+
+    coder = ItemAutoencoder(own, 1.0, torch.Generator().manual_seed(0))
+    value = torch.zeros_like(rated)
+    value[table.train.user.long(), table.train.item.long()] = table.train.rating - own.mean
+    hidden = torch.sigmoid((value / own.unit).T @ coder.encoder / of_item.sqrt().unsqueeze(1))
+    users, items = coder.vectors()
+    torch.testing.assert_close(users @ items.T, coder.decoder @ hidden.T, atol=1e-5, rtol=1e-4)
+
+    light = LightGraph(own, (2, 0.0), torch.Generator().manual_seed(0))
+    near = rated / count.sqrt() / of_item.sqrt()
+    twice = light.users + near @ light.items + near @ (near.T @ light.users)
+    torch.testing.assert_close(light.vectors()[0], twice / 3, atol=1e-5, rtol=1e-4)
+
+
+def test_tuned_simple_methods_have_the_same_number_of_trials() -> None:
+    for name in SIMPLE:
+        chosen = method(name)
+        if isinstance(chosen, DescentMethod):
+            assert len(chosen.options) == 9, name
+    assert len(NEIGHBOURS) * len(SHRINKAGE) == len(FACTORS) ** 2 == len(EASE_OPTIONS) == len(RIDGES) == 9
+
+
+def test_a_map_of_users_by_hand() -> None:
+    """Known users have y = 2x + 1; a new one with x = 5 gets 11, and one without vectors elsewhere the mean, 4."""
+    elsewhere = torch.tensor([[0.5], [1.5], [2.5], [5.0], [0.0]])
+    own = torch.tensor([[2.0], [4.0], [6.0], [0.0], [0.0]])
+    mapped = map_users(elsewhere, own, torch.tensor([True, True, True, False, False]), 1e-9)
+    torch.testing.assert_close(mapped[:, 0], torch.tensor([2.0, 4.0, 6.0, 11.0, 4.0]))
+
+
+@pytest.mark.parametrize("name", ["bias", "ease", "emcdr", "central", "best-gated"])
+def test_withheld_users_are_not_looked_at(name: str, small_parties: list[vf.PartyData]) -> None:
+    """With the split of the verdict, other ratings of withheld users at a party give the same model there."""
+    settings = {"split.kind": "random", "split.fractions": (0.8, 0.1, 0.1), "final": False}
+    short = {} if name in SIMPLE else {"training.epochs": 2}
+    chosen = method(name)
+    config = chosen.configure(vf.Config.preset(chosen.preset)).with_values(settings | short)
+    changed = []
+    for each in prepare_judged(small_parties, config, CPU):
+        table = each.party.ratings
+        withheld = each.parts == NEWCOMER
+        assert withheld.any()
+        rating = np.where(withheld, sum(table.scale) - table.rating, table.rating).astype(np.float32)
+        changed.append(PartyData(each.party.name, replace(table, rating=rating)))
+    first, again = (chosen.train(data, config, Where(CPU)) for data in (small_parties, changed))
+    for a, b in zip(first.lists or first.models, again.lists or again.models, strict=True):
+        assert torch.equal(a.score(torch.arange(9)), b.score(torch.arange(9)))
 
 
 def test_the_pipeline_alone_is_what_a_party_serves_without_the_federation(

@@ -332,6 +332,32 @@ def test_compare_and_train_agree_on_preset_best(table: str) -> None:
     assert record["bytes"]["up"] == run.metrics["bytes"]["up"] + run.metrics["lists"]["bytes"]["up"]
 
 
+def test_compare_judges_newcomers_as_the_verdict_does(table: str) -> None:
+    """With the split of the verdict, a record has the figures of known customers and of newcomers that `train` reports."""
+    settings = {
+        "training.epochs": 2,
+        "split.kind": "auto",
+        "split.fractions": (0.8, 0.1, 0.1),
+        "final": False,
+    }
+    (cell,) = comparison_cells([table], ["best-gated"], ["gcn"], 1, 3, settings)
+    record = cell.run(Where(torch.device("cpu")))
+    parties = vf.read_parties([table], parties=3, seed=0)
+    lift = vf.train(parties, vf.Config.preset("best", model="gcn", seed=0).with_values(settings)).metrics[
+        "lift"
+    ]
+    assert record["split"] == "random"
+    for customers, tables in (
+        ("known", lift),
+        ("newcomers", {**lift["newcomers"], "lists": lift["lists"]["newcomers"]}),
+    ):
+        found = record["customers"]["test"][customers]
+        assert found["rmse"] == pytest.approx(tables["overall"]["federated"], abs=1e-6)
+        assert found["hitrate@20"] == pytest.approx(tables["lists"]["overall"]["federated"], abs=1e-6)
+        assert found["ndcg@20"] == pytest.approx(tables["lists"]["overall"]["ndcg@20"]["federated"], abs=1e-6)
+    assert record["customers"]["valid"]["newcomers"]["hitrate@20"] is not None
+
+
 def test_a_comparison_says_which_settings_do_not_suit_the_data() -> None:
     def records(**errors: float) -> dict[Cell, dict[str, Any]]:
         return {

@@ -13,14 +13,13 @@ import torch
 
 import verfedgnn as vf
 from helpers import config, federation, same
-from verfedgnn.config.sections import Gnn
 from verfedgnn.core.metrics import RatingErrors, measure_errors
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.messages import RoundReply, RoundStart, encode
 
 
 @pytest.mark.parametrize(("preset", "gnn"), [("paper", "gcn"), ("paper", "gat"), ("best", "gcn")])
-def test_same_bits_for_large_rounds_too(preset: str, gnn: Gnn) -> None:
+def test_same_bits_for_large_rounds_too(preset: str, gnn: str) -> None:
     """Rounds of all ratings, long enough for torch to share sums out to threads."""
     table = vf.read_ratings("synthetic", users=600, items=600, ratings=36_000)
     parties = vf.split_items(table, parties=3)

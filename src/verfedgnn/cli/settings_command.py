@@ -14,7 +14,7 @@ from verfedgnn.cli.shared_options import complete_setting
 from verfedgnn.cli.tables import make_table
 
 if TYPE_CHECKING:
-    from verfedgnn.config import Setting
+    from verfedgnn.config.settings import Setting
 
 
 def settings(

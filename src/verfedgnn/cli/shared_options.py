@@ -44,8 +44,7 @@ def complete_data_sets(incomplete: str) -> list[str]:
 
 def complete_setting(incomplete: str) -> list[str]:
     """Complete NAME=VALUE, by the path of a setting or its last word; a single name with its choices or its default."""
-    from verfedgnn.config import settings
-    from verfedgnn.config.tree import format_value
+    from verfedgnn.config.tree import format_value, settings
 
     name, equals, _ = incomplete.partition("=")
     known = settings()

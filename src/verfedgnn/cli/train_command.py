@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -28,7 +28,7 @@ from verfedgnn.cli.shared_options import (
 )
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.tables import gate_table, run_table, verdict_texts
-from verfedgnn.core.errors import ConfigError, Interrupted
+from verfedgnn.core.errors import ConfigError, DataError, Interrupted
 from verfedgnn.plugins import check_gnn
 from verfedgnn.reports.round_progress import RoundProgress, TrainingPlan
 
@@ -39,6 +39,12 @@ if TYPE_CHECKING:
     from verfedgnn.data import PartyData
     from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.runs.run import Run
+
+
+LONG = 300.0
+"""Seconds from which a sample of users gives a first answer."""
+FIRST_SECONDS = 90.0
+"""Seconds that the first answer may take; reading and judging bring it to two minutes."""
 
 
 def _option(panel: str, text: str, *names: str, **options: Any) -> Any:
@@ -174,6 +180,7 @@ class TrainRequest(Request):
     def run(self, parties: list[PartyData], config: Config) -> Run:
         """Train, or go on with a training, and compute what else was asked for."""
         from verfedgnn.runs.prepared_data import choose_config
+        from verfedgnn.training.cost_forecast import forecast
         from verfedgnn.training.train import resume, train, train_final
 
         with (
@@ -187,12 +194,47 @@ class TrainRequest(Request):
             elif self.final is not None:
                 run = train_final(self.final, **options)
             else:
-                config = choose_config(parties, config)
-                progress.plan = TrainingPlan.of([party.name for party in parties], config)
+                config, names = choose_config(parties, config), [party.name for party in parties]
+                with self.output.busy("estimating time and bytes"):
+                    expected = {} if self.output.quiet else forecast(parties, config, device=self.device)
+                progress.plan = TrainingPlan.of(names, config, expected)
+                if expected:
+                    self.output.remark(progress.plan.describe_cost(len(parties)))
+                if progress.plan.seconds > LONG and config.training.gate and config.split.kind != "all":
+                    self.answer_first(parties, config, progress, options)
                 run = train(
                     parties, config, out=self.out, overwrite=self.overwrite, after=self.after, **options
                 )
         return run
+
+    def answer_first(
+        self, parties: list[PartyData], config: Config, progress: RoundProgress, options: dict[str, Any]
+    ) -> None:
+        """Print the verdict of a training with so many users, drawn at random, as two minutes allow."""
+        import numpy as np
+
+        from verfedgnn.data import PartyData
+        from verfedgnn.evaluation.verdict import headline
+        from verfedgnn.training.train import train
+
+        everybody = parties[0].ratings.n_users
+        count = max(1, int(everybody * FIRST_SECONDS / progress.plan.seconds))
+        drawn = np.sort(np.random.default_rng(config.seed).permutation(everybody)[:count])
+        sample = [PartyData(party.name, party.ratings.select_users(drawn)) for party in parties]
+
+        def watch(event: Any) -> None:
+            progress.round(replace(event, label=f"sample, {event.label}"))
+
+        try:
+            run = train(sample, config.with_values({"final": False}), **options | {"watch": watch})
+        except DataError as error:
+            progress.line(f"no first answer: a sample of {count:,} users is too small ({error})")
+            return
+        first = (
+            f"first answer, from {count:,} of {everybody:,} users drawn at random; more data can change it:"
+        )
+        progress.line(f"{first} {headline(run.metrics['lift'])}")
+        progress.line("now the training with all users")
 
     def report(self, run: Run) -> None:
         """Print the result and the next command: for a run after another one, whether it may replace that one."""

@@ -1,27 +1,5 @@
 """The configuration of a training: a typed tree, its sections, the rules between them, and presets."""
 
-from verfedgnn.config.settings import Setting
-from verfedgnn.config.tree import (
-    Config,
-    build_config,
-    explain_invalid,
-    load_config,
-    parse_settings,
-    presets,
-    read_preset,
-    setting_path,
-    settings,
-)
+from verfedgnn.config.tree import Config, build_config, load_config, parse_settings, presets
 
-__all__ = [
-    "Config",
-    "Setting",
-    "build_config",
-    "explain_invalid",
-    "load_config",
-    "parse_settings",
-    "presets",
-    "read_preset",
-    "setting_path",
-    "settings",
-]
+__all__ = ["Config", "build_config", "load_config", "parse_settings", "presets"]

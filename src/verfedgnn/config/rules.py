@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from verfedgnn import plugins
@@ -16,86 +18,68 @@ def find_conflict(config: Config) -> str | None:
     """Return which settings of a configuration conflict and what to do about it, or None."""
     if config.model.gnn not in plugins.GNNS:
         plugins.load_gnn(config.model.gnn)  # raises if the plug-in cannot be loaded
-    return _missing_protection(config) or _mismatch(config)
+    return next(chain(_find_unprotected(config), _find_mismatches(config)), None)
 
 
-def _missing_protection(config: Config) -> str | None:
-    """Return the setting that leaves more unprotected than `unprotected` allows."""
-    gradients = config.gradients
-    allowed = config.unprotected
-    if gradients.protects_ratings:
-        missing = _missing_for_skellam(config)
-        if missing:
-            return f"gradients.mechanism = skellam needs {missing}; start from {option('preset', 'private')}"
+def _find_unprotected(config: Config) -> Iterator[str]:
+    """Yield the settings that leave more unprotected than `unprotected` allows."""
+    model, gradients, allowed = config.model, config.gradients, config.unprotected
+    missing = _missing_for_skellam(config) if gradients.protects_ratings else None
+    if missing:
+        yield f"gradients.mechanism = skellam needs {missing}; start from {option('preset', 'private')}"
     if gradients.mechanism in ("ternary", "laplace") and gradients.clip > 0.5 and "clip" not in allowed:
-        return (
+        yield (
             f"gradients.clip = {gradients.clip} lets two gradients differ by more than 1 per coordinate, which the "
             f"guarantee does not cover; use 0.5 or accept it with {setting('unprotected', 'clip')}"
         )
     if config.exchange != "off" and config.exchange < 2 and "projection" not in allowed:
-        return (
+        yield (
             f"exchange = {config.exchange:g} means 2q > N + 1, so Theorem 1 does not hide single values; "
             f"use 2 or more, or accept it with {setting('unprotected', 'projection')}"
         )
-    model = config.model
     exact = model.form == "propagation" and not model.estimators
     if exact and config.exchange != "off" and "degrees" not in allowed:
-        return (
+        yield (
             "model.estimators = false exchanges how many items each user has at each party; "
             f"set it to true, or accept it with {setting('unprotected', 'degrees')}"
         )
-    return None
 
 
-def _mismatch(config: Config) -> str | None:
-    """Return the settings of two sections that do not fit together."""
-    model = config.model
+def _find_mismatches(config: Config) -> Iterator[str]:
+    """Yield the settings of two sections that do not fit together."""
+    model, training, mechanism = config.model, config.training, config.gradients.mechanism
+    solved = model.solved
     if model.form != "propagation" and model.gnn != "gcn":
-        return (
+        yield (
             f"model.form = {model.form} has no graph neural network, so {option('model', model.gnn)} would change nothing; "
             f"leave it out or choose {option('preset', 'paper')}"
         )
     if model.form != "propagation" and config.exchange != "off":
-        return f"model.form = {model.form} has no neighbourhoods to exchange; set exchange = off"
-    if config.lists and not model.solved:
-        return "lists = true needs model.form = solved; leave it out or start from " + option(
-            "preset", "best"
-        )
-    problem = _mismatch_of_solved(config)
-    if problem:
-        return problem
-    if config.masking and not config.gradients.integers:
-        return (
-            f"masking needs integers, and {config.gradients.mechanism} gradients are not; "
-            "use ternary, skellam or rounded, or set masking = false"
-        )
-    return None
-
-
-def _mismatch_of_solved(config: Config) -> str | None:
-    """Return the settings that do not fit a model whose items are solved at home."""
-    solved = config.model.solved
-    mechanism = config.gradients.mechanism
+        yield f"model.form = {model.form} has no neighbourhoods to exchange; set exchange = off"
+    if config.lists and not solved:
+        start = option("preset", "best")
+        yield f"lists = true needs model.form = solved; leave it out or start from {start}"
     if solved != (mechanism == "rounded") and (not solved or mechanism != "none"):
-        return "model.form = solved or means and gradients.mechanism = rounded belong together; set both"
-    if solved and 0 < config.model.dim < 6:
-        return "model.form = solved needs vectors of at least 6 numbers, which carry the first sums, too; raise model.dim"
-    if solved and (config.training.batch or config.training.participation < 1):
-        return (
-            "model.form = solved needs every rating and every party in every round: training.batch = 0 and "
-            "participation = 1"
+        yield "model.form = solved or means and gradients.mechanism = rounded belong together; set both"
+    if solved and 0 < model.dim < 6:
+        yield "model.form = solved needs vectors of at least 6 numbers, which carry the first sums, too; raise model.dim"
+    if solved and (training.batch or training.participation < 1):
+        every = "training.batch = 0 and participation = 1"
+        yield f"model.form = solved needs every rating and every party in every round: {every}"
+    if config.means_only and training.epochs > 1:
+        yield "model.form = means takes one round; set training.epochs = 1"
+    if config.ranks and model.raters > 0:
+        yield "a model of lists (model.biases = false) has no raters; set model.raters = 0"
+    if config.masking and not config.gradients.integers:
+        yield (
+            f"masking needs integers, and {mechanism} gradients are not; use ternary, skellam or rounded, or set "
+            "masking = false"
         )
-    if config.means_only and config.training.epochs > 1:
-        return "model.form = means takes one round; set training.epochs = 1"
-    if config.ranks and config.model.raters > 0:
-        return "a model of lists (model.biases = false) has no raters; set model.raters = 0"
-    return None
 
 
 def _missing_for_skellam(config: Config) -> str | None:
     """Return the first condition of differential privacy of single ratings that the other settings do not meet."""
-    training = config.training
-    model = config.model
+    training, model = config.training, config.model
     conditions = {
         "masking = true (only sums are protected)": config.masking,
         "model.form = factors (a neighbourhood depends on all of a user's ratings)": model.form == "factors",
@@ -112,12 +96,7 @@ def _missing_for_skellam(config: Config) -> str | None:
 
 def active_count(config: Config, parties: int) -> int:
     """Return how many of `parties` take part in a round (Sec. 4.6)."""
-    return max(1, round_half_up(config.training.participation * parties))
-
-
-def round_half_up(value: float) -> int:
-    """Round to the nearest integer, halves upwards."""
-    return math.floor(value + 0.5)
+    return max(1, math.floor(config.training.participation * parties + 0.5))
 
 
 def fewest_parties_in_sum(config: Config, parties: int) -> int:

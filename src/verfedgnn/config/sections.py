@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from datetime import date
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from verfedgnn import plugins
 
@@ -29,15 +28,12 @@ class Section(BaseModel):
 
 # -- The forms of the model: propagation over the graph, plain factors, factors that are solved at home, or means -------------
 
-Gnn = Annotated[str, AfterValidator(plugins.check_gnn)]
-"""The name of an installed GNN."""
-
 
 class _AnyForm(Section):
     """The settings that every form of the model has."""
 
     form: str
-    gnn: Gnn = "gcn"
+    gnn: str = "gcn"
     """GNN that aggregates neighbours and updates embeddings: gcn, gat, ggnn, or the name of a plug-in (docs/python.md)."""
     code: str | None = Field(None, pattern=plugins.PATTERN)
     """File or package and SHA-256 of a plug-in's code. Training and `federation init` fill it in."""
@@ -46,16 +42,11 @@ class _AnyForm(Section):
     solved: ClassVar[bool] = False
     """Whether items are solved at home, and users take one preconditioned step a round (docs/model.md)."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check_plugin(cls, values: Any) -> Any:
+    @model_validator(mode="after")
+    def _check_plugin(self) -> Self:
         """Report a plug-in that is not installed together with the code that the configuration names."""
-        if isinstance(values, dict) and isinstance(values.get("gnn"), str):
-            code = values.get("code")
-            plugins.check_gnn(
-                values["gnn"], code if isinstance(code, str) and re.match(plugins.PATTERN, code) else None
-            )
-        return values
+        plugins.check_gnn(self.gnn, self.code)
+        return self
 
 
 class PropagationModel(_AnyForm):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
-from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from verfedgnn.config.sections import GradientConfig, ModelConfig, Section
-from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.option_names import setting, worded
+from verfedgnn.core.option_names import setting
 
 
 @dataclass(frozen=True)
@@ -47,11 +44,8 @@ def _choice(section: str, tag: str, union: Any) -> Choice:
 
 
 CHOICES = {
-    choice.section: choice
-    for choice in (
-        _choice("model", "form", ModelConfig),
-        _choice("gradients", "mechanism", GradientConfig),
-    )
+    "model": _choice("model", "form", ModelConfig),
+    "gradients": _choice("gradients", "mechanism", GradientConfig),
 }
 """The sections that come in variants, by name."""
 
@@ -60,8 +54,7 @@ def merge_trees(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, An
     """Return the tree `low` with the values of `high`; a section that changes its variant keeps only the fields of the new one."""
     kept = dict(low)
     for name, choice in CHOICES.items():
-        old = kept.get(name)
-        new = high.get(name)
+        old, new = kept.get(name), high.get(name)
         if not isinstance(old, Mapping) or not isinstance(new, Mapping):
             continue
         before = old.get(choice.tag, choice.default)
@@ -133,10 +126,7 @@ class Setting:
     @property
     def belongs_to(self) -> str:
         """Condition under which the configuration has this setting, such as `gradients.mechanism = laplace`."""
-        if not self.variants:
-            return ""
-        choice = CHOICES[self.path.split(".")[0]]
-        return f"{choice.path} = {either(self.variants)}"
+        return f"{CHOICES[self.path.split('.')[0]].path} = {either(self.variants)}" if self.variants else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the setting as plain values for JSON."""
@@ -152,7 +142,6 @@ class Setting:
         }
 
 
-@cache
 def list_settings(root: type[Section]) -> dict[str, Setting]:
     """Return every setting below a section by its path."""
     found: dict[str, Setting] = {}
@@ -160,53 +149,36 @@ def list_settings(root: type[Section]) -> dict[str, Setting]:
         if name in CHOICES:
             found |= _variant_settings(name)
         elif isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            section = field.annotation.model_fields.items()
-            found |= {f"{name}.{key}": _setting(f"{name}.{key}", [inner], ()) for key, inner in section}
+            found |= {f"{name}.{key}": setting for key, setting in list_settings(field.annotation).items()}
         else:
-            found[name] = _setting(name, [field], ())
-    return found
-
-
-def resolve_setting(key: str, known: Mapping[str, Setting]) -> str:
-    """Return the whole path of a setting named by its path or its last word; raise ConfigError if there is no single one."""
-    matches = [path for path in known if path == key or path.endswith("." + key)]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        raise ConfigError(f"'{key}' could be {' or '.join(matches)}; write the whole path")
-    leaves = {path.split(".")[-1]: path for path in known}
-    close = difflib.get_close_matches(key.split(".")[-1], leaves)
-    near = [worded(leaves[name], f"`{name}=`") for name in close]
-    every = worded("`verfedgnn settings`", "`vf.settings()`")
-    hint = f"did you mean {' or '.join(near)}?" if near else f"{every} lists them all"
-    raise ConfigError(f"there is no setting '{key}'; {hint}")
+            found[name] = _setting([field])
+    return {path: replace(setting, path=path) for path, setting in found.items()}
 
 
 def _variant_settings(section: str) -> dict[str, Setting]:
     choice = CHOICES[section]
-    names = dict.fromkeys(name for variant in choice.variants.values() for name in variant.model_fields)
+    names = [name for variant in choice.variants.values() for name in variant.model_fields]
     found = {}
-    for name in (choice.tag, *(name for name in names if name != choice.tag)):
+    for name in dict.fromkeys([choice.tag, *names]):
         having = choice.having(name)
         fields = [choice.variants[tag].model_fields[name] for tag in having]
-        variants = () if len(having) == len(choice.variants) else tuple(having)
-        found[f"{section}.{name}"] = _setting(f"{section}.{name}", fields, variants)
+        found[f"{section}.{name}"] = _setting(fields, having if len(having) < len(choice.variants) else [])
     return found
 
 
-def _setting(path: str, fields: list[FieldInfo], variants: tuple[str, ...]) -> Setting:
+def _setting(fields: Sequence[FieldInfo], variants: Sequence[str] = ()) -> Setting:
     explanations = dict.fromkeys(" ".join((field.description or "").split()) for field in fields)
     choices = tuple(dict.fromkeys(choice for field in fields for choice in _choices(field.annotation)))
     ranges = dict.fromkeys(_describe(field) for field in fields)
-    first = fields[0]
+    required = fields[0].is_required()
     return Setting(
-        path=path,
+        path="",
         explanation=" ".join(explanations),
         choices=choices,
         range=either(choices) if choices and len(ranges) > 1 else " or ".join(ranges),
-        default=None if first.is_required() else first.default,
-        required=first.is_required(),
-        variants=variants,
+        default=None if required else fields[0].default,
+        required=required,
+        variants=tuple(variants),
         presets={},
     )
 

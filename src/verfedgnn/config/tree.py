@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from importlib import resources
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from verfedgnn import plugins
 from verfedgnn.config.rules import find_conflict
 from verfedgnn.config.sections import (
     SIZES,
-    Gnn,
     GradientConfig,
     ModelConfig,
     PropagationModel,
@@ -30,17 +30,11 @@ from verfedgnn.config.sections import (
     TrainingConfig,
     choose_sizes,
 )
-from verfedgnn.config.settings import (
-    CHOICES,
-    Setting,
-    check_variants,
-    list_settings,
-    merge_trees,
-    resolve_setting,
-)
+from verfedgnn.config.settings import CHOICES, Setting, check_variants, list_settings, merge_trees
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.user_rule import UserRule
+from verfedgnn.core.option_names import worded
 
+PRESETS = Path(__file__).with_name("presets")
 TWO_PARTIES_NOISE = 0.25
 """Noise on the gradients of two parties (`gradients.noise`)."""
 
@@ -53,7 +47,7 @@ class Config(Section):
 
     seed: int = Field(0, ge=0)
     """Seed of the split, the initial values, the projection, the batches and the noise."""
-    users: UserRule = "any"
+    users: Literal["any", "all"] | Annotated[int, Field(ge=2)] = "any"
     """Users who take part: any (those of any party), all (those at every party), or a number N (those at N or more parties)."""
     base: str = Field("paper", max_length=1000, pattern=r"^[^\p{C}\p{Zl}\p{Zp}<>|`]+$")
     """Preset from which this configuration started."""
@@ -85,22 +79,14 @@ class Config(Section):
     def _check_variants(cls, values: Any) -> Any:
         return check_variants(values) if isinstance(values, Mapping) else values
 
-    @field_validator("users", mode="before")
-    @classmethod
-    def _check_users(cls, rule: Any) -> Any:
-        if rule in ("any", "all") or (type(rule) is int and rule >= 2):
-            return rule
-        raise ValueError("use any, all or a number of parties from 2")
-
     @model_validator(mode="after")
     def _check_rules(self) -> Config:
-        conflict = find_conflict(self)
-        if conflict:
+        if conflict := find_conflict(self):
             raise ValueError(conflict)
         return self
 
     @staticmethod
-    def preset(name: str, *, model: Gnn = "gcn", **overrides: Any) -> Config:
+    def preset(name: str, *, model: str = "gcn", **overrides: Any) -> Config:
         """Return a preset for one GNN, with `overrides` by setting name: `Config.preset("paper", dim=16)`."""
         return build_config(preset=name, model=model, overrides=overrides)
 
@@ -129,7 +115,8 @@ class Config(Section):
         changes: dict[str, Any] = {}
         for key, value in overrides.items():
             path = setting_path(key)
-            _assign(changes, path.split("."), _parse(path, value))
+            section, _, name = path.rpartition(".")
+            (changes.setdefault(section, {}) if section else changes)[name] = _parse(path, value)
         return _validate(merge_trees(self.model_dump(mode="json"), changes))
 
     def with_code(self) -> Config:
@@ -215,12 +202,10 @@ class Config(Section):
 
     def values(self) -> dict[str, Any]:
         """Return the value of every setting that this configuration has, by path."""
-        tree = self.model_dump(mode="json")
         found: dict[str, Any] = {}
-        for name, value in tree.items():
-            found |= (
-                {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
-            )
+        for name, value in self.model_dump(mode="json").items():
+            section = isinstance(value, dict)
+            found |= {f"{name}.{key}": v for key, v in value.items()} if section else {name: value}
         return found
 
     def to_toml(self) -> str:
@@ -231,7 +216,7 @@ class Config(Section):
 def build_config(
     *,
     preset: str = "paper",
-    model: Gnn | None = None,
+    model: str | None = None,
     file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Config:
@@ -244,20 +229,15 @@ def build_config(
 
 def presets() -> list[str]:
     """Return the names of the presets that come with the package."""
-    folder = resources.files("verfedgnn.config").joinpath("presets")
-    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir())
+    return sorted(file.stem for file in PRESETS.iterdir())
 
 
 def read_preset(name: str) -> dict[str, Any]:
     """Return the tree of a built-in preset or of a TOML file."""
-    if name.endswith(".toml"):
-        return _read_toml(Path(name))
-    if name not in presets():
-        raise ConfigError(
-            f"there is no preset '{name}'; choose {', '.join(presets())} or a file that ends in .toml"
-        )
-    file = resources.files("verfedgnn.config").joinpath(f"presets/{name}.toml")
-    return tomllib.loads(file.read_text("utf-8"))
+    if name not in presets() and not name.endswith(".toml"):
+        known = ", ".join(presets())
+        raise ConfigError(f"there is no preset '{name}'; choose {known} or a file that ends in .toml")
+    return _read_toml(PRESETS / f"{name}.toml" if name in presets() else Path(name))
 
 
 def load_config(path: Path) -> Config:
@@ -276,14 +256,25 @@ def parse_settings(settings: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
+@cache
 def settings() -> dict[str, Setting]:
     """Return every setting by its path."""
     return list_settings(Config)
 
 
 def setting_path(key: str) -> str:
-    """Return the whole path of a setting, which may be named by its last word."""
-    return resolve_setting(key, settings())
+    """Return the whole path of a setting named by its path or its last word; raise ConfigError if there is no single one."""
+    matches = [path for path in settings() if path == key or path.endswith("." + key)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ConfigError(f"'{key}' could be {' or '.join(matches)}; write the whole path")
+    leaves = {path.split(".")[-1]: path for path in settings()}
+    close = difflib.get_close_matches(key.split(".")[-1], leaves)
+    near = [worded(leaves[name], f"`{name}=`") for name in close]
+    every = worded("`verfedgnn settings`", "`vf.settings()`")
+    hint = f"did you mean {' or '.join(near)}?" if near else f"{every} lists them all"
+    raise ConfigError(f"there is no setting '{key}'; {hint}")
 
 
 def find_settings(name: str | None = None) -> list[Setting]:
@@ -311,68 +302,40 @@ def format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-_WORDS = {
-    "int_parsing": "must be a whole number",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_parsing": "must be a number",
-    "float_type": "must be a number",
-    "bool_parsing": "must be true or false",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
-    "extra_forbidden": "is not known",
-}
-"""Problems that pydantic finds, in words for people; the others are in its own words."""
-
-
 def explain_invalid(error: ValidationError) -> str:
     """Return the first problem of a validation as one line that names the setting."""
-    first = error.errors()[0]
-    where = _location(first["loc"])
-    text = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
-    text = text.replace("Input should", "must").replace("greater than or equal to", "at least")
-    text = text.replace("less than or equal to", "at most")
-    if isinstance(first.get("ctx", {}).get("error"), ConfigError):  # it names its place
-        return text
-    if first["type"] == "value_error" and isinstance(
-        first["input"], Mapping
-    ):  # a rule, which names its settings
-        return text
-    if first["type"] == "missing" or (first["input"] is None and where):
-        unset = [
-            _location(one["loc"])
-            for one in error.errors()
-            if one["loc"][:-1] == first["loc"][:-1] and (one["type"] == "missing" or one["input"] is None)
-        ]
-        return f"{' and '.join(unset)} must be set{_variant(first['loc'])}"
-    if first["type"] == "literal_error":
-        text += _variant(first["loc"])
+    first, *others = error.errors()
+    value, problem = first["input"], first.get("ctx", {}).get("error")
+    if isinstance(problem, ConfigError) or (problem and isinstance(value, Mapping)):
+        return str(problem)  # names the settings itself
+    where, variant = _place(first["loc"])
+    if first["type"] == "missing" or (value is None and where):
+        beside = [one for one in others if one["loc"][:-1] == first["loc"][:-1]]
+        unset = [one for one in beside if one["type"] == "missing" or one["input"] is None]
+        return f"{' and '.join([where, *(_place(one['loc'])[0] for one in unset)])} must be set{variant}"
+    text = first["msg"].removeprefix("Value error, ").replace("Input should", "must").partition(", unable")[0]
     known = settings().get(where.rpartition(".")[0])
-    if known and isinstance(first["loc"][-1], str):  # one of several types
+    if first["type"] == "extra_forbidden":
+        text = "is not known"
+    elif first["type"] == "literal_error":
+        text += variant
+    elif known and isinstance(first["loc"][-1], str):  # one of several types
         where, text = known.path, f"must be {known.range}"
-    given = f" (it is {first['input']!r})" if where and not isinstance(first["input"], dict) else ""
+    given = f" (it is {value!r})" if where and not isinstance(value, dict) else ""
     colon = "" if text.startswith(("must ", "is ")) else ":"
     return f"{where}{colon} {text}{given}" if where else text
 
 
-def _location(location: tuple[int | str, ...]) -> str:
-    """Return a path without the tags that pydantic inserts for variants."""
-    kept = [
-        str(part)
-        for before, part in zip((None, *location), location, strict=False)
-        if not (before in CHOICES and part in CHOICES[str(before)].variants)
-    ]
-    return ".".join(kept)
-
-
-def _variant(location: tuple[int | str, ...]) -> str:
-    """Return " for model.form = solved" for a location inside that variant."""
-    for before, part in pairwise(location):
-        if before in CHOICES and part in CHOICES[str(before)].variants:
-            return f" for {CHOICES[str(before)].path} = {part}"
-    return ""
+def _place(location: tuple[int | str, ...]) -> tuple[str, str]:
+    """Return a path without the tags that pydantic inserts for variants, and " for model.form = solved" if there is one."""
+    parts, variant = [], ""
+    for before, part in pairwise((None, *location)):
+        choice = CHOICES.get(str(before))
+        if choice and part in choice.variants:
+            variant = f" for {choice.path} = {part}"
+        else:
+            parts.append(str(part))
+    return ".".join(parts), variant
 
 
 def _parse(path: str, value: Any) -> Any:
@@ -384,12 +347,6 @@ def _parse(path: str, value: Any) -> Any:
     with contextlib.suppress(tomllib.TOMLDecodeError):  # plain text, such as ternary
         return tomllib.loads(f"x = {value}")["x"]
     return value
-
-
-def _assign(tree: dict[str, Any], path: list[str], value: Any) -> None:
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = value
 
 
 def _validate(tree: Mapping[str, Any]) -> Config:

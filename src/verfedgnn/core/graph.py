@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -156,16 +156,15 @@ def build_graph(
     """Build the graph of one party from the user, the item and, if read, the value of each edge. Each pair must occur at most once."""
     check_edges(len(user))
     by_user_order = np.lexsort((item, user))
-    user = user[by_user_order]
-    item = item[by_user_order]
+    user, item = user[by_user_order], item[by_user_order]
     by_item_order = np.argsort(item, kind="stable")
     user_count = np.bincount(user, minlength=users)
     item_count = np.bincount(item, minlength=items)
     return Graph(
         users=users,
         items=items,
-        by_user=(_pointers(user_count), _int32(item)),
-        by_item=(_pointers(item_count), _int32(user[by_item_order])),
+        by_user=_csr_rows(user_count, item),
+        by_item=_csr_rows(item_count, user[by_item_order]),
         order=torch.from_numpy(by_item_order.astype(np.int64)),
         user_degree=torch.from_numpy(user_count.astype(np.float32)).view(users, 1),
         item_degree=torch.from_numpy(np.maximum(item_count, 1).astype(np.float32)).view(items, 1),
@@ -176,22 +175,18 @@ def build_graph(
 
 def move_graph(graph: Graph, device: torch.device) -> Graph:
     """Move a graph to `device`."""
-    moved = {
-        name: getattr(graph, name).to(device) for name in ("order", "user_degree", "item_degree", "ratio")
-    }
-    rows, columns = (
-        (pointers.to(device), ends.to(device)) for pointers, ends in (graph.by_user, graph.by_item)
-    )
-    values = None if graph.values is None else graph.values.to(device)
-    return replace(graph, by_user=rows, by_item=columns, values=values, **moved)
+
+    def move(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(move, value))
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    return replace(graph, **{part.name: move(getattr(graph, part.name)) for part in fields(graph)})
 
 
-def _pointers(counts: NDArray[np.integer[Any]]) -> Tensor:
-    return _int32(np.concatenate([[0], np.cumsum(counts)]))
-
-
-def _int32(values: NDArray[np.integer[Any]]) -> Tensor:
-    return torch.from_numpy(values.astype(np.int32))
+def _csr_rows(counts: NDArray[np.integer[Any]], columns: NDArray[np.integer[Any]]) -> tuple[Tensor, Tensor]:
+    pointers = np.append(0, np.cumsum(counts))
+    return torch.from_numpy(pointers.astype(np.int32)), torch.from_numpy(columns.astype(np.int32))
 
 
 def clip_rows(x: Tensor, bound: float) -> Tensor:

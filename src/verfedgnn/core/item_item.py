@@ -20,9 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.core.pairs import Choices, Pairs
+from verfedgnn.core.pairs import Choices, PartyInput
+from verfedgnn.core.rating_means import arrays
 
-Scores = TypeVar("Scores")
+Vectors = tuple[Tensor, Tensor]
+Fit = TypeVar("Fit")
 MOST_ITEMS = 4096
 """Most items that are included; P then takes 128 MB in double precision."""
 TRIAL_ITEMS = 1024
@@ -82,88 +84,68 @@ class ItemScores:
 
 
 def fit_item_scores(
-    train: Pairs,
-    users: int,
-    items: int,
-    dampings: Sequence[float],
-    error: Callable[[ItemScores], float],
-    choices: Choices,
+    data: PartyInput, dampings: Sequence[float], error: Callable[[ItemScores], float], choices: Choices
 ) -> ItemScores:
     """Fit EASE for lists on a party's training pairs, with the lambda among `dampings` that has the least `error`."""
 
     def fit(damping: float, most: int) -> ItemScores:
-        kept, rated = _matrix(train, users, items, most)
+        kept, rated = _matrix(data, most)
         rated.data[:] = 1.0
-        device = train.user.device
-        return ItemScores(
-            _regress(rated.T @ rated, damping).float().to(device),
-            torch.from_numpy(kept).to(device),
-            torch.from_numpy(rated.indptr.astype(np.int64)).to(device),
-            torch.from_numpy(rated.indices.astype(np.int32)).to(device),
-            items,
-        )
+        places = (kept, rated.indptr.astype(np.int64), rated.indices.astype(np.int32))
+        weights = _regress(rated.T @ rated, damping).float()
+        parts = [part.to(data.train.user.device) for part in (weights, *map(torch.from_numpy, places))]
+        return ItemScores(parts[0], parts[1], parts[2], parts[3], data.items)
 
     return _choose(fit, dampings, error, choices)
 
 
 def fit_residuals(
-    train: Pairs,
-    users: int,
-    items: int,
-    dampings: Sequence[float],
-    error: Callable[[tuple[Tensor, Tensor]], float],
-    choices: Choices,
-) -> tuple[Tensor, Tensor]:
+    data: PartyInput, dampings: Sequence[float], error: Callable[[Vectors], float], choices: Choices
+) -> Vectors:
     """Fit EASE for ratings, and return vectors of users (N, R) and items (M_p, R) whose product is X B.
 
-    `train` holds what simpler models leave of the ratings. Lambda among `dampings` has the least `error`.
+    The training pairs of `data` hold what simpler models leave of the ratings. Lambda among `dampings` has the least `error`.
     """
 
-    def fit(damping: float, most: int) -> tuple[Tensor, Tensor]:
-        kept, rated = _matrix(train, users, items, most)
+    def fit(damping: float, most: int) -> Vectors:
+        kept, rated = _matrix(data, most)
         gram = rated.T @ rated
         weights = _regress(gram, damping).numpy()
         # Subspace iteration for the right singular vectors V of X B, among items alone: X B is about (X B V) V^T.
         columns = np.random.default_rng(0).normal(size=(len(kept), min(COLUMNS, len(kept))))
         for _ in range(POWERS):
             columns = np.linalg.qr(weights.T @ (gram @ (weights @ columns)))[0]
-        whole = np.zeros((items, columns.shape[1]), np.float32)
+        whole = np.zeros((data.items, columns.shape[1]), np.float32)
         whole[kept] = columns
-        device = train.user.device
-        vectors = torch.from_numpy(rated.astype(np.float32) @ (weights @ columns).astype(np.float32)).to(
-            device
-        )
-        scores = torch.from_numpy(whole).to(device)
-        return vectors, scores
+        vectors = torch.from_numpy(rated.astype(np.float32) @ (weights @ columns).astype(np.float32))
+        device = data.train.user.device
+        return vectors.to(device), torch.from_numpy(whole).to(device)
 
     return _choose(fit, dampings, error, choices)
 
 
 def _choose(
-    fit: Callable[[float, int], Scores],
+    fit: Callable[[float, int], Fit],
     dampings: Sequence[float],
-    error: Callable[[Scores], float],
+    error: Callable[[Fit], float],
     choices: Choices,
-) -> Scores:
+) -> Fit:
     """Choose lambda in trials on the items with the most ratings, and return the fit on all that are included."""
     damping = choices.choose("EASE", dampings, lambda option: error(fit(option, TRIAL_ITEMS)))
     return fit(damping, MOST_ITEMS)
 
 
-def _matrix(
-    train: Pairs, users: int, items: int, most: int
-) -> tuple[NDArray[np.int64], scipy.sparse.csr_matrix]:
+def _matrix(data: PartyInput, most: int) -> tuple[NDArray[np.int64], scipy.sparse.csr_matrix]:
     """Return the rows of the `most` items with the most ratings, ascending, and the ratings of these items (N, k)."""
-    user = train.user.cpu().numpy().astype(np.int64)
-    item = train.item.cpu().numpy().astype(np.int64)
-    count = np.bincount(item, minlength=items)
+    user, item, rating = arrays(data.train)
+    count = np.bincount(item, minlength=data.items)
     popular = np.argsort(-count, kind="stable")[:most]
     kept = np.sort(popular[count[popular] > 0])
-    place = np.full(items, -1)
+    place = np.full(data.items, -1)
     place[kept] = np.arange(len(kept))
     inside = place[item] >= 0
-    rating = train.rating.cpu().numpy().astype(np.float64)[inside]
-    rated = scipy.sparse.csr_matrix((rating, (user[inside], place[item[inside]])), shape=(users, len(kept)))
+    entries = (rating[inside], (user[inside], place[item[inside]]))
+    rated = scipy.sparse.csr_matrix(entries, shape=(data.users, len(kept)))
     rated.sum_duplicates()
     return kept, rated
 

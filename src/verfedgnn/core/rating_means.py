@@ -23,7 +23,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.core.pairs import Choices, Pairs
+from verfedgnn.core.pairs import Choices, Pairs, PartyInput
+from verfedgnn.core.rating_scale import scale_unit
 
 Floats = NDArray[np.float64]
 
@@ -54,9 +55,7 @@ class Means:
         """b_u (N,) from the party's own ratings."""
         return self.residual_sum / (self.count + self.user_damping)
 
-    def federated_offset(
-        self, others: Floats, unit: float, valid: Pairs, scale: tuple[float, float], choices: Choices
-    ) -> Floats:
+    def federated_offset(self, others: Floats, data: PartyInput, choices: Choices) -> Floats:
         """Return b_u (N,), shrunk towards the others' mean; lambda_u and c are chosen on the validation part.
 
         `others` are the other parties' number of ratings of each user and the sum of their residuals, in units of the scale (N, 2).
@@ -65,15 +64,13 @@ class Means:
 
         def offset(option: tuple[float, float]) -> Floats:
             damping, prior = option
-            elsewhere = unit * others[:, 1] / (number + prior)
+            elsewhere = scale_unit(data.scale) * others[:, 1] / (number + prior)
             return (self.residual_sum + damping * elsewhere) / (self.count + damping)
 
-        options = list(product(USER_DAMPINGS, PRIOR_WEIGHTS))
-        return offset(
-            choices.choose(
-                "federated means", options, lambda option: self.squared_error(offset(option), valid, scale)
-            )
-        )
+        def error(option: tuple[float, float]) -> float:
+            return self.squared_error(offset(option), data.valid, data.scale)
+
+        return offset(choices.choose("federated means", list(product(USER_DAMPINGS, PRIOR_WEIGHTS)), error))
 
     def squared_error(self, user_offset: Floats, pairs: Pairs, scale: tuple[float, float]) -> float:
         """Return the squared error of these means on `pairs`, clipped to the rating scale."""
@@ -82,27 +79,19 @@ class Means:
         return float(np.square(predicted.clip(*scale) - rating).sum())
 
 
-def fit_means(
-    train: Pairs,
-    valid: Pairs,
-    users: int,
-    items: int,
-    scale: tuple[float, float],
-    choices: Choices | None = None,
-) -> Means:
+def fit_means(data: PartyInput, choices: Choices | None = None) -> Means:
     """Fit a party's means on its training pairs; choose both dampings on its validation pairs."""
-    user, item, rating = arrays(train)
-    mean = float(rating.mean()) if len(rating) else sum(scale) / 2
-    item_count = np.bincount(item, minlength=items)
-    item_sum = np.bincount(item, rating - mean, items)
-    count = np.bincount(user, minlength=users).astype(np.float64)
+    user, item, rating = arrays(data.train)
+    mean = float(rating.mean()) if len(rating) else sum(data.scale) / 2
+    item_count = np.bincount(item, minlength=data.items)
+    item_sum = np.bincount(item, rating - mean, data.items)
+    count = np.bincount(user, minlength=data.users).astype(np.float64)
 
     @lru_cache(1)
     def residuals(item_damping: float) -> tuple[Floats, Floats]:
         item_offset = item_sum / (item_damping + item_count)
-        return item_offset, np.asarray(
-            np.bincount(user, rating - mean - item_offset[item], users), np.float64
-        )
+        left = np.bincount(user, rating - mean - item_offset[item], data.users)
+        return item_offset, np.asarray(left, np.float64)
 
     def fit(option: tuple[float, float]) -> Means:
         item_damping, user_damping = option
@@ -110,7 +99,7 @@ def fit_means(
 
     def error(option: tuple[float, float]) -> float:
         means = fit(option)
-        return means.squared_error(means.user_offset, valid, scale)
+        return means.squared_error(means.user_offset, data.valid, data.scale)
 
     return fit((choices or Choices()).choose("means", list(product(ITEM_DAMPINGS, USER_DAMPINGS)), error))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -133,30 +133,24 @@ def check_source(name: str, source: Any, **options: Any) -> CheckedSource:
     if report.table is not None:
         unit, text = report.table.unit, report.table.text
         shown = shown if text is None else str(text.path)
-        number = report.table.number_rows(
-            sorted({row for problem in problems for row in problem.places}), report.broken
-        )
-        problems = [
-            replace(problem, places=tuple(map(number.__getitem__, problem.places))) for problem in problems
-        ]
+        rows = sorted({row for problem in problems for row in problem.places})
+        number = report.table.number_rows(rows, report.broken)
+        problems = [replace(p, places=tuple(number[row] for row in p.places)) for p in problems]
         if text is not None and report.broken:
             problems.insert(0, _describe_broken(text, report.broken))
     if catalogue is not None and len(items) > catalogue:
         said = f"{len(items):,} items have ratings, more than the declared catalogue of {catalogue:,}"
-        problems.append(
-            DataProblem("catalogue", said, f"declare a larger {option('catalogue')}", 1, fatal=True)
-        )
+        larger = f"declare a larger {option('catalogue')}"
+        problems.append(DataProblem("catalogue", said, larger, 1, fatal=True))
     shape = describe_ratings(ratings)
     return CheckedSource(name, shown, unit, tuple(problems), ratings.notes, shape, users, items, counts)
 
 
 def _describe_broken(text: TextTable, broken: Sequence[int]) -> DataProblem:
-    where = text.lines(broken[:SHOWN])
+    lines = tuple(text.lines(broken[:SHOWN]).values())
     remedy = f"correct them, or name the delimiter with {option('delimiter')} (now {text.delimiter!r})"
     said = f"{format_count(len(broken), 'line')} {'has' if len(broken) == 1 else 'have'} too few or too many fields"
-    return DataProblem(
-        "broken", said, remedy, len(broken), tuple(where[record] for record in broken[:SHOWN]), fatal=True
-    )
+    return DataProblem("broken", said, remedy, len(broken), lines, fatal=True)
 
 
 def describe_ratings(table: Ratings) -> Distribution | None:
@@ -164,7 +158,7 @@ def describe_ratings(table: Ratings) -> Distribution | None:
 
     Times before 1990 or in the future are probably mistakes. They are left out unless all times are like that.
     """
-    user, item, rating, time = table.user, table.item, table.rating, table.time
+    rating, time = table.rating, table.time
     if not len(rating):
         return None
     first = last = None
@@ -177,7 +171,7 @@ def describe_ratings(table: Ratings) -> Distribution | None:
     if len(stars) > _VALUES:
         counts, edges = np.histogram(rating, 10)
         labels = [f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges)]
-    sizes = (len(rating), len(np.unique(user)), len(np.unique(item)))
+    sizes = (len(rating), len(np.unique(table.user)), len(np.unique(table.item)))
     figures = (float(rating.min()), float(rating.max()), float(rating.mean(dtype=np.float64)))
     values = tuple(zip(labels, counts.tolist(), strict=True))
     return Distribution(*sizes, *figures, table.likes, values, first, last)
@@ -185,20 +179,18 @@ def describe_ratings(table: Ratings) -> Distribution | None:
 
 def measure_overlap(sources: Sequence[CheckedSource]) -> UserOverlap:
     """Compare the ids of several sources, in the clear."""
-    shared_items = [
-        (one.name, other.name, int(pc.sum(pc.is_in(one.items, value_set=other.items)).as_py() or 0))
-        for one, other in combinations(sources, 2)
-    ]
+    items = []
+    for one, other in combinations(sources, 2):
+        if common := pc.sum(pc.is_in(one.items, value_set=other.items)).as_py():
+            items.append((one.name, other.name, common))
     without_case = _number_users([pc.utf8_lower(source.users).unique() for source in sources])
     shared = int((np.bincount(np.concatenate(without_case)) > 1).sum())
-    return UserOverlap(
-        len(sources), _regions(sources), shared, tuple(pair for pair in shared_items if pair[2])
-    )
+    return UserOverlap(len(sources), _regions(sources), shared, tuple(items))
 
 
 def _regions(sources: Sequence[CheckedSource]) -> tuple[OverlapRegion, ...]:
     codes = _number_users([source.users for source in sources])
-    size = 1 + max((int(numbers.max()) for numbers in codes if len(numbers)), default=-1)
+    size = 1 + int(np.concatenate(codes).max(initial=-1))
     member, ratings = np.zeros((size, len(sources)), bool), np.zeros(size, np.int64)
     for party, (source, numbers) in enumerate(zip(sources, codes, strict=True)):
         member[numbers, party] = True
@@ -217,18 +209,17 @@ def _number_users(ids: Sequence[pa.Array]) -> list[NDArray[np.int64]]:
     return np.split(union.astype(np.int64), np.cumsum([len(users) for users in ids])[:-1])
 
 
-def _find_warnings(table: Ratings, row_of: NDArray[np.int64] | None) -> list[DataProblem]:
+def _find_warnings(table: Ratings, row_of: NDArray[np.int64]) -> list[DataProblem]:
     """Find problems of usable ratings that are likely to be mistakes or to reduce accuracy."""
-    user, rating, time = table.user, table.rating, table.time
+    rating, time = table.rating, table.time
     if not len(rating):
         return []
     warnings = []
 
     def warn(kind: str, mask: Mask, what: str, remedy: str) -> None:
-        count = int(mask.sum())
-        if count:
-            places = () if row_of is None else tuple(row_of[np.flatnonzero(mask)[:SHOWN]].tolist())
-            warnings.append(DataProblem(kind, count_rows(count, what), remedy, count, places))
+        if count := int(mask.sum()):
+            places = row_of[np.flatnonzero(mask)[:SHOWN]] if len(row_of) else row_of
+            warnings.append(DataProblem(kind, count_rows(count, what), remedy, count, tuple(places.tolist())))
 
     low, high = float(rating.min()), float(rating.max())
     if table.scale[0] == table.scale[1] and len(rating) > 1:
@@ -242,7 +233,7 @@ def _find_warnings(table: Ratings, row_of: NDArray[np.int64] | None) -> list[Dat
         warn("future", late, "have a time in the future", "check the unit and the zone of times")
         remedy = "check that times are seconds or milliseconds since 1970"
         warn("early", early, "have a time before 1990", remedy)
-    counts = np.bincount(user)
+    counts = np.bincount(table.user)
     few, everybody = int(((counts > 0) & (counts < FEW)).sum()), int((counts > 0).sum())
     if few:
         share = f"({100 * few / everybody:.0f} %) {'has' if few == 1 else 'have'}"
@@ -262,112 +253,28 @@ def foresee_training(sources: Sequence[CheckedSource], overlap: UserOverlap | No
     shapes = [(source.name, source.shape) for source in sources if source.shape is not None]
     for name, shape in shapes:
         if shape.ratings < FEWEST_RATINGS:
-            had, what = (
-                format_count(shape.ratings, "rating"),
-                "its validation or test part may be empty, and training refuses that",
-            )
-            warnings.append(f"{name} has {had}: {what}; add ratings")
+            what = "its validation or test part may be empty, and training refuses that"
+            warnings.append(f"{name} has {format_count(shape.ratings, 'rating')}: {what}; add ratings")
         elif shape.users < FEWEST_USERS:
-            had, what = (
-                format_count(shape.users, "user"),
-                "training runs, but its figures say nothing about other users",
-            )
-            warnings.append(f"{name} has {had}: {what}; add users")
+            what = "training runs, but its figures say nothing about other users"
+            warnings.append(f"{name} has {format_count(shape.users, 'user')}: {what}; add users")
         if not shape.likes:
+            what = "a rating in the upper quarter of its scale: no lists are trained"
             remedy = f"declare its scale with {option('scale', (1, 5))} if it is wider than its ratings"
-            warnings.append(
-                f"{name} has no like, a rating in the upper quarter of its scale: no lists are trained; {remedy}"
-            )
+            warnings.append(f"{name} has no like, {what}; {remedy}")
     parties = fitting_parties(sources)
     if parties is not None:
         _, shape = shapes[0]
         had = f"{format_count(shape.items, 'item')} with {format_count(shape.ratings, 'rating')}"
         advice = f"pass {option('parties', parties)} to {worded('`train`', '`fit`')}"
         warnings.append(f"{had} are too few for {PARTIES} parties: {advice}")
-    return warnings if overlap is None else warnings + _foresee_federation(sources, overlap)
-
-
-def fitting_parties(sources: Sequence[CheckedSource]) -> int | None:
-    """Return how many parties the items of one source can be divided among; None if the default fits."""
-    shape = sources[0].shape
-    if len(sources) > 1 or shape is None:
-        return None
-    most = min(shape.items, shape.ratings // FEWEST_RATINGS)
-    return None if most >= PARTIES else max(1, most)
-
-
-@dataclass(frozen=True)
-class Conclusion:
-    """What follows from a check."""
-
-    usable: bool
-    text: str
-    """What a training will do with them, or why it refuses them and what to do."""
-    doubtful: bool = False
-
-
-def conclude(
-    sources: Sequence[CheckedSource], overlap: UserOverlap | None, *, named: bool = False
-) -> Conclusion:
-    """Say what a training will do with these sources, or why it refuses them and what to do.
-
-    `named` says that one table was given as one party by name, which `fit` does not divide.
-    """
-    broken = [source for source in sources if not source.usable]
-    parties = fitting_parties(sources) or PARTIES
-    refusal = ""
-    if broken:
-        names = " and ".join(source.name for source in broken)
-        first = next(problem.text for problem in broken[0].problems if problem.fatal)
-        reason = first.removeprefix(f"{broken[0].name}: ").partition("; ")[0]
-        refusal = f"{names} cannot be used ({reason}). Correct it as the errors say, then check again."
-    elif overlap is not None and (
-        stranger := find_stranger({source.name: to_numpy(source.users) for source in sources})
-    ):
-        refusal = f"{stranger}. Then check again."
-    elif named and len(sources) == 1:
-        refusal = (
-            f"'{sources[0].name}' is the only party and joining needs two or more. Pass one table per party, or try it on "
-            f"one catalogue with `fit(table, parties={parties})`."
-        )
-    if refusal:
-        return Conclusion(False, f"This cannot be trained, because {refusal}")
-    small = [s.name for s in sources if s.shape is not None and s.shape.ratings < FEWEST_RATINGS]
-    if small:
-        reason = f"{small[0]} has fewer than {FEWEST_RATINGS} ratings"
-        text = f"A training may refuse this, because {reason}. Add ratings, then check again."
-    elif lists_only(sources):
-        text = "A source has likes and no ratings, so no stars are predicted: training learns lists, from the likes of all."
-    elif overlap is None:
-        text = worded(
-            f"One source: `train` divides its items at random among parties ({parties} here), which simulates a federation. "
-            "Use `--by COLUMN`, or one source per party, for parties that exist.",
-            f"One table: `fit(table, parties={parties})` divides its items at random among parties, which simulates a federation. "
-            "Pass one table per party for parties that exist.",
-        )
-    else:
-        users, _ = overlap.count_from(1)
-        text = (
-            f"{len(sources)} sources can be trained together: {overlap.shared:,} of {users:,} users "
-            f"({100 * overlap.shared / users:.0f} %) are at two or more parties, and the others take part as well."
-        )
-    return Conclusion(True, text, bool(small))
-
-
-def lists_only(sources: Sequence[CheckedSource]) -> bool:
-    """Return whether all ratings of a source are likes, so that only lists are trained."""
-    return any(source.shape is not None and source.shape.likes == source.shape.ratings for source in sources)
-
-
-def _foresee_federation(sources: Sequence[CheckedSource], overlap: UserOverlap) -> list[str]:
-    """Return warnings about several sources together."""
-    warnings = []
+    if overlap is None:
+        return warnings
     if len(sources) == 2:
         warnings.append(
             "there are two parties: either can subtract its own part from a sum, so both add noise; with a third "
             "party, masks hide more than noise does"
         )
-    shapes = [(source.name, source.shape) for source in sources if source.shape is not None]
     scales = sorted(
         (s.highest - s.lowest, f"{name} rates from {s.lowest:g} to {s.highest:g}") for name, s in shapes
     )
@@ -385,3 +292,67 @@ def _foresee_federation(sources: Sequence[CheckedSource], overlap: UserOverlap) 
             f"connect the parties; look at the lift by other parties ({worded('`verfedgnn lift RUN`', '`lift()`')})"
         )
     return warnings
+
+
+def fitting_parties(sources: Sequence[CheckedSource]) -> int | None:
+    """Return how many parties the items of one source can be divided among; None if the default fits."""
+    shape = sources[0].shape
+    if len(sources) > 1 or shape is None:
+        return None
+    most = min(shape.items, shape.ratings // FEWEST_RATINGS)
+    return None if most >= PARTIES else max(1, most)
+
+
+class Conclusion(NamedTuple):
+    """What follows from a check."""
+
+    usable: bool
+    doubtful: bool
+    text: str
+
+
+def conclude(
+    sources: Sequence[CheckedSource], overlap: UserOverlap | None, named: bool = False
+) -> Conclusion:
+    """Say what a training will do with these sources, or why it refuses them and what to do.
+
+    `named` says that one table was given as one party by name, which `fit` does not divide.
+    """
+    broken = [source for source in sources if not source.usable]
+    parties = fitting_parties(sources) or PARTIES
+    refusal = ""
+    stranger = overlap and find_stranger({source.name: to_numpy(source.users) for source in sources})
+    if broken:
+        names = " and ".join(source.name for source in broken)
+        first = next(problem.text for problem in broken[0].problems if problem.fatal)
+        reason = first.removeprefix(f"{broken[0].name}: ").partition("; ")[0]
+        refusal = f"{names} cannot be used ({reason}). Correct it as the errors say, then check again."
+    elif stranger:
+        refusal = f"{stranger}. Then check again."
+    elif named and len(sources) == 1:
+        refusal = (
+            f"'{sources[0].name}' is the only party and joining needs two or more. Pass one table per party, or try it on "
+            f"one catalogue with `fit(table, parties={parties})`."
+        )
+    if refusal:
+        return Conclusion(False, False, f"This cannot be trained, because {refusal}")
+    small = [s.name for s in sources if s.shape is not None and s.shape.ratings < FEWEST_RATINGS]
+    if small:
+        reason = f"{small[0]} has fewer than {FEWEST_RATINGS} ratings"
+        text = f"A training may refuse this, because {reason}. Add ratings, then check again."
+    elif any(source.shape is not None and source.shape.likes == source.shape.ratings for source in sources):
+        text = "A source has likes and no ratings, so no stars are predicted: training learns lists, from the likes of all."
+    elif overlap is None:
+        text = worded(
+            f"One source: `train` divides its items at random among parties ({parties} here), which simulates a federation. "
+            "Use `--by COLUMN`, or one source per party, for parties that exist.",
+            f"One table: `fit(table, parties={parties})` divides its items at random among parties, which simulates a federation. "
+            "Pass one table per party for parties that exist.",
+        )
+    else:
+        users, _ = overlap.count_from(1)
+        text = (
+            f"{len(sources)} sources can be trained together: {overlap.shared:,} of {users:,} users "
+            f"({100 * overlap.shared / users:.0f} %) are at two or more parties, and the others take part as well."
+        )
+    return Conclusion(True, bool(small), text)

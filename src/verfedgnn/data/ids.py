@@ -207,11 +207,13 @@ def number_ids(column: Any, what: str) -> tuple[NDArray[np.int32], pa.Array]:
 
 
 def sort_numbered(codes: NDArray[np.int32], distinct: pa.Array) -> tuple[NDArray[np.int32], StrArray]:
-    """Return codes and ids in the order of ids."""
+    """Return codes and ids in the order of ids, without the ids that no row has."""
+    used = np.flatnonzero(np.bincount(codes, minlength=len(distinct)))
+    distinct = distinct.take(pa.array(used))
     ids = to_numpy(distinct)
     order = order_ids(distinct, ids)
-    rank = np.empty(len(order), np.int32)
-    rank[order] = np.arange(len(order), dtype=np.int32)
+    rank = np.empty(int(used.max(initial=-1)) + 1, np.int32)
+    rank[used[order]] = np.arange(len(order), dtype=np.int32)
     return rank[codes], ids[order]
 
 
@@ -225,8 +227,12 @@ def _as_number(text: str) -> str:
     return re.sub(r"^(\D*)0*([0-9]+)(\.0+)?$", r"\1\2", text)
 
 
+def _as_name(text: str) -> str:
+    return text.casefold().partition("@")[0].strip() if "@" in text else text
+
+
 SPELLINGS: dict[str, tuple[str, Callable[[str], str]]] = {
-    "mail": ("the domains of mail addresses", lambda text: text.casefold().partition("@")[0].strip()),
+    "mail": ("the domains of mail addresses", _as_name),
     "lower": ("capitals or spaces", lambda text: "".join(text.casefold().split())),
     "number": ("leading zeros or a .0", _as_number),
 }

@@ -2,21 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import ConfigError, DataError, MissingColumns
 from verfedgnn.core.option_names import option, reading_table
-from verfedgnn.core.user_rule import UserRule, describe_rule, fewest_parties
 from verfedgnn.data.ids import StrArray, find_positions, find_stranger, sort_ids
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_reader import list_tables, locate, read_ratings, refuse_address
 from verfedgnn.data.ratings import Ratings, format_count
 from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.data.table_sources import table_stem, tables_by_party
+
+UserRule = Literal["any", "all"] | int
+"""Users at any party, at all parties, or at a number of parties or more."""
 
 FEWEST_RATINGS = 20
 _NO_PARTIES = "there are no parties: give at least one file or table"
@@ -46,31 +49,28 @@ def split_items(
     those with the most ratings are parties and the others together are "other". Every user of the table is a user of every
     party, and the items that a party receives are its declared catalogue.
     """
-    note: tuple[str, ...] = ()
     if by is not None:
-        groups, note = _group_items(ratings, by, parties)
+        groups, notes = _group_items(ratings, by, parties)
     else:
         parties = min(10, ratings.n_items) if parties is None else parties
         if not 1 <= parties <= ratings.n_items:
-            raise DataError(
-                f"{ratings.n_items:,} items cannot go to {parties} parties: use {option('parties')} from 1 to {ratings.n_items}"
-            )
+            allowed = f"use {option('parties')} from 1 to {ratings.n_items}"
+            raise DataError(f"{ratings.n_items:,} items cannot go to {parties} parties: {allowed}")
         order = np.random.default_rng(seed).permutation(ratings.n_items)
-        width = len(str(parties - 1))
-        groups = {
-            f"party-{k:0{width}}": np.sort(part) for k, part in enumerate(np.array_split(order, parties))
-        }
-    parts = {name: replace(ratings.select_items(index), name=name) for name, index in groups.items()}
-    return [
-        PartyData(name, replace(table, catalogue=table.n_items).with_notes(*note * (name == OTHER)))
-        for name, table in parts.items()
-    ]
+        parts, width = np.array_split(order, parties), len(str(parties - 1))
+        groups, notes = {f"party-{k:0{width}}": np.sort(part) for k, part in enumerate(parts)}, {}
+    cut = []
+    for name, index in groups.items():
+        table = replace(ratings.select_items(index), name=name, catalogue=len(index))
+        cut.append(PartyData(name, table.with_notes(*notes.get(name, ()))))
+    return cut
 
 
-def _group_items(
-    ratings: Ratings, by: str, parties: int | None
-) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
-    """Return the items of each value of a column, and a note about the values that are put together."""
+Groups = tuple[dict[str, NDArray[np.int64]], dict[str, Sequence[str]]]
+
+
+def _group_items(ratings: Ratings, by: str, parties: int | None) -> Groups:
+    """Return the items of each value of a column, and a note about the values that are put together, by name of the group."""
     if by not in ratings.columns:
         there = ", ".join(ratings.columns) or "none"
         raise DataError(f"{ratings.name} has no item column {by!r} to split by: there is {there}")
@@ -87,10 +87,32 @@ def _group_items(
         merged = set(np.argsort(-rated, kind="stable")[max(1, parties) - 1 :].tolist())
     groups = {str(name): np.flatnonzero(code == k) for k, name in enumerate(names) if k not in merged}
     if not merged:
-        return groups, ()
+        return groups, {}
     groups[OTHER] = np.flatnonzero(np.isin(code, sorted(merged)))
     why = "too few ratings for a party each, " if parties is None else ""
-    return groups, (f"{', '.join(str(names[k]) for k in sorted(merged))}: {why}put together",)
+    return groups, {OTHER: [f"{', '.join(str(names[k]) for k in sorted(merged))}: {why}put together"]}
+
+
+def fewest_parties(rule: UserRule, parties: int) -> int:
+    """Return at how many of `parties` parties a user must be present to take part."""
+    if rule == "any":
+        return 1
+    if rule == "all":
+        return parties
+    if not isinstance(rule, int) or rule < 2:
+        raise DataError(f"users = {rule!r} is not a rule; use any, all or a number of parties from 2")
+    if rule > parties:
+        raise DataError(
+            f"users = {rule}, but there are only {parties} parties; use any, all or a lower number"
+        )
+    return rule
+
+
+def describe_rule(rule: UserRule) -> str:
+    """Return the rule in words: "at any party", "at every party" or "at 2 or more parties"."""
+    if isinstance(rule, str):
+        return {"any": "at any party", "all": "at every party"}[rule]
+    return f"at {rule} or more parties"
 
 
 def parties_from_tables(tables: Sequence[Ratings], users: UserRule = "any") -> list[PartyData]:
@@ -104,11 +126,11 @@ def parties_from_tables(tables: Sequence[Ratings], users: UserRule = "any") -> l
     alike = [table for table in tables if highest <= 0 or table.scale[1] > highest / 2]
     shared = (min(table.scale[0] for table in alike), highest)
     declared = all(table.scale_declared for table in tables)
-    scales = [shared if table in alike else table.scale for table in tables]
-    scaled = [
-        replace(t, scale=scale, scale_declared=declared) for t, scale in zip(tables, scales, strict=True)
-    ]
-    return align_users([PartyData(table.name, table) for table in scaled], users)
+    members = []
+    for table in tables:
+        scale = shared if table in alike else table.scale
+        members.append(PartyData(table.name, replace(table, scale=scale, scale_declared=declared)))
+    return align_users(members, users)
 
 
 def align_users(parties: Sequence[PartyData], users: UserRule = "any") -> list[PartyData]:
@@ -145,13 +167,12 @@ def place_users(
     row = rows.astype(np.int32)
     dropped = int((rows < 0).sum())
     kept = ratings.take(row[ratings.user] >= 0) if dropped else ratings
-    lost = format_count(len(ratings) - len(kept), "rating")
-    note = (
-        f"kept {ratings.n_users - dropped:,} of {format_count(ratings.n_users, 'user')}; {lost} of users who are not "
-        f"{describe_rule(users)} were dropped"
-    )
     placed = replace(kept, user=row[kept.user], user_ids=user_ids, dropped_users=dropped)
-    return placed.with_notes(note) if dropped else placed
+    if not dropped:
+        return placed
+    rest = f"kept {ratings.n_users - dropped:,} of {format_count(ratings.n_users, 'user')}"
+    lost = format_count(len(ratings) - len(kept), "rating")
+    return placed.with_notes(f"{rest}; {lost} of users who are not {describe_rule(users)} were dropped")
 
 
 def check_parties(parties: Sequence[PartyData]) -> None:
@@ -177,10 +198,9 @@ def check_parties(parties: Sequence[PartyData]) -> None:
             raise DataError(f"{both} have different users: align them with align_users")
         rated[table.user] = True
     if not rated.all():
-        idle, first = format_count(int((~rated).sum()), "user"), str(users[int(np.argmin(rated))])
-        raise DataError(
-            f"{idle} without a rating at any party, first {first!r}: remove them from the user ids"
-        )
+        idle = f"{format_count(int((~rated).sum()), 'user')} without a rating at any party"
+        first = str(users[int(np.argmin(rated))])
+        raise DataError(f"{idle}, first {first!r}: remove them from the user ids")
 
 
 def read_parties(
@@ -217,26 +237,26 @@ def read_parties(
     if single and not cut and not isinstance(data, str | Path | list):
         raise one_table()
     own = own or {}
-    unknown = sorted(own.keys() - sources.keys())
-    if unknown:
+    if unknown := sorted(own.keys() - sources.keys()):
         raise DataError(f"own names {unknown[0]!r}, which is no party; use {', '.join(sources)}")
     texts = reading.for_each(list(sources))
     tables, lacking = [], []
     for name, source in sources.items():
-        given = {**options, **texts[name], **own.get(name, {})}
-        if isinstance(source, str | Path):
-            given["seed"] = seed
+        given = {"keep": () if by is None else (by,), "seed": seed} | {
+            **options,
+            **texts[name],
+            **own.get(name, {}),
+        }
         try:
             with reading_table(name if len(sources) > 1 else None):
-                table = read_ratings(source, name=name, keep=() if by is None else (by,), **given)
+                table = read_ratings(source, name=name, **given)
             tables.append(table if single else replace(table, name=name))
         except MissingColumns as error:
             lacking.append(error)
     if lacking:
         raise MissingColumns.join(lacking)
-    members = (
-        split_items(tables[0], parties, seed=seed, by=by) if single else parties_from_tables(tables, users)
-    )
+    cut_one = partial(split_items, parties=parties, seed=seed, by=by)
+    members = cut_one(tables[0]) if single else parties_from_tables(tables, users)
     check_parties(members)
     return members
 
@@ -279,9 +299,8 @@ def sources_of(
         remedy = f"use {option('data')} with a file, a folder or a name such as synthetic or ml-1m"
         raise DataError(f"no data given: {remedy}")
     if not all(isinstance(entry, str | Path) for entry in given):
-        raise DataError(
-            'a list holds paths; give tables by name, for example {"film": frame, "books": frame}'
-        )
+        example = '{"film": frame, "books": frame}'
+        raise DataError(f"a list holds paths; give tables by name, for example {example}")
     named = [_named(entry) for entry in given]
     if len(named) == 1 and not named[0][0]:
         source = named[0][1]
@@ -309,6 +328,5 @@ def _named(entry: str | Path) -> tuple[str, str | Path]:
 def _refuse_same_names(names: list[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise DataError(
-            f"two parties are called {twice[0]!r}: give them different names, for example NAME=FILE"
-        )
+        remedy = "give them different names, for example NAME=FILE"
+        raise DataError(f"two parties are called {twice[0]!r}: {remedy}")

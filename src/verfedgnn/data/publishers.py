@@ -12,11 +12,10 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.column_names import normalise_name
 from verfedgnn.data.ids import CODED_TEXT, LONGEST_TITLE, TEXT, to_numpy
 from verfedgnn.data.rating_checks import rate_rows
 from verfedgnn.data.ratings import Ratings, format_count
-from verfedgnn.data.table_sources import Rows, Table, open_table, read_rows, text_source
+from verfedgnn.data.table_sources import Rows, Table, normalise_name, open_table, read_rows, text_source
 from verfedgnn.data.text_files import TextTable, open_stream, read_first_bytes, reading
 from verfedgnn.data.value_parsing import parse_numbers
 
@@ -32,7 +31,7 @@ _BLOCK = 16 << 20
 def read_movielens_100k(path: Path, items: Path | None, **options: Any) -> Ratings:
     """Read MovieLens-100K: u.data, tab separated without a header, and u.item for titles and genres."""
     text = TextTable(path, delimiter="\t", columns=("user", "item", "rating", "time"), quoted=False)
-    ratings = _read_stars(_headless(text), "ml-100k", options)
+    ratings = _read_stars(text, "ml-100k", options)
     if items is None:
         return ratings
     genres = _GENRES.split()
@@ -40,9 +39,8 @@ def read_movielens_100k(path: Path, items: Path | None, **options: Any) -> Ratin
     about = TextTable(items, delimiter="|", columns=columns, quoted=False, encoding="latin-1")
     table = about.read(dict.fromkeys(["item", "title", *genres], TEXT))
     has = pc.make_struct(*(pc.equal(table[genre], "1") for genre in genres))
-    return _described(
-        ratings, table["item"], table["title"], genre=pc.case_when(has, *map(pa.scalar, genres))
-    )
+    genre = pc.case_when(has, *map(pa.scalar, genres))
+    return _described(ratings, table["item"], table["title"], genre=genre)
 
 
 def read_movielens_dat(path: Path, items: Path | None, **options: Any) -> Ratings:
@@ -50,7 +48,7 @@ def read_movielens_dat(path: Path, items: Path | None, **options: Any) -> Rating
     # The delimiter ':' splits '::' into two, so every other column is empty.
     columns = ("user", "a", "item", "b", "rating", "c", "time")
     text = TextTable(path, delimiter=":", columns=columns, quoted=False)
-    ratings = _read_stars(_headless(text), "ml-1m", options)
+    ratings = _read_stars(text, "ml-1m", options)
     if items is None:
         return ratings
     with reading(items), open_stream(items) as stream:
@@ -61,9 +59,8 @@ def read_movielens_dat(path: Path, items: Path | None, **options: Any) -> Rating
         text = raw.decode("latin-1")
     fields = [line.split("::") for line in text.splitlines() if line]
     if any(len(parts) != 3 for parts in fields):
-        raise DataError(
-            f"{items} has lines that are not MovieID::Title::Genres; download it again or move it away"
-        )
+        remedy = "download it again or move it away"
+        raise DataError(f"{items} has lines that are not MovieID::Title::Genres; {remedy}")
     return _described_films(ratings, *(pa.array([parts[k] for parts in fields], TEXT) for k in range(3)))
 
 
@@ -77,13 +74,11 @@ def read_movielens_csv(path: Path, items: Path | None, **options: Any) -> Rating
     return _described_films(ratings, *(pc.cast(films[role], TEXT) for role in roles))
 
 
-def _headless(text: TextTable) -> Table:
-    """Return a file without a header as a table whose times must be numbers."""
-    return text_source(text, {role: role for role in ("user", "item", "rating", "time")}, time=pa.int64())
-
-
-def _read_stars(table: Table, name: str, options: dict[str, Any]) -> Ratings:
-    """Read ratings from 1 to 5, or from 0.5 to 5 in editions with half stars."""
+def _read_stars(table: Table | TextTable, name: str, options: dict[str, Any]) -> Ratings:
+    """Read ratings from 1 to 5, or from 0.5 to 5 in editions with half stars; in a text without a header, times are numbers."""
+    if isinstance(table, TextTable):
+        roles = ("user", "item", "rating", "time")
+        table = text_source(table, dict(zip(roles, roles, strict=True)), time=pa.int64())
     rows = read_rows(table)
     lowest = 0.5 if (parse_numbers(rows["rating"]).values % 1 > 0).any() else 1.0
     return rate_rows(rows, **{"scale": (lowest, 5.0), "name": name, "where": table.at, **options})
@@ -96,9 +91,8 @@ def _columns(table: pa.Table) -> Rows:
 def _described_films(ratings: Ratings, ids: Any, titles: Any, genres: Any) -> Ratings:
     """Return ratings with titles and the first genre of films, given by id."""
     first = pc.list_element(pc.split_pattern(genres, "|"), 0)
-    return _described(
-        ratings, ids, titles, genre=pc.if_else(pc.equal(first, "(no genres listed)"), "", first)
-    )
+    genre = pc.if_else(pc.equal(first, "(no genres listed)"), "", first)
+    return _described(ratings, ids, titles, genre=genre)
 
 
 def _described(ratings: Ratings, ids: Any, titles: Any, **columns: Any) -> Ratings:
@@ -121,8 +115,15 @@ def read_bookcrossing(path: Path, books: Path | None, **options: Any) -> Ratings
     implicit = table.num_rows - len(rows)
     notes = (f"{format_count(implicit, 'implicit row')} (rating 0) left out",) if implicit else ()
     own = {"name": "book-crossing", "notes": notes, "where": lambda row: text.at(int(rows[row]))}
-    ratings = rate_rows(_columns(table.take(pa.array(rows))), scale=(1, 10), **{**own, **options})
-    ratings = _select_densest(ratings, *PAPER_SUBSET)
+    every = rate_rows(_columns(table.take(pa.array(rows))), scale=(1, 10), **{**own, **options})
+    most_users, most_items = PAPER_SUBSET
+    kept = every.select_users(_most(every.user, every.n_users, most_users))
+    kept = kept.select_items(_most(kept.item, kept.n_items, most_items))
+    active = np.bincount(kept.user, minlength=kept.n_users) > 0
+    ratings = kept.select_users(active).with_notes(
+        f"kept the {most_users:,} users with the most ratings, then the {most_items:,} items with the most ratings by them:"
+        f" {len(kept):,} of {len(every):,} ratings; dropped {format_count(int((~active).sum()), 'user')} left without a rating"
+    )
     if books is None:
         return ratings
     # Common copies have a few broken lines, and titles are optional.
@@ -130,18 +131,6 @@ def read_bookcrossing(path: Path, books: Path | None, **options: Any) -> Ratings
     wanted = about.filter(pc.is_in(about["ISBN"], value_set=pa.array(ratings.item_ids, TEXT)))
     titles = pa.array([html.unescape(title) for title in wanted["Book-Title"].to_pylist()], TEXT)
     return _described(ratings, wanted["ISBN"], titles)
-
-
-def _select_densest(ratings: Ratings, users: int, items: int) -> Ratings:
-    kept = ratings.select_users(_most(ratings.user, ratings.n_users, users))
-    kept = kept.select_items(_most(kept.item, kept.n_items, items))
-    active = np.bincount(kept.user, minlength=kept.n_users) > 0
-    left = int((~active).sum())
-    kept = kept.select_users(active)
-    return kept.with_notes(
-        f"kept the {users:,} users with the most ratings, then the {items:,} items with the most ratings by them:"
-        f" {len(kept):,} of {len(ratings):,} ratings; dropped {format_count(left, 'user')} left without a rating"
-    )
 
 
 def _most(codes: NDArray[np.int32], size: int, count: int) -> NDArray[np.int64]:
@@ -175,10 +164,8 @@ def _read_json(path: Path, fields: dict[str, pa.DataType]) -> pa.Table:
         try:
             return pa.json.read_json(stream, pa.json.ReadOptions(block_size=_BLOCK), parsing)
         except pa.ArrowInvalid as error:
-            reason = str(error).splitlines()[0][:120]
-            raise DataError(
-                f"{path} does not hold Yelp's JSON lines ({reason}); each line needs {', '.join(fields)}"
-            ) from error
+            what = f"does not hold Yelp's JSON lines ({str(error).splitlines()[0][:120]})"
+            raise DataError(f"{path} {what}; each line needs {', '.join(fields)}") from error
 
 
 # Main file, companion file with titles, reader. The first entry whose main file exists determines the layout.

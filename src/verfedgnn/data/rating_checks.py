@@ -6,7 +6,7 @@
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
-from verfedgnn.data.column_names import RATING_ROLES
 from verfedgnn.data.ids import (
     LONGEST_ID,
     LONGEST_TITLE,
@@ -29,7 +28,7 @@ from verfedgnn.data.ids import (
     to_numpy,
 )
 from verfedgnn.data.ratings import Mask, Ratings, count_rows
-from verfedgnn.data.table_sources import Table
+from verfedgnn.data.table_sources import RATING_ROLES, Table
 from verfedgnn.data.value_parsing import CORRECT, as_number_column, parse_numbers, parse_times, quote_value
 
 SHOWN = 5
@@ -48,16 +47,15 @@ class DataProblem:
     fatal: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class CheckedRows:
+class CheckedRows(NamedTuple):
     """The rows of a table with users and items as codes of distinct ids in no particular order, and their problems."""
 
     user: NDArray[np.int32]
+    users: pa.Array
     item: NDArray[np.int32]
+    items: pa.Array
     rating: NDArray[np.float64]
     time: NDArray[np.int64] | None
-    users: pa.Array
-    items: pa.Array
     gone: Mask
     bad: Mask
     """Rows with any problem, and those that repeat an earlier pair."""
@@ -108,20 +106,19 @@ def check_rows(
     if len(set(map(len, rows.values()))) > 1:
         entries = ", ".join(f"{len(column):,} of {role}" for role, column in rows.items())
         raise DataError(f"{name} has columns of different lengths: {entries}; give one of each per row")
-    if duplicates not in ("error", "first", "last", "mean"):
-        raise DataError(f"duplicates={duplicates!r} is unknown; use one of error, first, last, mean")
-    if missing not in ("error", "drop"):
-        raise DataError(f"missing={missing!r} is unknown; use one of error, drop")
+    for name, given, known in (
+        ("duplicates", duplicates, ("error", "first", "last", "mean")),
+        ("missing", missing, ("error", "drop")),
+    ):
+        if given not in known:
+            raise DataError(f"{name}={given!r} is unknown; use one of {', '.join(known)}")
     with ThreadPoolExecutor(2) as both:
-        ids = both.map(number_ids, (rows["user"], rows["item"]), ("user", "item"))
-    (users, user_ids), (items, item_ids) = ids
+        users, items = both.map(number_ids, (rows["user"], rows["item"]), ("user", "item"))
     parsed = parse_numbers(rows["rating"], scale)
     problems: list[DataProblem] = []
-    bad = np.zeros(len(users), bool)
+    bad = np.zeros(len(parsed.values), bool)
 
-    def note(
-        kind: str, mask: Mask, said: str, remedy: str, *, outcome: str = "", warning: bool = False
-    ) -> None:
+    def note(kind: str, mask: Mask, said: str, remedy: str, outcome: str = "", warning: bool = False) -> None:
         """Add a fatal problem, or a warning; `outcome` says how such rows are handled."""
         count = int(mask.sum())
         if count:
@@ -134,18 +131,17 @@ def check_rows(
 
     dropped = "left out" if missing == "drop" else ""
     fill_in = f"fill it in, or leave them out with {option('missing', 'drop')}"
-    for role, codes, ids in (("user", users, user_ids), ("item", items, item_ids)):
+    for role, (codes, ids) in (("user", users), ("item", items)):
         absent = _of_rows(pc.equal(ids, ""), codes, missing=True)
-        note(f"no-{role}", absent, f"have no {role}", fill_in, outcome=dropped)
+        note(f"no-{role}", absent, f"have no {role}", fill_in, dropped)
     lacking = np.isnan(parsed.values) & ~parsed.unlike
-    note("no-rating", lacking, _LACKS[what], fill_in, outcome=dropped)
+    note("no-rating", lacking, _LACKS[what], fill_in, dropped)
     gone = bad & bool(dropped)
     if gone.all():
-        lack = (
-            "no row has a user, an item and a rating" if len(gone) else "there are only columns, no ratings"
-        )
+        only = "there are only columns, no ratings"
+        lack = "no row has a user, an item and a rating" if len(gone) else only
         problems.append(DataProblem("empty", lack, "check how it was written", 1, fatal=True))
-    for role, codes, ids in (("user", users, user_ids), ("item", items, item_ids)):
+    for role, (codes, ids) in (("user", users), ("item", items)):
         lengths = pc.utf8_length(ids)
         said = f"have a {role} of up to {pc.max(lengths)} characters, more than {LONGEST_ID}"
         remedy = f"name another column with {option('columns', {role: '...'})}"
@@ -168,16 +164,14 @@ def check_rows(
     seconds, notes = parse_times(rows["time"], gone, gaps=what == "event") if "time" in rows else (None, ())
     outcomes = {"error": "", "mean": "the mean rating is taken"}
     remedy = f"keep one with {option('duplicates', 'first')}, or use last or mean"
-    pair = users.astype(np.int64) * len(item_ids) + items
+    pair = users[0].astype(np.int64) * len(items[1]) + items[0]
     pair[bad] = -1 - np.flatnonzero(bad)
     repeated = np.ones(len(pair), bool)
     repeated[np.unique(pair, return_index=True)[1]] = False
     outcome = outcomes.get(duplicates, f"the {duplicates} one is kept")
-    note("repeated", repeated, "repeat a (user, item) pair", remedy, outcome=outcome)
-    return CheckedRows(
-        *(users, items, parsed.values, seconds, user_ids, item_ids),
-        *(gone, bad, problems, (*parsed.notes, *notes)),
-    )
+    note("repeated", repeated, "repeat a (user, item) pair", remedy, outcome)
+    notes = (*parsed.notes, *notes)
+    return CheckedRows(*users, *items, parsed.values, seconds, gone, bad, problems, notes)
 
 
 def _of_rows(ids: Any, codes: NDArray[np.int32], missing: bool = False) -> Mask:
@@ -218,10 +212,9 @@ def rate_rows(rows: Mapping[str, Any], *, duplicates: str = "error", **options: 
         _, pair = np.unique(key, return_inverse=True)
         means = np.bincount(pair, weights=table.rating) / np.bincount(pair)
         table = replace(table, rating=means[pair].astype(np.float32))
+    said = count_rows(int(repeated.sum()), "repeat a (user, item) pair")
     outcome = "took the mean rating" if duplicates == "mean" else f"kept the {duplicates}"
-    return table.take(kept).with_notes(
-        f"{count_rows(int(repeated.sum()), 'repeat a (user, item) pair')}: {outcome}"
-    )
+    return table.take(kept).with_notes(f"{said}: {outcome}")
 
 
 def accept_rows(
@@ -241,20 +234,20 @@ def accept_rows(
     Columns that are not of ratings belong to items. `notes` say how columns were read, `where` describes the place of a row in
     errors, and a `report` takes the problems instead. The other options are those of `check_rows`.
     """
-    at = where or (lambda row: f"row {row} of {name} (counted from 0)")
     checked = check_rows(rows, name=name, scale=scale, duplicates=duplicates, missing=missing, what=what)
     kept: Any = slice(None)
     if report is not None:
         kept = report.take(checked)
     else:
-        _refuse(checked, rows["rating"], name, at)
-        kept = np.flatnonzero(~checked.gone) if checked.gone.any() else kept
+        _refuse(checked, rows["rating"], name, where or (lambda row: f"row {row} of {name} (counted from 0)"))
+        if left_out := int(checked.gone.sum()):
+            kept = np.flatnonzero(~checked.gone)
+            lack = count_rows(left_out, f"have no user, item or {what}")
+            checked = checked._replace(notes=(*checked.notes, f"{lack}: left out"))
     values = checked.rating[kept]
     low, high = scale or ((float(values.min()), float(values.max())) if len(values) else (0.0, 0.0))
-    user_code, user_ids = sort_numbered(*used_ids(checked.user[kept], checked.users))
-    item_code, item_ids = sort_numbered(*used_ids(checked.item[kept], checked.items))
-    left_out = 0 if report is not None else int(checked.gone.sum())
-    lack = [f"{count_rows(left_out, f'have no user, item or {what}')}: left out"] if left_out else []
+    user_code, user_ids = sort_numbered(checked.user[kept], checked.users)
+    item_code, item_ids = sort_numbered(checked.item[kept], checked.items)
     about = {
         role: first_per_item(column, role, item_code, len(item_ids), kept)
         for role, column in rows.items()
@@ -272,7 +265,7 @@ def accept_rows(
         scale=(float(low), float(high)),
         scale_declared=scale is not None,
         name=name,
-        notes=(*notes, *checked.notes, *lack),
+        notes=(*notes, *checked.notes),
     )
     return table, checked.bad[kept]
 
@@ -295,11 +288,10 @@ def _refuse(rows: CheckedRows, rating: Any, name: str, at: Callable[[int], str])
     if repeated is not None:
         second = repeated.places[0]
         same = (rows.user == rows.user[second]) & (rows.item == rows.item[second]) & ~rows.gone
-        first = int(same.argmax())
-        raise DataError(  # without the ids: errors are kept in logs and in the history of nights
-            f"{repeated.text}, the first in {at(first)} and {at(second)}:"
-            f" keep one with {option('duplicates', 'first')} (or last, mean) or remove them"
-        )
+        # Without the ids: errors are kept in logs and in the history of nights.
+        places = f"the first in {at(int(same.argmax()))} and {at(second)}"
+        remedy = f"keep one with {option('duplicates', 'first')} (or last, mean) or remove them"
+        raise DataError(f"{repeated.text}, {places}: {remedy}")
 
 
 def first_per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int, kept: Any) -> StrArray:
@@ -314,12 +306,3 @@ def first_per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int
     # Assigned from last to first, so that the first value remains.
     first[item[filled]] = codes[filled]
     return dictionary[first]
-
-
-def used_ids(codes: NDArray[np.int32], ids: pa.Array) -> tuple[NDArray[np.int32], pa.Array]:
-    """Return codes and ids without the ids that no row has."""
-    there = np.bincount(codes, minlength=len(ids)) > 0
-    if there.all():
-        return codes, ids
-    recoded = np.cumsum(there, dtype=np.int32) - np.int32(1)
-    return recoded[codes], ids.filter(pa.array(there))

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option
 from verfedgnn.core.rating_scale import upper_quarter
-from verfedgnn.data.column_names import RATING_ROLES
-from verfedgnn.data.ids import TEXT, number_ids, order_ids, spell
+from verfedgnn.data.ids import find_positions, number_ids, sort_ids, spell
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_checks import RowReport, accept_rows, rate_rows
 from verfedgnn.data.ratings import Ratings, format_count, pool_tables
@@ -92,65 +91,55 @@ def read_ratings(
     rows = _given(duplicates=duplicates, missing=missing)
     plain = rows | _given(columns=columns, scale=scale, events=events)
     texts = _given(encoding=encoding, delimiter=delimiter)
+    opening: dict[str, Any] = {"keep": keep, "report": report, **plain, **texts}
     if isinstance(source, Ratings):
         if given := plain | texts | _given(catalogue=catalogue, ids=ids):
             raise DataError(f"{', '.join(given)}: Ratings are read already; pass the option to read_ratings")
         return source
-    if isinstance(source, str | Path) and is_synthetic(source):
+    if isinstance(source, str | Path) and str(source) == "synthetic" and not Path(source).exists():
         if unknown := options.keys() - SYNTHETIC_OPTIONS:
             known = ", ".join(SYNTHETIC_OPTIONS)
             raise DataError(f"synthetic data has no option {min(unknown)}; use {known}")
-        return spell_users(
-            synthetic_ratings(seed=seed, scale=scale or (1, 5), **options), ids
-        ).with_catalogue(catalogue)
-    if options:
-        raise DataError(
-            f"{', '.join(options)}: these options are for synthetic data; leave them out for {name}"
-        )
-    opening: dict[str, Any] = {"keep": keep, "report": report, **plain, **texts}
-    if not isinstance(source, str | Path):
-        if texts:
-            raise DataError(f"{', '.join(texts)}: an option for files; leave it out for the table {name}")
-        return spell_users(read_table(source, name, **opening), ids).with_catalogue(catalogue)
-    where = locate(source)
-    folder = where.resolve().name
-    layout = None if columns or events is not None else find_layout(where)
-    if layout is not None:
-        main, companion, read_layout = layout
-        ratings: Ratings = read_layout(
-            main, companion, **rows, **({"name": folder} if where.is_dir() else {})
-        )
-    elif where.is_dir():
-        files = list_tables(where)
-        opening["report"] = report if len(files) == 1 else None
-        tables = [read_table(file, **opening) for file in files]
-        ratings = pool_tables(tables, "file", folder) if tables[1:] else replace(tables[0], name=folder)
+        table = synthetic_ratings(seed=seed, scale=scale or (1, 5), **options)
+    elif options:
+        remedy = f"leave them out for {name}"
+        raise DataError(f"{', '.join(options)}: these options are for synthetic data; {remedy}")
+    elif isinstance(source, str | Path):
+        where = locate(source)
+        folder: dict[str, Any] = {"name": where.resolve().name} if where.is_dir() else {}
+        layout = None if columns or events is not None else find_layout(where)
+        if layout is not None:
+            main, companion, read_layout = layout
+            table = read_layout(main, companion, **rows, **folder)
+        elif folder:
+            files = list_tables(where)
+            opening["report"] = report if len(files) == 1 else None
+            tables = [read_table(file, **opening) for file in files]
+            table = pool_tables(tables, "file", **folder) if tables[1:] else replace(tables[0], **folder)
+        else:
+            table = read_table(where, **opening)
+    elif texts:
+        raise DataError(f"{', '.join(texts)}: an option for files; leave it out for the table {name}")
     else:
-        ratings = read_table(where, **opening)
-    return spell_users(ratings, ids).with_catalogue(catalogue)
-
-
-def spell_users(table: Ratings, way: str | None) -> Ratings:
-    """Return a table with its user ids in one spelling (`SPELLINGS`), if one is named; raise `DataError` if two become one."""
-    if way is None:
-        return table
-    ids = spell(table.user_ids, way)
-    lost = len(ids) - len(np.unique(ids))
-    if lost:
-        raise DataError(
-            f"{table.name}: with {option('ids', way)}, {format_count(lost, 'user')} would have the id of another; correct the ids "
-            "in the table, or leave the option out"
-        )
-    return replace(table, user_ids=ids).select_users(order_ids(pa.array(ids, TEXT), ids))
+        table = read_table(source, name, **opening)
+    return spell_users(table, ids).with_catalogue(catalogue)
 
 
 def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def is_synthetic(source: str | Path) -> bool:
-    """Return whether a source is generated."""
-    return str(source) == "synthetic" and not Path(source).exists()
+def spell_users(table: Ratings, way: str | None) -> Ratings:
+    """Return a table with its user ids in one of the `SPELLINGS`, if one is named; raise `DataError` if two become one."""
+    if not way:
+        return table
+    ids = spell(table.user_ids, way)
+    if lost := len(ids) - len(np.unique(ids)):
+        raise DataError(
+            f"{table.name}: with {option('ids', way)}, {format_count(lost, 'user')} would have the id of another; correct the ids "
+            "in the table, or leave the option out"
+        )
+    return replace(table, user_ids=ids).select_users(find_positions(sort_ids(ids), ids))
 
 
 def read_table(
@@ -170,32 +159,25 @@ def read_table(
     (user, item) pair (except in .inter files) and a row without a user, an item or a rating are errors.
     """
     about = "" if events is None else option("events", events)
+    kind = ("event",) if isinstance(events, Mapping) else () if events is not None else ("rating",)
     try:
-        table = open_table(source, name, **opening, required=required_columns(events))
+        table = open_table(source, name, **opening, required=("user", "item", *kind))
     except MissingColumns as error:
         if events is not None or error.likes is None:
             raise
         events, about = FULL, error.likes
-        table = open_table(source, name, **opening, required=required_columns(events))
+        table = open_table(source, name, **opening, required=("user", "item"))
     rows = read_rows(table, None if report is None else report.broken)
     if report is not None:
         report.table = table
-    name = table_stem(source) if isinstance(source, str | Path) else name
-    accept: dict[str, Any] = {
-        "name": name,
-        "missing": missing or "error",
-        "where": table.at,
-        "report": report,
-    }
+    usual = "error"
+    if isinstance(source, str | Path):
+        name = table_stem(source)
+        usual = "first" if ".inter" in Path(source).suffixes else "error"
+    accept: dict[str, Any] = {"name": name, "where": table.at, "report": report, **_given(missing=missing)}
     if events is not None:
         return rate_events(rows, events, scale=scale or (1, 5), about=about, **accept)
-    duplicates = duplicates or default_duplicates(source)
-    return rate_rows(rows, scale=scale, duplicates=duplicates, notes=table.notes, **accept)
-
-
-def default_duplicates(source: Any) -> str:
-    """Return how repeated pairs of a source are treated if nothing is said: RecBole's tables (.inter) keep the first."""
-    return "first" if isinstance(source, str | Path) and ".inter" in Path(source).suffixes else "error"
+    return rate_rows(rows, scale=scale, duplicates=duplicates or usual, notes=table.notes, **accept)
 
 
 def locate(path: str | Path) -> Path:
@@ -213,11 +195,11 @@ def locate(path: str | Path) -> Path:
     if not folder:
         remedy = f"set it to the folder with your data sets, or give a path ({fetch})"
         raise DataError(f"{name} is not a file or folder, and {DATA_FOLDER} is not set; {remedy}")
-    if not (Path(folder) / name).exists():
-        raise DataError(
-            f"{name} is not in {DATA_FOLDER} ({folder}); unpack it there, or give a path ({fetch})"
-        )
-    return Path(folder) / name
+    found = Path(folder) / name
+    if not found.exists():
+        there = f"is not in {DATA_FOLDER} ({folder})"
+        raise DataError(f"{name} {there}; unpack it there, or give a path ({fetch})")
+    return found
 
 
 def refuse_address(source: str) -> None:
@@ -243,13 +225,6 @@ def list_tables(folder: Path) -> list[Path]:
     return files
 
 
-def required_columns(events: EventWeights | None) -> tuple[str, ...]:
-    """Return the columns that a table of ratings or of events must have."""
-    if events is None:
-        return RATING_ROLES
-    return ("user", "item", "event") if isinstance(events, Mapping) else ("user", "item")
-
-
 def rate_strength(strength: NDArray[Any], scale: tuple[float, float] = (1, 5)) -> NDArray[np.float64]:
     """Return the rating for the total weight of a pair's events."""
     low, high = scale
@@ -261,31 +236,25 @@ def rate_events(
     events: EventWeights,
     *,
     scale: tuple[float, float],
-    name: str,
-    missing: str,
-    where: Callable[[int], str],
     about: str,
+    where: Callable[[int], str],
     report: RowReport | None = None,
+    **options: Any,
 ) -> Ratings:
     """Return one rating for each pair of a user and an item with events, in the order of ids. `about` says how, in a note.
 
-    Its time is that of the newest event; without one for each pair, all times are left out.
+    Its time is that of the newest event; without one for each pair, all times are left out. `options` are the name of the table,
+    and how rows without a user, an item or a kind are treated (`missing`).
     """
     weights = _weigh(rows, check_events(events))
     used = np.flatnonzero(weights != 0)
     if len(weights) and not len(used):
         remedy = f"give one of their kinds a weight above 0 with {option('events')}"
-        raise DataError(f"{name} has only events with weight 0; {remedy}")
+        raise DataError(f"{options['name']} has only events with weight 0; {remedy}")
     kept = {role: column.take(pa.array(used)) for role, column in rows.items() if role != "event"}
-    table, _ = accept_rows(
-        {**kept, "rating": pa.array(weights[used])},
-        name=name,
-        duplicates="first",
-        missing=missing,
-        where=lambda row: where(int(used[row])),
-        what="event",
-        report=report,
-    )
+    kept["rating"] = pa.array(weights[used])
+    accept = {"where": lambda row: where(int(used[row])), "what": "event", "duplicates": "first", **options}
+    table, _ = accept_rows(kept, report=report, **accept)
     key = table.user.astype(np.int64) * table.n_items + table.item
     _, first, pair = np.unique(key, return_index=True, return_inverse=True)
     if report is not None:
@@ -303,22 +272,15 @@ def rate_events(
     likes = rating >= upper_quarter(scale)
     if not isinstance(events, Mapping) and len(rating) and not likes.any():
         raise DataError(
-            f"{name}: with {about} no item reaches a like, which takes a weight of {FULL:g}, and lists need likes; give {FULL:g}, "
-            f"or leave {option('events')} out: then every row is a like"
+            f"{options['name']}: with {about} no item reaches a like, which takes a weight of {FULL:g}, and lists need likes; "
+            f"give {FULL:g}, or leave {option('events')} out: then every row is a like"
         )
-    events_here = format_count(len(table), "event")
-    ratings_here = format_count(len(first), "like" if likes.all() else "rating")
-    ignored = len(weights) - len(used)
-    left = f", {format_count(ignored, 'event')} left out" if ignored else ""
-    became = f"{events_here} became {ratings_here} ({about}){left}"
-    return replace(
-        table.take(first),
-        rating=rating,
-        time=time,
-        scale=scale,
-        scale_declared=True,
-        notes=(became, *notes),
-    )
+    kind = "like" if likes.all() else "rating"
+    became = f"{format_count(len(table), 'event')} became {format_count(len(first), kind)} ({about})"
+    if ignored := len(weights) - len(used):
+        became += f", {format_count(ignored, 'event')} left out"
+    table = replace(table.take(first), rating=rating, time=time, scale=scale, scale_declared=True)
+    return replace(table, notes=(became, *notes))
 
 
 def _weigh(rows: Rows, events: EventWeights) -> NDArray[np.float64]:

@@ -81,12 +81,9 @@ class Ratings:
 
     def take(self, which: Selection) -> "Ratings":
         """Return the ratings of a mask or an index. Users and items are unchanged."""
+        time = None if self.time is None else self.time[which]
         return replace(
-            self,
-            user=self.user[which],
-            item=self.item[which],
-            rating=self.rating[which],
-            time=None if self.time is None else self.time[which],
+            self, user=self.user[which], item=self.item[which], rating=self.rating[which], time=time
         )
 
     def select_items(self, which: Selection) -> "Ratings":
@@ -114,14 +111,12 @@ class Ratings:
 
     def with_catalogue(self, size: int | None) -> "Ratings":
         """Return the same table with a declared number of items, if one is given; raise `DataError` if more items have ratings."""
-        if size is None:
-            return self
-        if size < self.n_items:
+        if size is not None and size < self.n_items:
             raise DataError(
                 f"{self.name} has ratings of {format_count(self.n_items, 'item')}, more than the declared catalogue of "
                 f"{size:,}; declare a larger one with {option('catalogue')}"
             )
-        return replace(self, catalogue=size)
+        return self if size is None else replace(self, catalogue=size)
 
 
 def format_count(count: int, noun: str) -> str:
@@ -150,11 +145,7 @@ def pool_tables(tables: Sequence[Ratings], column: str, name: str) -> Ratings:
     Users and items are in the order of ids. Times, titles and item columns are kept if every table has them.
     """
     refuse_shared_items(tables)
-    user_ids = tables[0].user_ids
-    same = all(t.user_ids is user_ids or np.array_equal(t.user_ids, user_ids) for t in tables)
-    if not same:
-        user_ids = sort_ids(np.unique(np.concatenate([t.user_ids for t in tables])))
-    users = [t.user if same else find_positions(t.user_ids, user_ids)[t.user] for t in tables]
+    user_ids = sort_ids(np.unique(np.concatenate([t.user_ids for t in tables])))
     all_items = np.concatenate([t.item_ids for t in tables])
     item_ids = sort_ids(all_items)
     order = find_positions(item_ids, all_items)
@@ -162,18 +153,17 @@ def pool_tables(tables: Sequence[Ratings], column: str, name: str) -> Ratings:
     sizes = [t.catalogue for t in tables if t.catalogue is not None]
     titles = [t.titles for t in tables if t.titles is not None]
     shared = [key for key in tables[0].columns if key != column and all(key in t.columns for t in tables)]
+    columns = {key: np.concatenate([t.columns[key] for t in tables])[order] for key in shared}
+    columns[column] = np.repeat([t.name for t in tables], [t.n_items for t in tables])[order]
     return Ratings(
-        user=np.concatenate(users).astype(np.int32),
+        user=np.concatenate([find_positions(t.user_ids, user_ids)[t.user] for t in tables]).astype(np.int32),
         item=np.concatenate([find_positions(t.item_ids, item_ids)[t.item] for t in tables]).astype(np.int32),
         rating=np.concatenate([t.rating for t in tables]),
         user_ids=user_ids,
         item_ids=item_ids,
         time=np.concatenate(times) if len(times) == len(tables) else None,
         titles=np.concatenate(titles)[order] if len(titles) == len(tables) else None,
-        columns={
-            **{key: np.concatenate([t.columns[key] for t in tables])[order] for key in shared},
-            column: np.repeat(np.array([t.name for t in tables]), [t.n_items for t in tables])[order],
-        },
+        columns=columns,
         scale=(min(t.scale[0] for t in tables), max(t.scale[1] for t in tables)),
         scale_declared=all(t.scale_declared for t in tables),
         catalogue=sum(sizes) if len(sizes) == len(tables) else None,
@@ -189,10 +179,8 @@ def refuse_shared_items(tables: Sequence[Ratings]) -> None:
         item = str(unique[count > 1][0])
         first, second = [t.name for t in tables if item in t.item_ids][:2]
         shared = format_count(int((count > 1).sum()), "such item")
-        remedy = "Remove it from one of them, or prefix the ids if they mean different items"
-        raise DataError(
-            f"item {item!r} is in both {first!r} and {second!r} ({shared}); an item belongs to one party. {remedy}"
-        )
+        both = f"item {item!r} is in both {first!r} and {second!r} ({shared}); an item belongs to one party"
+        raise DataError(f"{both}. Remove it from one of them, or prefix the ids if they mean different items")
 
 
 def measure_drift(before: Ratings, after: Ratings) -> dict[str, Any]:

@@ -17,56 +17,46 @@ EventWeights = Mapping[str, float] | float
 
 
 class ReadOptions(tuple[tuple[str, str], ...]):
-    """Options of `read_ratings`, each a name and a text. It is hashable, so that it can be part of a cache key."""
+    """Options of `read_ratings` as on the command line, each a name and a text. It is hashable, so that it can be part of a cache key."""
 
     @classmethod
     def from_texts(cls, **texts: Sequence[str] | None) -> "ReadOptions":
-        """Create options from command-line texts, with None for absent options; those of `read` are NAME=VALUE or SOURCE:NAME=VALUE."""
-        return cls(
-            _split(text) if name == "read" else (name, text)
-            for name, given in texts.items()
-            for text in given or ()
-        )
+        """Create options from the texts of each, with None for absent options."""
+        return cls((name, text) for name, given in texts.items() for text in given or ())
 
     def to_arguments(self) -> list[str]:
         """Return the options as command-line arguments."""
-        return [word for name, text in self for word in _write(name, text)]
+        return [word for name, text in self for word in (f"--{name}", text)]
 
     def for_each(self, sources: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return the keyword arguments of `read_ratings` for each of the named sources."""
         common: dict[str, Any] = {}
         single: dict[str, dict[str, Any]] = {source: {} for source in sources}
-        for name, text in self:
-            source, colon, value = text.partition(":")
-            written = " ".join(_write(name, f"{source}:..." if colon else "..."))
-            if colon and source in single:
-                given, remedy = single[source], "leave one out"
-            elif colon and re.fullmatch(r"[\w.-]+", source):
+        for flag, text in self:
+            name, source, value = _split(flag, text, sources)
+            pattern = f"--read %s{name}=..." if name in READ else f"--{name} %s..."
+            written = pattern % (f"{source}:" if source else "")
+            if source and source not in single:
                 raise DataError(f"{written} names an unknown source; use one of: {', '.join(sources)}")
-            else:
-                example = " ".join(_write(name, f"{sources[0]}:..."))
-                given, value, remedy = common, text, f"name the source of each, for example {example}"
+            given = single[source] if source else common
             if name in given:
-                raise DataError(f"{written} is given twice; {remedy}")
+                each = f"name the source of each, for example {pattern % f'{sources[0]}:'}"
+                raise DataError(f"{written} is given twice; {'leave one out' if source else each}")
             given[name] = _PARSERS.get(name, str)(value)
         return {source: common | given for source, given in single.items()}
 
 
-def _split(text: str) -> tuple[str, str]:
-    """Return the name and the text of `NAME=VALUE` or `SOURCE:NAME=VALUE`."""
-    head, equals, value = text.partition("=")
-    source, _, name = head.rpartition(":")
-    if not equals or name not in READ:
-        raise DataError(f"--read takes NAME=VALUE with one of the names {', '.join(READ)}, not '{text}'")
-    return name, f"{source}:{value}" if source else value
-
-
-def _write(name: str, text: str) -> tuple[str, str]:
-    """Return an option as two words of the command line."""
-    if name not in READ:
-        return f"--{name}", text
+def _split(flag: str, text: str, sources: Sequence[str]) -> tuple[str, str, str]:
+    """Return the name of an option, its source, "" for all, and its value."""
+    if flag == "read":
+        head, equals, value = text.partition("=")
+        source, _, name = head.rpartition(":")
+        if not equals or name not in READ:
+            raise DataError(f"--read takes NAME=VALUE with one of the names {', '.join(READ)}, not '{text}'")
+        return name, source, value
     source, colon, value = text.partition(":")
-    return "--read", f"{source}:{name}={value}" if source and colon else f"{name}={text}"
+    named = colon and (source in sources or re.fullmatch(r"[\w.-]+", source))
+    return (flag, source, value) if named else (flag, "", text)
 
 
 DEFAULT_OPTIONS = ReadOptions()

@@ -38,9 +38,6 @@ def split_by_rating(
     ratings: Ratings, *, fractions: tuple[float, float, float] = (0.6, 0.2, 0.2), seed: int = 0
 ) -> NDArray[np.int8]:
     """Assign each rating to a part (`TRAIN`, `VALID`, `TEST`) at random; the fractions hold in expectation."""
-    if len(fractions) != 3 or min(fractions) < 0 or not np.isclose(sum(fractions), 1):
-        wrong = f"fractions {tuple(fractions)} are not three shares that add up to 1"
-        raise DataError(f"{wrong}; use for example 0.6,0.2,0.2")
     uniform = (_pair_hashes(ratings, slice(None), seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     part = (uniform >= fractions[0]).astype(np.int8)
     part[uniform >= fractions[0] + fractions[1]] = TEST
@@ -81,8 +78,8 @@ def split_by_date(ratings: Ratings, dates: tuple[date, date]) -> NDArray[np.int8
     if ratings.time is None:
         named = f"name the column with {option('columns', {'time': '...'})}"
         raise DataError(f"{ratings.name} has no times to split by date; set split.kind = random, or {named}")
-    first, second = (int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) for day in dates)
-    return ((ratings.time >= first).astype(np.int8) + (ratings.time >= second)).astype(np.int8)
+    seconds = np.array(dates, "datetime64[s]").astype(np.int64)
+    return np.searchsorted(seconds, ratings.time, "right").astype(np.int8)
 
 
 def choose_dates(
@@ -116,10 +113,8 @@ def draw_withheld(ratings: Ratings, secret: bytes) -> NDArray[np.int8]:
     for row in np.unique(ratings.user).tolist():
         digest = hashlib.blake2b(str(ratings.user_ids[row]).encode(), key=secret, digest_size=8).digest()
         uniform = int.from_bytes(digest) / 2**64
-        if uniform < WITHHELD[0]:
-            part[row] = VALID
-        elif uniform < sum(WITHHELD):
-            part[row] = NEWCOMER
+        if uniform < sum(WITHHELD):
+            part[row] = VALID if uniform < WITHHELD[0] else NEWCOMER
     return part
 
 

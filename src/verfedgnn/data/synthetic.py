@@ -58,31 +58,18 @@ class _World:
         genre = rng.integers(0, len(GENRES), items, np.int8)
         return cls(activity, taste, genre, _USER_BIAS * user_bias, _ITEM_BIAS * item_bias)
 
-    def part(self, users: Index, items: Index) -> "_World":
-        """Return the parameters of these users and items."""
-        return _World(
-            self.activity[users],
-            self.taste[users],
-            self.genre[items],
-            self.user_bias[users],
-            self.item_bias[items],
-        )
-
     def choose(self, rng: np.random.Generator, ratings: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Draw about so many distinct (user, item) pairs: users by activity, items by taste and popularity."""
         users, items = len(self.taste), len(self.genre)
-        most = max(FEWEST, items // 2)
-        count = np.clip(np.rint(self.activity * (ratings / self.activity.sum())), FEWEST, most).astype(
-            np.int64
-        )
+        wanted = np.rint(self.activity * (ratings / self.activity.sum()))
+        count = np.clip(wanted, FEWEST, max(FEWEST, items // 2)).astype(np.int64)
         popularity = (1 + rng.permutation(items)) ** -_ZIPF
         by_genre = np.argsort(self.genre, kind="stable")
         cumulative = np.cumsum(popularity[by_genre])
         ends = cumulative[np.cumsum(np.bincount(self.genre, minlength=len(GENRES))) - 1]
         starts = np.append(0, ends[:-1])
         chances = np.cumsum((ends - starts) * np.exp(_CHOICE * self.taste), axis=1)
-        keys, lacking = np.empty(0, np.int64), count
-        tries = 0
+        keys, lacking, tries = np.empty(0, np.int64), count, 0
         while lacking.any():
             who = np.repeat(np.arange(users), lacking)
             if tries < 5:
@@ -106,12 +93,8 @@ class _World:
         """Return the ratings of these pairs, rounded."""
         # The constants above are in units of a scale from 1 to 5.
         unit = (scale[1] - scale[0]) / 4
-        star = (
-            _CENTRE
-            + self.user_bias[user]
-            + self.item_bias[item]
-            + _SIGNAL * self.taste[user, self.genre[item]]
-        )
+        star = _CENTRE + self.user_bias[user] + self.item_bias[item]
+        star = star + _SIGNAL * self.taste[user, self.genre[item]]
         star += _NOISE * rng.standard_normal(len(user), np.float32)
         return np.clip(scale[0] + unit * np.rint(star - 1), *scale).astype(np.float32)  # type: ignore[no-any-return]
 
@@ -119,11 +102,10 @@ class _World:
         self,
         rng: np.random.Generator,
         ratings: int,
-        *,
         name: str,
         user_ids: StrArray,
         kind: StrArray,
-        scale: Scale = (1, 5),
+        scale: Scale,
     ) -> Ratings:
         """Draw a table in the order of ids; an item is called after its category in `kind`, as in film-017, Dark film 017."""
         user, item = self.choose(rng, ratings)
@@ -131,8 +113,7 @@ class _World:
         names, category = np.unique(kind, return_inverse=True)
         number = np.empty(len(kind), np.int64)
         for k in range(len(names)):
-            places = np.flatnonzero(category == k)
-            number[places] = 1 + np.arange(len(places))
+            number[category == k] = 1 + np.arange((category == k).sum())
         digits = np.strings.zfill(number.astype(np.str_), max(3, len(str(number.max()))))
         came = rng.random((len(user_ids), len(names)))[user, category[item]]
         date = came + np.minimum(1 - came, _STAY) * rng.random(len(user))
@@ -175,8 +156,7 @@ def synthetic_ratings(
     rng = np.random.default_rng(seed)
     kind = np.array(_categories(categories))[rng.permutation(np.arange(items) % categories)]
     ids = _numbered("u", np.arange(users))
-    world = _World.draw(rng, users, items)
-    return world.table(rng, ratings, name="synthetic", user_ids=ids, kind=kind, scale=scale)
+    return _World.draw(rng, users, items).table(rng, ratings, "synthetic", ids, kind, scale)
 
 
 def synthetic_tables(
@@ -199,8 +179,10 @@ def synthetic_tables(
     tables = []
     for party, name in enumerate(_categories(parties)):
         rows = np.concatenate([np.arange(shared), shared + party * own + np.arange(own)])
-        part = world.part(rows, party * items + np.arange(items))
-        tables.append(part.table(rng, ratings, name=name, user_ids=user_ids[rows], kind=np.full(items, name)))
+        there = slice(party * items, (party + 1) * items)
+        tastes = world.activity[rows], world.taste[rows], world.genre[there]
+        part = _World(*tastes, world.user_bias[rows], world.item_bias[there])
+        tables.append(part.table(rng, ratings, name, user_ids[rows], np.full(items, name), (1, 5)))
     return tables
 
 

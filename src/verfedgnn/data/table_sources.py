@@ -1,5 +1,6 @@
 """Plain tables: text files, Parquet files and tables in memory, read by one path into columns of Arrow.
 
+Columns are matched by role, such as user, item and rating: by common names, or by the option `columns`.
 Ids and other text are held as codes, so that 100 million rows take 4 bytes a column and row; times stay as they are written.
 """
 
@@ -7,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from verfedgnn.core.errors import DataError
-from verfedgnn.data.column_names import RATING_ROLES, match_columns
+from verfedgnn.core.errors import UNKNOWN_COLUMN, DataError, MissingColumns
+from verfedgnn.core.option_names import option
 from verfedgnn.data.ids import (
     CODED_TEXT,
     LONGEST_TITLE,
@@ -33,6 +35,30 @@ from verfedgnn.data.ids import (
 from verfedgnn.data.ratings import Ratings
 from verfedgnn.data.text_files import TextTable, read_first_bytes, reading
 from verfedgnn.data.value_parsing import as_number_column
+
+RATING_ROLES = ("user", "item", "rating")
+
+# Common names in lower case without punctuation; the earlier one wins.
+ALIASES = {
+    "user": "user userid uid customer customerid reviewerid visitorid",
+    "item": "item itemid iid movieid businessid product productid bookid isbn asin sku",
+    "rating": "rating ratings stars score overall bookrating",
+    "event": "event eventtype eventname action behavior behaviour behaviortype interaction",
+    "time": "time timestamp ts date datetime unixreviewtime when dateadded ratedat ratedon createdat reviewdate"
+    " ratingdate purchasedate orderdate",
+    "title": "title name itemtitle booktitle",
+    "category": "category",
+    "genre": "genre",
+}
+
+# Parts of names that say what a column may hold, but too little to read it unasked; the user confirms them.
+_HINTS = {
+    "user": "user customer client member person account buyer viewer listener player",
+    "item": "item film movie book song track album game show product title name",
+    "rating": "rating stars score grade mark vote points note value feedback",
+    "event": "event action behavior behaviour interaction",
+    "time": "time date",
+}
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".inter", ".parquet", ".pq")
 Rows = dict[str, Column]
@@ -133,7 +159,7 @@ def open_table(
         return Table(match(schema.names, source=str(path)), load, lambda row: f"row {row + 1} of {path.name}")
     line = head.split(b"\n", 1)[0]
     likely = max(",\t;|", key=lambda character: line.count(character.encode()))
-    text = TextTable(path, delimiter=delimiter or likely, encoding=encoding)
+    text = TextTable(path, delimiter or likely, encoding=encoding or "utf-8")
     fields = text.header_names()
     if (
         "rating" in required
@@ -153,6 +179,88 @@ def table_stem(source: str | Path) -> str:
     name = Path(source).name.removesuffix(".gz")
     suffix = next((s for s in TABLE_SUFFIXES if name.lower().endswith(s)), "")
     return name[: len(name) - len(suffix)] or name
+
+
+def normalise_name(name: str) -> str:
+    """Return a column's name in lower case without punctuation."""
+    # RecBole appends the type to the name: user_id:token.
+    return re.sub(r"[^a-z0-9]", "", name.split(":")[0].lower())
+
+
+def match_columns(
+    there: Sequence[str],
+    wanted: Mapping[str, str],
+    *,
+    required: Sequence[str] = RATING_ROLES,
+    keep: Sequence[str] | None = (),
+    source: str,
+    advice: str = "",
+) -> dict[str, str]:
+    """Return the name of the table's column for each role; raise `MissingColumns` if a required role has no column.
+
+    Columns of ratings and events are matched only if they are required. `keep` names further columns to keep under their names,
+    None all. `advice` is added to the suggested remedy.
+    """
+    absent = [f"{role}={column}" for role, column in wanted.items() if column not in there]
+    names = {role: column for role, column in wanted.items() if column in there}
+    by_alias = {normalise_name(column): column for column in reversed(there)}
+    for role, aliases in ALIASES.items():
+        if role not in wanted and (role in required or role not in ("rating", "event")):
+            hit = next((by_alias[alias] for alias in aliases.split() if alias in by_alias), None)
+            if hit is not None and hit not in names.values():
+                names[role] = hit
+    left = [column for column in there if column not in names.values()]
+    kept = left if keep is None else [column for column in keep if column in there]
+    names |= {column: column for column in kept if column not in names}
+    missing = [role for role in required if role not in names and role not in wanted]
+    _check_roles(wanted, (*ALIASES, *required, *(keep or ())), lacks=bool(absent or missing))
+    if not absent and not missing:
+        return names
+    left = [column for column in there if column not in names.values() or column == names.get("title")]
+    lacking = [role for role in (*wanted, *missing) if role not in names]
+    guesses = _guess(lacking, left)
+    named = {role: names.get(role) or guesses.get(role, UNKNOWN_COLUMN) for role in (*wanted, *missing)}
+    lack = f"no column for {', '.join(missing)}"
+    if absent:
+        lack = f"{option('columns')} names {', '.join(absent)}, which does not exist"
+    likes = None
+    advice = "" if UNKNOWN_COLUMN not in named.values() else advice
+    if missing == ["rating"] and not absent:
+        advice = f" Without ratings, count every row as a like: {option('events', 5)}"
+        if "rating" not in guesses:
+            likes = "no column of ratings, so every row is a like"
+            if "event" in names or _guess(["event"], left):
+                likes += f"; weigh its kinds with {option('events', {'view': 1, 'purchase': 5})}"
+    shown = ", ".join(column[:30] for column in there[:12]) + (", ..." if len(there) > 12 else "")
+    raise MissingColumns(f"{source}: {lack}; its columns are: {shown}", named, advice, likes=likes)
+
+
+def _guess(roles: Sequence[str], left: Sequence[str]) -> dict[str, str]:
+    """Return the columns that a reader may have meant: for each role, the shortest name with a hint in it."""
+    guesses: dict[str, str] = {}
+    for role in roles:
+        hints = _HINTS.get(role, "").split()
+        free = [column for column in left if column not in guesses.values()]
+        similar = [column for column in free if any(hint in normalise_name(column) for hint in hints)]
+        if similar:
+            guesses[role] = min(similar, key=len)
+    return guesses
+
+
+def _check_roles(wanted: Mapping[str, str], known: Sequence[str], *, lacks: bool) -> None:
+    """Raise `DataError` if the option `columns` misspells a role.
+
+    Other keys name further item columns. They are mistakes if the table `lacks` a column.
+    """
+    for role, column in wanted.items():
+        near = get_close_matches(normalise_name(role), known, 1)
+        if role in known or role == column or not (near or lacks):
+            continue
+        swapped = normalise_name(column) in known
+        meant = {near[0]: column} if near else {column: role}
+        hint = f"; did you mean {option('columns', meant)}?" if near or swapped else "."
+        keys = f"The keys are {', '.join(dict.fromkeys(known))}, and the values are the names of your columns"
+        raise DataError(f"{option('columns')} has the unknown key '{role}'{hint} {keys}")
 
 
 def open_columns(source: Any, name: str, required: Sequence[str]) -> tuple[list[str], Callable[[str], Any]]:

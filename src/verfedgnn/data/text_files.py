@@ -73,15 +73,14 @@ class TextTable:
     columns: tuple[str, ...] = ()
     quoted: bool = True
     escape: str | None = None
-    encoding: str | None = None
+    encoding: str = "utf-8"
 
     def __post_init__(self) -> None:
         try:
-            codecs.lookup(self.encoding or "utf-8")
+            codecs.lookup(self.encoding)
         except LookupError as error:
-            raise DataError(
-                f"encoding {self.encoding!r} is unknown; use for example utf-8 or latin-1"
-            ) from error
+            what = f"encoding {self.encoding!r} is unknown"
+            raise DataError(f"{what}; use for example utf-8 or latin-1") from error
         if len(self.delimiter) != 1:
             raise DataError(f"delimiter {self.delimiter!r} is not one character; use for example ',' or ';'")
 
@@ -101,9 +100,8 @@ class TextTable:
         except pa.ArrowInvalid as error:
             raise self._explained(str(error)) from error
         except KeyError as error:
-            raise DataError(
-                f"{self.path} lacks a column of {', '.join(types)} in its header; name others with {option('columns')}"
-            ) from error
+            lack = f"{self.path} lacks a column of {', '.join(types)} in its header"
+            raise DataError(f"{lack}; name others with {option('columns')}") from error
         except UnicodeError as error:
             raise self._wrong_encoding() from error
 
@@ -116,7 +114,7 @@ class TextTable:
 
         how = pa.csv.ReadOptions(
             column_names=list(self.columns) or None,
-            encoding=self.encoding or "utf8",
+            encoding=self.encoding,
             block_size=_BLOCK,
             use_threads=threads,
         )
@@ -138,12 +136,10 @@ class TextTable:
         row = re.search(r"Row #(\d+)", message)
         record = int(row[1]) - 1 if row else 0
         place = f"line {self.lines([record])[record]} of {self.path}" if row else str(self.path)
-        fields = re.search(r"Expected (\d+) columns, got (\d+)", message)
-        if fields:
+        if fields := re.search(r"Expected (\d+) columns, got (\d+)", message):
+            count = f"{fields[2]} fields instead of {fields[1]}"
             given = f"give the delimiter with {option('delimiter')} (now {self.delimiter!r})"
-            return DataError(
-                f"{place} has {fields[2]} fields instead of {fields[1]}; correct the line, or {given}"
-            )
+            return DataError(f"{place} has {count}; correct the line, or {given}")
         reason = message.splitlines()[0][:120]
         return DataError(f"{place} cannot be read as a table ({reason}); correct or convert the file")
 
@@ -152,22 +148,18 @@ class TextTable:
         with reading(self.path), open_stream(self.path) as stream:
             for number, line in enumerate(io.BufferedReader(stream), 1):
                 try:
-                    line.decode(self.encoding or "utf-8")
+                    line.decode(self.encoding)
                 except UnicodeError:
                     place = f"line {number} of {self.path}"
                     break
-        return DataError(
-            f"{place} is not {self.encoding or 'utf-8'} text; give the encoding of the file, for example"
-            f" {option('encoding', 'latin-1')}"
-        )
+        remedy = f"give the encoding of the file, for example {option('encoding', 'latin-1')}"
+        return DataError(f"{place} is not {self.encoding} text; {remedy}")
 
     def lines(self, records: Iterable[int]) -> dict[int, int]:
         """Return the line in which each of the records ends. Records are counted from 0, including the header."""
         found = {record: record + 1 for record in records}
         with reading(self.path), open_stream(self.path) as stream, suppress(csv.Error):
-            text = io.TextIOWrapper(
-                io.BufferedReader(stream), self.encoding or "utf-8", "replace", newline=""
-            )
+            text = io.TextIOWrapper(io.BufferedReader(stream), self.encoding, "replace", newline="")
             reader = self.records(text)
             filled = (reader.line_num for fields in reader if fields)
             for number, line in zip(range(max(found, default=-1) + 1), filled, strict=False):
@@ -193,11 +185,11 @@ class TextTable:
     def header_names(self) -> list[str]:
         """Return the column names in the first line."""
         head = read_first_bytes(self.path)
-        wide = (self.encoding or "").lower().replace("-", "").startswith(("utf16", "utf32"))
+        wide = self.encoding.lower().replace("-", "").startswith(("utf16", "utf32"))
         if head.startswith((b"\xff\xfe", b"\xfe\xff")) and not wide:
             raise DataError(f"{self.path} is text in UTF-16; read it with {option('encoding', 'utf-16')}")
         if b"\0" in head and not wide:
             files = "a CSV, TSV or Parquet file (with or without gzip), such as an export of a database"
             raise DataError(f"{self.path} is not a text table; give {files}")
-        lines = head.decode(self.encoding or "utf-8", "replace").lstrip("\ufeff").splitlines()
+        lines = head.decode(self.encoding, "replace").lstrip("\ufeff").splitlines()
         return next(self.records(line for line in lines if line), [])

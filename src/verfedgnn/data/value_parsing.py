@@ -29,11 +29,8 @@ EARLIEST = 631_152_000
 LATEST_SECONDS = 10**11
 """Times whose median is larger are milliseconds: as seconds this is the year 5138."""
 NO_TIME = np.iinfo(np.int64).min
-_KINDS = (
-    pa.int64(),
-    pa.float64(),
-    *(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC")),
-)
+_DATES = [pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC")]
+_KINDS = (pa.int64(), pa.float64(), *_DATES)
 _DATE = r"^([0-9]{1,2})%s([0-9]{1,2})%s([0-9]{4})(?:,? +|T|$)"
 """Pattern of 31.12.2025, 31/12/2025 18:05 or 3-4-2025, 9:05:00; the separator is filled in."""
 
@@ -67,9 +64,8 @@ def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Par
         numbers = _cast(words, pa.float64())
         if numbers is None:
             words, remedy, notes = _pointed(words, scale)
-            single = (_cast(words[row : row + 1], pa.float64()) for row in range(len(words)))
-            nothing = pa.nulls(1, pa.float64())
-            numbers = pa.concat_arrays([nothing if part is None else part for part in single])
+            single = [_cast(words[row : row + 1], pa.float64()) for row in range(len(words))]
+            numbers = pa.array([None if part is None else part[0].as_py() for part in single], pa.float64())
     else:
         numbers = pa.array(_stored(words))
     # The appended entry is for nulls, whose code is -1.
@@ -82,11 +78,11 @@ def as_number_column(ratings: Any) -> Column:
     """Convert ratings to an Arrow column; number types that Arrow does not support, such as fractions, become floats."""
     if isinstance(ratings, Column):
         return ratings
+    with suppress(pa.ArrowException, TypeError, OverflowError):
+        return pa.array(ratings, from_pandas=True)
     try:
-        with suppress(pa.ArrowException, TypeError, OverflowError):
-            return pa.array(ratings, from_pandas=True)
         return pa.array(np.asarray(ratings, np.float64))
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise DataError("a rating is not a number; correct it or remove the row") from error
 
 
@@ -94,9 +90,8 @@ def _stored(column: Column) -> NDArray[np.float64]:
     try:
         return np.asarray(pc.cast(column, pa.float64(), safe=False), np.float64)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(
-            f"the rating column has type {column.type}, which is not a number; correct or convert it"
-        ) from error
+        what = f"the rating column has type {column.type}, which is not a number"
+        raise DataError(f"{what}; correct or convert it") from error
 
 
 def _without_nothing(column: Column) -> Column:

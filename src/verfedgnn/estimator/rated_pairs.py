@@ -11,9 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import ConfigError, DataError
-from verfedgnn.data.column_names import match_columns
 from verfedgnn.data.ids import StrArray, as_text, to_numpy, trim
-from verfedgnn.data.table_sources import open_columns
+from verfedgnn.data.table_sources import match_columns, open_columns
 
 ORDER = ("party", "user", "item")
 """Columns of an array; one with two columns has no party."""

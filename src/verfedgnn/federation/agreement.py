@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from verfedgnn.config import Config, build_config, explain_invalid, presets
+from verfedgnn.config import Config, build_config, presets
 from verfedgnn.config.rules import active_count, fewest_parties_in_sum, too_few
 from verfedgnn.config.sections import Section
+from verfedgnn.config.tree import explain_invalid
 from verfedgnn.core.connection_table import is_address
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes

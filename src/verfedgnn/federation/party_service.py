@@ -197,7 +197,7 @@ def align_party(
             f"{identity.name} has likes and no ratings, and this federation trains ratings; agree on lists alone, with "
             "`verfedgnn federation init --set model.biases=false`"
         )
-    ratings = spell_users(ratings, identity.agreement.ids or None)
+    ratings = spell_users(ratings, identity.agreement.ids)
     data, alignment = _align(ratings, identity, link, each, pad_to)
     (prepared,) = prepare([data], config, torch.device("cpu"), secrets=[store.withholding_secret])
     store.save_alignment(prepared, alignment)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from verfedgnn import plugins
-from verfedgnn.config import build_config, read_preset
+from verfedgnn.config import build_config
 from verfedgnn.config.rules import fewest_parties_in_sum
+from verfedgnn.config.tree import read_preset
 from verfedgnn.core.errors import ConfigError, ProtocolError
 from verfedgnn.core.files import make_folder
 from verfedgnn.federation import AUTHORITY_KEY, COORDINATOR_KEY, PARTY_KEY

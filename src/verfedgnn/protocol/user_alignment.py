@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, ProtocolError
-from verfedgnn.core.user_rule import UserRule, fewest_parties
+from verfedgnn.data.parties import UserRule, fewest_parties
 from verfedgnn.privacy.id_matching import (
     POINT,
     CurveKey,

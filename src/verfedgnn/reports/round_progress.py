@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from html import escape as html_escape
 from importlib import import_module
 from multiprocessing import current_process
@@ -20,28 +20,34 @@ from verfedgnn.reports.phrases import format_duration, format_size
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
+    from verfedgnn.training.cost_forecast import Cost
     from verfedgnn.training.progress import Progress as RoundEvent
     from verfedgnn.training.progress import Watcher
 
 STEP_SECONDS = 10.0
 """Fewest seconds between two lines about a training that is one of many."""
 REFRESH_SECONDS = 0.2
+NO_COSTS: Mapping[str, Cost] = {}
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The trainings that one `train` command runs, in order, as progress reports call them."""
+    """The trainings that one `train` command runs, in order, as progress reports call them, and what they are expected to cost."""
 
     steps: Sequence[str] = ()
+    expected: Mapping[str, Cost] = field(default_factory=dict)
+    """Expected cost of each step, by name; empty if there is no forecast."""
 
     @classmethod
-    def of(cls, parties: Sequence[str], config: Config) -> TrainingPlan:
+    def of(
+        cls, parties: Sequence[str], config: Config, expected: Mapping[str, Cost] = NO_COSTS
+    ) -> TrainingPlan:
         """Return the trainings of a command for these parties."""
         loops = ["lists"] if config.ranks else ["federation", "lists"][: 1 + config.trains_lists]
         alone = [f"{name} alone{', lists' * (loop == 'lists')}" for loop in loops for name in parties]
         final = config.trains_final and config.model.solved
         again = [f"{loop}, all ratings" for loop in loops] if final else []
-        return cls([*loops, *again, *(alone if config.training.gate else [])])
+        return cls([*loops, *again, *(alone if config.training.gate else [])], expected)
 
     def describe(self, step: str) -> str:
         """Return the place of a step, such as `step 3 of 20, books alone`."""
@@ -49,11 +55,34 @@ class TrainingPlan:
             return step
         return f"step {self.steps.index(step) + 1} of {len(self.steps)}, {step}"
 
+    @property
+    def seconds(self) -> float:
+        """Seconds that all steps are expected to take."""
+        return sum(self.expected[step].seconds for step in self.steps if step in self.expected)
+
+    def seconds_left(self, step: str, share: float, spent: float) -> float | None:
+        """Return the seconds until all steps are finished, at the pace so far; None without a forecast.
+
+        `spent` are the seconds since the first step began, `share` is the part of this step that is done.
+        """
+        if step not in self.expected or step not in self.steps:
+            return None
+        done = replace(self, steps=self.steps[: self.steps.index(step)]).seconds
+        done += share * self.expected[step].seconds
+        return spent / done * (self.seconds - done) if done else self.seconds
+
+    def describe_cost(self, parties: int) -> str:
+        """Say how long the command takes and what each party sends and receives."""
+        size = sum(self.expected[step].bytes for step in self.steps if step in self.expected)
+        return (
+            f"expected: about {format_duration(self.seconds)}, {format_size(size / parties)} for each party"
+        )
+
 
 class RoundProgress:
     """A progress bar of a training: round, validation error, bytes and time left. In a file it prints lines.
 
-    With a plan, each training has its place among all of the command.
+    With a plan, each training has its place among all of the command, and with a forecast the time left is that of all.
     """
 
     def __init__(self, *, hidden: bool, unit: str = "rounds", transient: bool = False) -> None:
@@ -78,7 +107,7 @@ class RoundProgress:
         """The line of the current training that is printed when it ends."""
         self.printed = 0
         self.printed_at = 0.0
-        self.began = 0.0
+        self.began = self.started = 0.0
         self.first = 0.0
         self.valid = ""
 
@@ -126,7 +155,7 @@ class RoundProgress:
             self._close()
             self._begin(label, done, self.bar.add_task(escape(name), total=total, note=note, left=""))
             self.printed = 0
-        left = self._describe_left(done, total)
+        left = self._describe_left(label, done, total)
         self.bar.update(self.tasks[label], completed=done, note=note, left=left)
         if not self.plain:
             return
@@ -141,11 +170,16 @@ class RoundProgress:
 
     def _begin(self, label: str, done: float, task: TaskID) -> None:
         self.began = time.monotonic()
+        if label in self.plan.steps:
+            self.started = self.started or self.began
         self.first = done
         self.tasks[label] = task
 
-    def _describe_left(self, done: float, total: float) -> str:
-        """Return the time left for the task; "" if it is unknown."""
+    def _describe_left(self, label: str, done: float, total: float) -> str:
+        """Return the time left for the command or, without a forecast, for the task; "" if it is unknown."""
+        left = self.plan.seconds_left(label, done / total, time.monotonic() - self.started)
+        if left is not None:
+            return f"about {format_duration(left)} left in all"
         spent = time.monotonic() - self.began
         if spent <= 1 or not self.first < done < total:
             return ""
@@ -177,7 +211,7 @@ class NotebookProgress(RoundProgress):
         if now - self.shown < REFRESH_SECONDS:
             return
         self.shown = now
-        left = self._describe_left(done, total)
+        left = self._describe_left(label, done, total)
         words = html_escape(
             f"{label}  {done:.0f}/{total} {self.unit}  {note}".rstrip() + f"  {left}".rstrip()
         )

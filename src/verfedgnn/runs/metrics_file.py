@@ -173,6 +173,6 @@ def judge_lists(party: Prepared, score: Score, k: int = 20) -> RankingScores:
 def _errors_of_means(party: Prepared) -> RatingErrors:
     """Return the errors on the test part of the means that `core.rating_means` fits; the absolute errors are not measured."""
     data = party.input
-    means = fit_means(data.train, data.valid, data.users, data.items, data.scale)
+    means = fit_means(data)
     squares = means.squared_error(means.user_offset, party.test, data.scale)
     return RatingErrors(squares, 0.0, len(party.test))

@@ -22,7 +22,6 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.pairs import Choices, PartyInput
-from verfedgnn.core.rating_scale import scale_unit
 from verfedgnn.data.splits import suits
 from verfedgnn.evaluation.lift import measure_lift
 from verfedgnn.gnn.model import Model
@@ -202,8 +201,7 @@ def _rating_parts(data: PartyInput, public: Tensor, config: Config, choices: Cho
     if model.solved is not None:  # else nobody shares numbers of ratings and sums of residuals
         own = OwnRatings.of(data)
         others = model.views(public)["totals"] - own_totals(model, own.graph, own.targets)
-        totals, unit = others.cpu().double().numpy(), scale_unit(data.scale)
-        offset = means.federated_offset(totals, unit, data.valid, data.scale, choices)
+        offset = means.federated_offset(others.cpu().double().numpy(), data, choices)
         parts["federated means"] = means_model(means, offset, device)
     return parts | {"EASE": residual_model(data, parts["means"], choices)}
 

@@ -242,7 +242,7 @@ RESIDUAL_DAMPINGS = (10.0, 30.0, 100.0, 300.0)
 
 def fit_party_means(data: PartyInput, choices: Choices | None = None) -> Means:
     """Fit a party's own user and item means."""
-    return fit_means(data.train, data.valid, data.users, data.items, data.scale, choices)
+    return fit_means(data, choices)
 
 
 def means_model(means: Means, user_offset: NDArray[np.float64], device: torch.device) -> PartyModel:
@@ -261,7 +261,7 @@ def popularity_model(data: PartyInput) -> PartyModel:
     return PartyModel(torch.ones((data.users, 1), device=items.device), items, items[:, :0])
 
 
-def ease_model(data: PartyInput, choices: Choices) -> PartyModel:
+def ease_model(data: PartyInput, choices: Choices, dampings: Sequence[float] = EASE_DAMPINGS) -> PartyModel:
     """Fit EASE on the party's own training ratings; choose lambda by NDCG@20 on the validation part."""
     wanted = liked(data.valid, data.scale)
     without = model_without_items(data)
@@ -271,11 +271,13 @@ def ease_model(data: PartyInput, choices: Choices) -> PartyModel:
         found = rank_each(model.score, data.users, data.items, [data.train], wanted, sample=True)
         return -float(found.ndcg.mean()) if len(found.ndcg) else 0.0
 
-    scores = fit_item_scores(data.train, data.users, data.items, EASE_DAMPINGS, error, choices)
+    scores = fit_item_scores(data, dampings, error, choices)
     return replace(without, item_scores=scores)
 
 
-def residual_model(data: PartyInput, means: PartyModel, choices: Choices) -> PartyModel:
+def residual_model(
+    data: PartyInput, means: PartyModel, choices: Choices, dampings: Sequence[float] = RESIDUAL_DAMPINGS
+) -> PartyModel:
     """Return `means` with EASE on what they leave of the training ratings; choose lambda by RMSE on the validation part."""
     left = replace(data.train, rating=(data.train.rating - means.predict(data.train)).float())
 
@@ -289,8 +291,8 @@ def residual_model(data: PartyInput, means: PartyModel, choices: Choices) -> Par
         predicted = add(vectors).predict(data.valid).clamp(*data.scale)
         return float((predicted - data.valid.rating).square().sum())
 
-    dampings = [damping * scale_unit(data.scale) ** 2 for damping in RESIDUAL_DAMPINGS]
-    return add(fit_residuals(left, data.users, data.items, dampings, error, choices))
+    scaled = [damping * scale_unit(data.scale) ** 2 for damping in dampings]
+    return add(fit_residuals(replace(data, train=left), scaled, error, choices))
 
 
 def model_without_items(data: PartyInput) -> PartyModel:

@@ -21,8 +21,8 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from pydantic import Field, ValidationError
 
-from verfedgnn.config import explain_invalid
 from verfedgnn.config.sections import Section
+from verfedgnn.config.tree import explain_invalid
 from verfedgnn.core.errors import ConfigError, VerFedGNNError
 from verfedgnn.core.files import write_bytes, writing
 from verfedgnn.federation.agreement import Agreement

@@ -41,11 +41,12 @@ def measure(
 ) -> Record:
     """Train on one data set and return what it reached and cost."""
     data = read_case(name, config.seed, parties)
-    began = time.process_time()
+    began, started = time.process_time(), time.perf_counter()
     run = train(data, config, device=device, watch=watch, stop=stop)
     record = {
         **_key(name, config, parties),
         "cpu_seconds": round(time.process_time() - began, 2),
+        "wall_seconds": round(time.perf_counter() - started, 1),
         "parties": len(data),
         "users": data[0].ratings.n_users,
         "items": sum(party.ratings.n_items for party in data),

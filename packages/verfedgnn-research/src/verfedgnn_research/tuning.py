@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from verfedgnn.config import Config, settings
+from verfedgnn.config import Config
+from verfedgnn.config.tree import settings
 from verfedgnn.core.errors import ConfigError, DivergedError, Interrupted
 from verfedgnn.core.installed import installed_version
 from verfedgnn.data import PartyData

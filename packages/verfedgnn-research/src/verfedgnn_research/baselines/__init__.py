@@ -6,14 +6,25 @@ from verfedgnn import plugins
 from verfedgnn.core.errors import ConfigError
 from verfedgnn_research.baselines.alone_baseline import Alone
 from verfedgnn_research.baselines.central_gnn import CentralGNN
+from verfedgnn_research.baselines.descent_methods import (
+    AutoRec,
+    AutoRecAlone,
+    BiasedMF,
+    BiasedMFAlone,
+    LightGCN,
+    SVDPlusPlus,
+    SVDPlusPlusAlone,
+)
 from verfedgnn_research.baselines.fedpergnn import FedPerGNN
 from verfedgnn_research.baselines.fedsage import FedSage, FedSagePlus
-from verfedgnn_research.baselines.matrix_factorization import MF, BiasedMF
-from verfedgnn_research.baselines.means_baseline import Bias
+from verfedgnn_research.baselines.matrix_factorization import MF
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn_research.baselines.simple_methods import (
     EASE,
+    EMCDR,
     IALS,
+    Bias,
+    BiasAlone,
     EASEAlone,
     IALSAlone,
     ItemKNN,
@@ -21,6 +32,7 @@ from verfedgnn_research.baselines.simple_methods import (
     Pipeline,
     PipelineAlone,
     Popularity,
+    PopularityAlone,
 )
 from verfedgnn_research.baselines.verfedgnn_method import (
     VerFedGNN,
@@ -33,17 +45,26 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Popularity(),
+        PopularityAlone(),
         Bias(),
+        BiasAlone(),
         ItemKNN(),
         ItemKNNAlone(),
         EASE(),
         EASEAlone(),
         IALS(),
         IALSAlone(),
+        LightGCN(),
+        EMCDR(),
+        SVDPlusPlus(),
+        SVDPlusPlusAlone(),
+        AutoRec(),
+        AutoRecAlone(),
         Pipeline(),
         PipelineAlone(),
         MF(),
         BiasedMF(),
+        BiasedMFAlone(),
         CentralGNN(),
         Alone(),
         FedPerGNN(),

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
 from verfedgnn.runs.ledger import Ledger
-from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
+from verfedgnn_research.baselines.pooled_parties import prepare_judged
 from verfedgnn_research.baselines.solo_training import solo_config, train_alone
 
 
@@ -38,10 +38,11 @@ class Alone(Method):
         began = time.perf_counter()
         total = sum(len(party.ratings) for party in parties)
         models = []
-        for party in parties:
-            parts = split_ratings(party, config.split, config.seed)
+        for party, prepared in zip(parties, prepare_judged(parties, config, where.device), strict=True):
             share = len(party.ratings) / total
             models.append(
-                train_alone(party, parts, config, share, where.device, watch=where.watch, stop=where.stop)
+                train_alone(
+                    party, prepared.parts, config, share, where.device, watch=where.watch, stop=where.stop
+                )
             )
         return MethodResult(models, Ledger(), 0, 0, time.perf_counter() - began)

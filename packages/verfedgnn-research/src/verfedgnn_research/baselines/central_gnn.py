@@ -13,10 +13,9 @@ from verfedgnn.config import Config
 from verfedgnn.data import PartyData, Ratings
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.train import train
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
-from verfedgnn_research.baselines.pooled_parties import find_pooled_items, pool_parties
+from verfedgnn_research.baselines.pooled_parties import find_pooled_items, pool_parties, prepare_judged
 from verfedgnn_research.baselines.solo_training import solo_config
 
 RATING_BYTES = 12
@@ -46,7 +45,7 @@ class CentralGNN(Method):
 def pooled(parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
     """Train on all ratings with the parties' own splits, and cut the model into one for each party."""
     table = pool_parties(parties)
-    parts = np.concatenate([split_ratings(party, config.split, config.seed) for party in parties])
+    parts = np.concatenate([each.parts for each in prepare_judged(parties, config, where.device)])
     run = train(
         [PartyData("pooled", table)],
         config,

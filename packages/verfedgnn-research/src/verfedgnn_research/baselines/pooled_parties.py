@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from verfedgnn.config import Config
 from verfedgnn.data import PartyData, Ratings
 from verfedgnn.data.ids import StrArray, find_positions
 from verfedgnn.data.ratings import pool_tables
+from verfedgnn.runs.prepared_data import Prepared, leave_out_twins, prepare
 
 
 def pool_parties(parties: Sequence[PartyData], column: str = "party") -> Ratings:
@@ -26,6 +29,12 @@ def pool_parties(parties: Sequence[PartyData], column: str = "party") -> Ratings
 def find_pooled_items(parties: Sequence[PartyData], pool: Ratings) -> list[NDArray[np.int64]]:
     """Return the rows of each party's items in `pool_parties(parties)`."""
     return [find_positions(items, pool.item_ids) for items in _pooled_item_ids(parties)]
+
+
+def prepare_judged(parties: Sequence[PartyData], config: Config, device: torch.device) -> list[Prepared]:
+    """Split every party's ratings as `train` does: the same withheld users, and without test cases that a twin answers."""
+    prepared = prepare(parties, config, device)
+    return leave_out_twins(prepared, config) if config.split.kind == "random" else prepared
 
 
 def _pooled_item_ids(parties: Sequence[PartyData]) -> list[StrArray]:

@@ -10,6 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -20,12 +21,12 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.item_item import ItemScores
-from verfedgnn.core.metrics import rank_each
+from verfedgnn.core.metrics import measure_errors, rank_each
 from verfedgnn.core.pairs import Choices, Option, PartyInput
 from verfedgnn.data import PartyData
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.runs.prepared_data import Prepared, prepare, split_ratings
+from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.training.own_models import (
     OwnRatings,
     ease_model,
@@ -42,12 +43,17 @@ from verfedgnn.training.own_models import (
 from verfedgnn.training.stacks import stack_lists, stack_ratings
 from verfedgnn_research.baselines.central_gnn import CENTRAL, handed_over
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
-from verfedgnn_research.baselines.pooled_parties import find_pooled_items, pool_parties
+from verfedgnn_research.baselines.pooled_parties import find_pooled_items, pool_parties, prepare_judged
+from verfedgnn_research.baselines.solo_training import solo_config
 
 NEIGHBOURS = (20, 100, 500)
 """Numbers of neighbours of ItemKNN that are tried."""
 SHRINKAGE = (0.0, 20.0, 200.0)
 """Values that are tried for what is added to the denominator of the cosine."""
+RIDGES = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 10.0, 100.0)
+"""Weights of EMCDR's ridge that are tried, in units of a column's mean square."""
+EASE_OPTIONS = (1.0, 5.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 3000.0)
+"""Values of EASE's lambda that are tried, for lists and for ratings."""
 MOST_ITEMS = 8192
 """Most items of ItemKNN, those with the most ratings. EASE has half as many (`core/item_item.py`)."""
 FACTORS = (0.25, 1.0, 4.0)
@@ -66,7 +72,7 @@ class SimpleMethod(Method):
 
     preset = "best"
     by_gnn = False
-    settings = "chosen on the validation part"
+    settings = "nine options on the validation part"
 
     pooled = True
     """Whether one organisation has all ratings."""
@@ -75,24 +81,25 @@ class SimpleMethod(Method):
     )
 
     @abstractmethod
-    def fit(self, table: Prepared, seed: int, where: Where) -> Fitted:
+    def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
         """Fit the method on the training part, tuned on the validation part."""
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
         """Fit the pooled table, or each party's own."""
         began = time.perf_counter()
+        prepared = prepare_judged(parties, config, where.device)
         if self.pooled:
             pool = pool_parties(parties)
-            parts = np.concatenate([split_ratings(party, config.split, config.seed) for party in parties])
+            parts = np.concatenate([table.parts for table in prepared])
             (table,) = prepare([PartyData("pooled", pool)], config, where.device, [parts])
-            whole = self.fit(table, config.seed, where)
+            whole = self.fit(table, config, where)
             rows = [torch.from_numpy(found).to(where.device) for found in find_pooled_items(parties, pool)]
             fitted = [
                 Fitted(*(None if model is None else _cut(model, own) for model in whole)) for own in rows
             ]
             ledger = handed_over(parties)
         else:
-            fitted = [self.fit(table, config.seed, where) for table in prepare(parties, config, where.device)]
+            fitted = [self.fit(table, config, where) for table in prepared]
             ledger = Ledger()
         ratings = [each.ratings for each in fitted if each.ratings is not None]
         lists = [each.lists for each in fitted if each.lists is not None]
@@ -114,9 +121,27 @@ class Popularity(ListMethod):
     title = "Popularity"
     settings = "none"
 
-    def fit(self, table: Prepared, seed: int, where: Where) -> Fitted:
+    def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
         """Count the training ratings."""
         return Fitted(None, popularity_model(table.input))
+
+
+class Bias(SimpleMethod):
+    """mu + b_u + b_v in closed form, with damping chosen on the validation part (`core.rating_means`)."""
+
+    name = "bias"
+    title = "User and item means"
+    preset = "paper"
+    settings = "two dampings: 30 pairs on the validation part"
+
+    def configure(self, base: Config) -> Config:
+        """Return `base`; only its split and seed matter."""
+        return solo_config(base, 1.0)
+
+    def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
+        """Compute the means."""
+        means = fit_party_means(table.input)
+        return Fitted(means_model(means, means.user_offset, where.device), None)
 
 
 class ItemKNN(ListMethod):
@@ -125,7 +150,7 @@ class ItemKNN(ListMethod):
     name = "itemknn"
     title = "ItemKNN"
 
-    def fit(self, table: Prepared, seed: int, where: Where) -> Fitted:
+    def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
         """Choose the number of neighbours and the shrinkage."""
         data = table.input
         user, item = data.train.user.cpu().numpy(), data.train.item.cpu().numpy()
@@ -154,7 +179,7 @@ class ItemKNN(ListMethod):
             return replace(without, item_scores=ItemScores(similar, places, pointers, history, data.items))
 
         options = list(product(NEIGHBOURS, SHRINKAGE))
-        return Fitted(None, model(min(options, key=lambda option: -_ndcg(model(option), data))))
+        return Fitted(None, model(min(options, key=lambda option: -valid_ndcg(model(option), data))))
 
 
 class EASE(SimpleMethod):
@@ -163,12 +188,13 @@ class EASE(SimpleMethod):
     name = "ease"
     title = "EASE"
 
-    def fit(self, table: Prepared, seed: int, where: Where) -> Fitted:
+    def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
         """Choose lambda of both."""
-        data, choices = table.input, Choices()
+        data = table.input
         means = fit_party_means(data)
         simple = means_model(means, means.user_offset, where.device)
-        return Fitted(residual_model(data, simple, Choices()), ease_model(data, choices))
+        ratings = residual_model(data, simple, Choices(), EASE_OPTIONS)
+        return Fitted(ratings, ease_model(data, Choices(), EASE_OPTIONS))
 
 
 class IALS(ListMethod):
@@ -177,7 +203,7 @@ class IALS(ListMethod):
     name = "ials"
     title = "iALS"
 
-    def fit(self, table: Prepared, seed: int, where: Where) -> Fitted:
+    def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
         """Choose both strengths and the round."""
         data = table.input
         own = OwnRatings.of(data)
@@ -186,8 +212,78 @@ class IALS(ListMethod):
             rule = own.list_strengths
             strengths = replace(rule, unseen=unseen * rule.unseen, pull=pull * rule.pull)
             given = {"strengths": strengths, "sizes": replace(own.sizes, lists=64)}
-            found.append(own_list_model(data, seed, _Given(given), watch=where.watch, stop=where.stop))
-        return Fitted(None, max(found, key=lambda model: _ndcg(model, data)))
+            found.append(own_list_model(data, config.seed, _Given(given), watch=where.watch, stop=where.stop))
+        return Fitted(None, max(found, key=lambda model: valid_ndcg(model, data)))
+
+
+class EMCDR(SimpleMethod):
+    r"""EMCDR (Man et al., 2017): each party trains alone, and ridge regression maps users' vectors elsewhere to those at home.
+
+    Vectors of all other parties stand side by side. A user without training ratings at a party gets the mapped vector there.
+    """
+
+    name = "emcdr"
+    title = "EMCDR"
+    settings = "the weight of the ridge: nine values on validation ratings of users who are new at the party"
+    declares = Declaration(
+        high_order=False,
+        gradient_protection=False,
+        cross_graph=False,
+        storage="local",
+        protects="ratings stay; vectors of users are handed over",
+    )
+
+    def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
+        """Train a party's own models of ratings and of lists."""
+        data = table.input
+        ratings = own_rating_models(data, config.seed, Choices(), watch=where.watch, stop=where.stop)
+        lists = own_list_model(data, config.seed, Choices(), watch=where.watch, stop=where.stop)
+        return Fitted(ratings["alone"], lists)
+
+    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
+        """Train every party alone, then map."""
+        began = time.perf_counter()
+        tables = prepare_judged(parties, config, where.device)
+        own = [self.fit(table, config, where) for table in tables]
+        counts = [training_counts(table.input) for table in tables]
+        ledger = Ledger()
+        for party, fitted, count in zip(parties, own, counts, strict=True):
+            width = sum(model.users.shape[1] for model in fitted if model is not None)
+            ledger.record("Vectors", "up", party.name, 4 * width * int((count > 0).sum()))
+        found = []
+        for kind, error in enumerate((valid_rmse, _list_error)):
+            models = [model for fitted in own if (model := fitted[kind]) is not None]
+            there = [torch.cat([m.users, torch.ones_like(m.users[:, :1])], 1) for m in models]
+            there = [users * (count > 0).unsqueeze(1) for users, count in zip(there, counts, strict=True)]
+            mapped = []
+            for place, (table, model) in enumerate(zip(tables, models, strict=True)):
+                elsewhere = torch.cat([users for p, users in enumerate(there) if p != place], 1)
+                data = table.input
+                new = replace(data, valid=data.valid.take(counts[place][data.valid.user.long()] == 0))
+                tried = [
+                    replace(model, vectors=map_users(elsewhere, model.users, counts[place] > 0, weight))
+                    for weight in RIDGES
+                ]
+                mapped.append(min(tried, key=partial(error, data=new)))
+            found.append(mapped)
+        return MethodResult(found[0], ledger, 0, 0, time.perf_counter() - began, found[1])
+
+
+def map_users(elsewhere: Tensor, own: Tensor, known: Tensor, weight: float) -> Tensor:
+    """Return `own` (N, C), with rows of users who are not `known` mapped from `elsewhere` (N, K) as those of known users are.
+
+    The map is a ridge regression with an intercept. Its penalty is `weight` times the mean variance of a column. Users without
+    vectors elsewhere get the mean.
+    """
+    seen = (elsewhere != 0).any(1)
+    both = known & seen
+    there, here = elsewhere.double(), own.double()
+    middle, mean = there[both].mean(0), here[both].mean(0)
+    read = (there - middle) * seen.unsqueeze(1)
+    gram = read[both].T @ read[both]
+    gram.diagonal().add_(weight * gram.diagonal().mean().clamp(min=1e-9))
+    mapped = mean + read @ torch.linalg.solve(gram, read[both].T @ (here[both] - mean))
+    return torch.where(known.unsqueeze(1), own, mapped.to(own))
 
 
 class Pipeline(SimpleMethod):
@@ -196,20 +292,20 @@ class Pipeline(SimpleMethod):
     name = "pipeline"
     title = "Pipeline of preset best"
 
-    def fit(self, table: Prepared, seed: int, where: Where) -> Fitted:
+    def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
         """Train all models and mix them."""
         data = table.input
         means = fit_party_means(data)
         simple = means_model(means, means.user_offset, where.device)
         ratings = {"means": simple, "EASE": residual_model(data, simple, Choices())}
-        ratings |= own_rating_models(data, seed, Choices(), watch=where.watch, stop=where.stop)
+        ratings |= own_rating_models(data, config.seed, Choices(), watch=where.watch, stop=where.stop)
         lists = {"popularity": popularity_model(data), "EASE": ease_model(data, Choices())}
-        lists["alone"] = own_list_model(data, seed, Choices(), watch=where.watch, stop=where.stop)
+        lists["alone"] = own_list_model(data, config.seed, Choices(), watch=where.watch, stop=where.stop)
         mixed = stack_ratings(ratings, table.valid, training_counts(data))
         return Fitted(mixed.model, stack_lists(lists, data).model)
 
 
-class _Alone:
+class AtHome:
     """Changes a method: each party fits its own ratings."""
 
     pooled = False
@@ -222,28 +318,42 @@ class _Alone:
     )
 
 
-class ItemKNNAlone(_Alone, ItemKNN):
+class PopularityAlone(AtHome, Popularity):
+    """Popularity at a party."""
+
+    name = "popularity-alone"
+    title = "Popularity, alone"
+
+
+class BiasAlone(AtHome, Bias):
+    """Means of a party's own ratings."""
+
+    name = "bias-alone"
+    title = "User and item means, alone"
+
+
+class ItemKNNAlone(AtHome, ItemKNN):
     """ItemKNN on a party's own ratings."""
 
     name = "itemknn-alone"
     title = "ItemKNN, alone"
 
 
-class EASEAlone(_Alone, EASE):
+class EASEAlone(AtHome, EASE):
     """EASE on a party's own ratings."""
 
     name = "ease-alone"
     title = "EASE, alone"
 
 
-class IALSAlone(_Alone, IALS):
+class IALSAlone(AtHome, IALS):
     """iALS on a party's own ratings."""
 
     name = "ials-alone"
     title = "iALS, alone"
 
 
-class PipelineAlone(_Alone, Pipeline):
+class PipelineAlone(AtHome, Pipeline):
     """What a party of preset best would serve if it had not joined."""
 
     name = "pipeline-alone"
@@ -279,8 +389,18 @@ def _cut(model: PartyModel, rows: Tensor) -> PartyModel:
     return _CutModel(model.users, model.items[rows], model.embeddings[rows], whole=model, rows=rows)
 
 
-def _ndcg(model: PartyModel, data: PartyInput) -> float:
+def valid_ndcg(model: PartyModel, data: PartyInput) -> float:
+    """Return NDCG@20 on the validation part."""
     found = rank_each(
         model.score, data.users, data.items, [data.train], liked(data.valid, data.scale), sample=True
     )
     return float(found.ndcg.mean()) if len(found.ndcg) else 0.0
+
+
+def _list_error(model: PartyModel, data: PartyInput) -> float:
+    return -valid_ndcg(model, data)
+
+
+def valid_rmse(model: PartyModel, data: PartyInput) -> float:
+    """Return the RMSE on the validation part, 0 without ratings."""
+    return measure_errors(model.vectors, model.items, data.valid, data.scale).rmse or 0.0

@@ -23,6 +23,8 @@ from verfedgnn_research.names import METHODS
 if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
 
+_SIMPLE = METHODS.index("mf")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRequest(Request):
@@ -33,7 +35,8 @@ class CompareRequest(Request):
     methods: Annotated[
         str,
         typer.Option(
-            help=f"Methods, separated by commas: {', '.join(METHODS)}, those of plug-ins, or all.",
+            help="Methods, separated by commas, or all; those of plug-ins have their own names. "
+            f"Simple: {', '.join(METHODS[:_SIMPLE])}. Others: {', '.join(METHODS[_SIMPLE:])}.",
             autocompletion=among(("all", *METHODS)),
         ),
     ] = "all"
@@ -139,7 +142,7 @@ def compare(request: CompareRequest) -> None:
 
 def _refuse_defining(settings: Mapping[str, str]) -> None:
     """Raise if a setting decides what is exchanged or how it is protected, because that defines a method."""
-    from verfedgnn.config import setting_path
+    from verfedgnn.config.tree import setting_path
 
     for name in settings:
         path = setting_path(name)

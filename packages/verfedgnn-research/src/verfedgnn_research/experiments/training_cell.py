@@ -9,23 +9,26 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from verfedgnn import plugins
 from verfedgnn.config import Config, build_config
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.data import PartyData, check_parties, read_parties
 from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
+from verfedgnn.evaluation.lift import judge
 from verfedgnn.runs.metrics_file import describe_environment, evaluate, summarise_cost
-from verfedgnn.runs.prepared_data import prepare
-from verfedgnn_research.baselines import METHODS, Where, method
-from verfedgnn_research.baselines.pooled_parties import declare_sizes, pool_parties
+from verfedgnn.runs.prepared_data import Prepared, choose_config, choose_split
+from verfedgnn_research.baselines import METHODS, MethodResult, Where, method
+from verfedgnn_research.baselines.pooled_parties import declare_sizes, pool_parties, prepare_judged
 from verfedgnn_research.names import CASES
 
 CIAO = ("1", "10", "3", "2")
@@ -105,13 +108,21 @@ class Cell:
     def run(self, where: Where) -> dict[str, Any]:
         """Train and evaluate, and return the record."""
         chosen = method(self.method)
-        config = self.config()
         parties = declare_sizes(self.read())
+        config = choose_split(parties, self.config())
+        ranks = choose_config(
+            parties, config
+        ).ranks  # there are lists only where a party has nothing but likes
+        began = time.perf_counter()
         trained = chosen.train(parties, config, where)
-        prepared = prepare(parties, config, where.device)
-        judged = evaluate(prepared, trained.models, ranks=config.ranks, lists=trained.lists)
+        wall = time.perf_counter() - began
+        prepared = prepare_judged(parties, config, where.device)
+        judged = evaluate(prepared, trained.models, ranks=ranks, lists=trained.lists)
         return {
             **self.about(where),
+            "split": config.split.kind,
+            "customers": judge_customers(prepared, trained, ranks=ranks),
+            "wall_seconds": round(wall, 1),
             "test": {name: _short(value) for name, value in judged["test"].items()},
             "valid": {name: _short(value) for name, value in judged["valid"].items()},
             **summarise_cost(trained.ledger, trained.rounds, len(parties), trained.seconds),
@@ -182,6 +193,39 @@ def _divide_ciao(source: Path, folder: Path) -> dict[str, Path]:
         files[f"category-{category}"] = folder / f"{category}.csv"
         files[f"category-{category}"].write_text("user,item,rating,time\n" + "".join(lines))
     return files
+
+
+def judge_customers(
+    prepared: Sequence[Prepared], trained: MethodResult, *, ranks: bool
+) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Return, for the validation and the test part, what the verdict measures for known customers and for newcomers.
+
+    Cases are those of `evaluation.lift.judge`, over all parties. Newcomers are there only if the split withholds users.
+    """
+    figures: dict[str, dict[str, dict[str, float | None]]] = {}
+    for part in ("valid", "test"):
+        tables = [each if part == "test" else _to_validate(each) for each in prepared]
+        figures[part] = {"known": {}, "newcomers": {}}
+        for customers, found in figures[part].items():
+            for lists, models in ((False, trained.models), (True, trained.lists or trained.models)):
+                if not lists and ranks:
+                    continue
+                cases = [
+                    judge(table, {"it": model}, ranks=lists, new=customers == "newcomers").values
+                    for table, model in zip(tables, models, strict=True)
+                ]
+                for metric in ("hitrate@20", "ndcg@20") if lists else ("rmse",):
+                    values = np.concatenate([party[metric]["it"] for party in cases])
+                    mean = float(values.mean()) if len(values) else None
+                    found[metric] = _short(mean if lists or mean is None else mean**0.5)
+    return figures
+
+
+def _to_validate(party: Prepared) -> Prepared:
+    """Return a party whose validation part is judged in the place of its test part."""
+    known = torch.bincount(party.train.user.long(), minlength=party.party.ratings.n_users) > 0
+    new = ~known[party.valid.user.long()]
+    return replace(party, test=party.valid, newcomers=party.valid.take(new), valid=party.valid.take(slice(0)))
 
 
 def _short(value: float | None) -> float | None:
