@@ -236,6 +236,7 @@ def newcomer_rows(cells: dict[str, list[Record]]) -> list[list[str]]:
 def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
     """Return results/README.md."""
     groups = by_data(records)
+    compared, newcomers = compared_rows(cells), newcomer_rows(cells)
     seeds = {name: len({cell["seed"] for cell in group}) for name, group in cells.items()}
     counted = ", ".join(f"{TITLES[name]} {seeds[name]}" for name in TITLES if name in seeds)
     header = ["data", "seeds", "parties", "users", "ratings", *(title for title, _, _ in QUESTIONS)]
@@ -250,8 +251,7 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
             "One page that decides. Preset `best` with its defaults, on data sets that are public.",
             "All figures are test figures, and means over seeds.",
             "",
-            "![What joining gains of what pooling would gain](gains.svg)",
-            "",
+            *(["![What joining gains of what pooling would gain](gains.svg)", ""] if compared else []),
             "## What customers see",
             "Without the others → with them. *Lists*: of 100 customers, how many find something they like among",
             "the first 20; higher is better. *Stars*: error of predicted stars; lower is better. By date where",
@@ -279,7 +279,7 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
             "that is best for the question *on the validation part* is shown. *Share of pooling*: what the federation",
             "realises of the way from the pipeline alone to the pooled one, where that is more than 0.5 %.",
             "",
-            markdown(simple, compared_rows(cells)),
+            markdown(simple, compared) if compared else "Not measured yet.\n",
             "EASE has the 4,096 items with the most ratings, ItemKNN 8,192: of one party alone, of all pooled.",
             "",
             "```sh",
@@ -291,7 +291,7 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
             "HitRate@20 of 100 / NDCG@20 of the same withheld users. All but popularity and the federation have pooled",
             "data; EMCDR hands over users' vectors. Pooled iALS is CMF: parties share users, with equal weights.",
             "",
-            markdown(cross, newcomer_rows(cells)),
+            markdown(cross, newcomers) if newcomers else "Not measured yet.\n",
             f"Seeds of both tables: {counted or 'none'}.",
             "",
             "## Behind this page",
@@ -328,7 +328,8 @@ def draw(cells: dict[str, list[Record]], path: Path) -> None:
 def main() -> None:
     records, cells = read_proof()
     (ROOT / "results" / "README.md").write_text(page(records, cells))
-    draw(cells, ROOT / "results" / "gains.svg")
+    if compared_rows(cells):
+        draw(cells, ROOT / "results" / "gains.svg")
 
 
 if __name__ == "__main__":

@@ -285,6 +285,8 @@ class ServiceParty:
         self.service._write_checkpoint = lambda: None  # type: ignore[method-assign]
         self.service.ledger.store = lambda entry, values, before: None
         self.handle(data)
+        kept = self.service.progress.checkpoint().arrays
+        assert all(np.isfinite(values).all() for values in kept.values()), "no message spoils the model"
 
     def state(self) -> str:
         kept = self.service.progress.checkpoint()

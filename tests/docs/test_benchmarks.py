@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from verfedgnn.config import Config
 from verfedgnn.core.errors import RunError
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.py"))
@@ -93,3 +94,18 @@ def test_numbers_about_a_user_by_hand(page: ModuleType) -> None:
     assert page.numbers_per_user(record) == 2 + 2 * 17 + 1 + 64
     record["all_ratings"] = 630
     assert page.numbers_per_user(record) == 2 + 2 * (17 + 193) + 1 + 64
+
+
+def test_docs_say_how_many_numbers_about_a_user_leave_a_party(page: ModuleType) -> None:
+    """The most rounds of docs/model.md with few and with many ratings a user; preset private has 40 rounds of D + 1."""
+    most = []
+    for ratings in (5, 50):
+        record = {"users": 10, "all_ratings": 10 * ratings, "lift": {}}
+        record |= {"ratings": {"rounds": 30}, "lists": {"rounds": 22}}
+        record["final"] = {"rounds": 15, "lists": {"rounds": 6}}
+        page.judged_tables = lambda lift: [("known", {"metric": "rmse"})]
+        most.append(page.numbers_per_user(record))
+    private = Config.preset("private")
+    text = (page.ROOT / "docs" / "privacy.md").read_text("utf-8")
+    assert f"at most {most[0]:,} to {most[1]:,}, by ratings a user" in text
+    assert f"{private.training.epochs * (private.model.dim + 1)}, all with noise" in text

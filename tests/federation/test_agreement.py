@@ -228,7 +228,7 @@ def test_expired_certificates_say_whose_and_until_when(tmp_path: Path) -> None:
     save_agreement(path, build_agreement(values(parties=[member("film"), member("book", expired["book"])])))
     with pytest.raises(ConfigError, match=r"certificate of book expired on 20\d\d-\d\d-\d\d; .*--replace"):
         load_agreement(path)
-    assert load_agreement(path, dates=False).member("book").expires
+    assert load_agreement(path, dates=False).member("book").parsed.end
     save_agreement(path, build_agreement(values(coordinator=member("server", expired["server"]))))
     with pytest.raises(
         ConfigError, match=r"certificate of server expired on .*federation approve .* --renew"
@@ -327,13 +327,13 @@ def test_show(founded: Command) -> None:
     ):
         assert words in shown
     for party in (agreement.coordinator, *agreement.parties):
-        assert c.short_fingerprint(party.fingerprint) in shown
+        assert c.short_fingerprint(party.parsed.fingerprint) in shown
     assert shown.splitlines()[-1].startswith("next: ")
     told = json.loads(founded("show", "fed/federation.toml", "--json")[0])
     assert told["fingerprint"] == agreement.digest()[:16]
     assert told["settings"] == {"masking": True}
     assert [m["name"] for m in told["members"]] == ["server", "film", "book"]
-    assert told["members"][1]["certificate"] == agreement.member("film").fingerprint
+    assert told["members"][1]["certificate"] == agreement.member("film").parsed.fingerprint
     assert told["members"][1]["key"] == c.key_fingerprint(c.read_key(Path("film/key.pem")))
     expired = c.issue(
         *(c.read_key(Path("fed/authority.key")), agreement.authority),
@@ -352,7 +352,7 @@ def test_the_files_are_enough_for_mutual_tls(founded: Command) -> None:
         ssl.PROTOCOL_TLS_SERVER, agreement.authority, Path("fed/coordinator.key"), own.certificate
     )
     party = context(ssl.PROTOCOL_TLS_CLIENT, agreement.authority, Path("film/key.pem"), film.certificate)
-    assert handshake(server, party) == (film.fingerprint, own.fingerprint)
+    assert handshake(server, party) == (film.parsed.fingerprint, own.parsed.fingerprint)
 
 
 def test_masking_is_on_by_default(command: Command) -> None:

@@ -26,7 +26,7 @@ def test_the_page_answers_an_officers_questions(tmp_path: Path, preset: str) -> 
     assert short_fingerprint(agreement.digest()) in page
     for member in agreement.members:
         assert f"| {member.name} |" in page
-        assert short_fingerprint(member.fingerprint) in page
+        assert short_fingerprint(member.parsed.fingerprint) in page
     for row in who_sees_what(config, 3):
         assert f"| {' | '.join(row)} |" in page
     assert "12,345 users" in page

@@ -174,7 +174,9 @@ def test_only_the_roster_is_let_in(net: Net, tmp_path: Path) -> None:
     stranger.mkdir()
     other, identities = agree(stranger, ["film"], net.agreement.config)
     outsider = other.member("film").certificate
-    assert is_turned_away(lambda: net.raw(outsider, identities["film"].key_pem(), net.agreement.authority))
+    assert is_turned_away(
+        lambda: net.raw(outsider, identities["film"].key_file.read_bytes(), net.agreement.authority)
+    )
     bare = ssl.create_default_context()
     bare.check_hostname = False
     bare.verify_mode = ssl.CERT_NONE
@@ -227,7 +229,7 @@ def test_a_party_speaks_to_its_coordinator_only(
         server=True,
         authority=agreement.authority,
         certificate=agreement.member("book").certificate,
-        key=identities["book"].key_pem(),
+        key=identities["book"].key_file.read_bytes(),
     )
     refused: list[str] = []
     with socket.create_server(agreement.endpoint) as listener:
@@ -280,7 +282,7 @@ def test_one_address_does_not_end_handshakes_of_others(net: Net) -> None:
         server=False,
         authority=net.agreement.authority,
         certificate=net.agreement.member("film").certificate,
-        key=net.identities["film"].key_pem(),
+        key=net.identities["film"].key_file.read_bytes(),
     )
     slow = net.plain()
     crowd(net, ["127.0.0.9"] * 80)
@@ -322,7 +324,9 @@ def test_a_key_is_read_once(federation: tuple[Agreement, dict[str, MemberIdentit
 def upgraded(net: Net, name: str) -> ssl.SSLSocket:
     """Open a websocket of a member by hand, so that it can break the protocol."""
     connection = net.raw(
-        net.agreement.member(name).certificate, net.identities[name].key_pem(), net.agreement.authority
+        net.agreement.member(name).certificate,
+        net.identities[name].key_file.read_bytes(),
+        net.agreement.authority,
     )
     connection.sendall(
         b"GET / HTTP/1.1\r\nHost: c\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -389,7 +393,7 @@ def test_a_member_that_says_nothing_is_disconnected(patience: None, net: Net, as
             connection = (
                 upgraded(net, "film")
                 if asks
-                else net.raw(film.member.certificate, film.key_pem(), net.agreement.authority)
+                else net.raw(film.member.certificate, film.key_file.read_bytes(), net.agreement.authority)
             )
     assert ended(connection)
     until_reachable(net)

@@ -78,11 +78,6 @@ def assert_both_same(federated: Trial, run: vf.Run) -> None:
         assert own == verdict
 
 
-def in_lists(config: vf.Config, kind: type, number: int, then: Callable[[], None]) -> Fault:
-    """Return a fault that calls `then` once, at the message `number` of a kind after the Hello to the training of lists."""
-    return in_training(config.for_lists(), kind, number, then)
-
-
 def in_training(config: vf.Config, kind: type, number: int, then: Callable[[], None]) -> Fault:
     """Return a fault that calls `then` once, at the message `number` of a kind after the Hello to a training."""
     wanted = config.digest()
@@ -126,24 +121,19 @@ def test_ratings_and_lists_equal_the_local_runtime(tmp_path: Path, small_parties
     assert (tmp_path / "run-server" / "lists" / "model" / "_public.safetensors").is_file()
 
 
+@pytest.mark.parametrize("training", ["lists", "final", "final lists"])
 @pytest.mark.parametrize(
     ("kind", "number"),
-    [(Hello, 1), (RoundReply, 1), (RoundReply, 3), (Finished, 1)],
-    ids=["joining", "first round", "third round", "the end"],
+    [(Hello, 1), (RoundReply, 1), (RoundReply, 2), (Finished, 1)],
+    ids=["joining", "first round", "second round", "the end"],
 )
-def test_a_party_killed_in_the_second_training(
-    tmp_path: Path, small_parties: list[vf.PartyData], kind: type, number: int
+def test_a_party_killed_in_a_later_training(
+    tmp_path: Path, small_parties: list[vf.PartyData], kind: type, number: int, training: str
 ) -> None:
-    config = best()
-    killed: list[bool] = []
-
-    def die() -> None:
-        killed.append(True)
-        raise Killed
-
+    config = best(final=training != "lists")
     federated = trial(tmp_path, small_parties, config)
-    federated.run({"party-1": in_lists(config, kind, number, die)})
-    assert killed
+    (wanted,) = (one.config for one in list_stages(federated.agreement) if one.name == training)
+    assert_killed_once(federated, lambda die: in_training(wanted, kind, number, die))
     assert_both_same(federated, local(small_parties, config))
 
 
@@ -152,36 +142,46 @@ def test_a_party_killed_before_it_reports_the_first_result(
 ) -> None:
     """Its Hello to the second training tells the coordinator that it has the first result."""
     config = best()
-    killed: list[bool] = []
-
-    def fault(data: bytes) -> bytes:
-        if isinstance(decode(data), Finished) and not killed:
-            killed.append(True)
-            raise Killed
-        return data
-
     federated = trial(tmp_path, small_parties, config)
-    federated.run({"party-1": fault})
-    assert killed
+    first = list_stages(federated.agreement)[0].config
+    assert_killed_once(federated, lambda die: in_training(first, Finished, 1, die))
     assert_both_same(federated, local(small_parties, config))
 
 
-@pytest.mark.parametrize("sends", [(26, 38), (30, 42), (34, 46)], ids=str)
-def test_the_coordinator_killed_between_and_in_the_second_training(
-    tmp_path: Path, small_parties: list[vf.PartyData], sends: tuple[int, int]
+def assert_killed_once(federated: Trial, make_fault: Callable[[Callable[[], None]], Fault]) -> None:
+    """Run a federation with a fault of one party, which calls the function that it gets to kill the party."""
+    killed: list[bool] = []
+
+    def die() -> None:
+        killed.append(True)
+        raise Killed
+
+    federated.run({"party-1": make_fault(die)})
+    assert killed
+
+
+@pytest.mark.parametrize("training", ["lists", "final"])
+@pytest.mark.parametrize("start", [1, 5, 9], ids=["before", "first rounds", "the end"])
+def test_the_coordinator_killed_between_and_in_later_trainings(
+    tmp_path: Path, small_parties: list[vf.PartyData], start: int, training: str
 ) -> None:
-    """The first training takes 3 x (Waiting, Waiting, Welcome, four rounds, Finish) = 24 messages."""
-    config = best()
-    count = iter(range(1, 1_000_000))
+    """Twice: at a message to a party of that training, and twelve messages later."""
+    config = best(final=training == "final")
     federated = trial(tmp_path, small_parties, config)
+    (wanted,) = (one.config.digest() for one in list_stages(federated.agreement) if one.name == training)
+    sent = 0
+    killed = []
 
     def fault(data: bytes) -> bytes:
-        if next(count) in sends:
+        nonlocal sent
+        sent += sent > 0 or bool(greets(federated, wanted))
+        if sent in (start, start + 12):
+            killed.append(sent)
             raise Killed
         return data
 
     federated.run({SERVER: fault})
-    assert next(count) > sends[-1], "it was killed"
+    assert len(killed) == 2
     assert_both_same(federated, local(small_parties, config))
 
 
@@ -210,18 +210,21 @@ def test_a_party_ahead_of_the_others_waits(tmp_path: Path, small_parties: list[v
     assert not federated.services[SERVER].offences
 
 
-def test_two_parties_with_the_default_preset(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    config = best()
+@pytest.mark.parametrize("final", [False, True])
+def test_two_parties_with_the_default_preset(
+    tmp_path: Path, small_parties: list[vf.PartyData], final: bool
+) -> None:
+    config = best(final=final)
     federated = trial(tmp_path, small_parties[:2], config)
     federated.run()
     run = local(small_parties[:2], config)
-    assert federated.runs["party-0"].config == run.config.with_values({"split.kind": "auto"})
+    assert federated.runs["party-0"].judged.config == run.judged.config.with_values({"split.kind": "auto"})
     assert_both_same(federated, run)
     assert describe_two_parties(federated.agreement) == (
         "Either of two parties can subtract its own part from a sum and see the other's rounded gradients, with noise; "
         "masks hide these only from the coordinator. Ratings, item ids and item embeddings are never sent."
     )
-    assert summarise_agreement(federated.agreement)["trainings"] == ["ratings", "lists"]
+    assert summarise_agreement(federated.agreement)["trainings"][:2] == ["ratings", "lists"]
 
 
 def test_lists_with_partial_overlap(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
@@ -365,53 +368,6 @@ def test_judged_and_served_models_equal_those_of_one_machine(
         assert not list((tmp_path / "run-party-0" / place).rglob("result"))
 
 
-@pytest.mark.parametrize("lists", [False, True], ids=["ratings", "lists"])
-@pytest.mark.parametrize(
-    ("kind", "number"),
-    [(Hello, 1), (RoundReply, 1), (RoundReply, 2), (Finished, 1)],
-    ids=["joining", "first round", "second round", "the end"],
-)
-def test_a_party_killed_in_a_training_on_all_ratings(
-    tmp_path: Path, small_parties: list[vf.PartyData], kind: type, number: int, lists: bool
-) -> None:
-    config = best(final=True)
-    wanted = config.for_final().for_lists() if lists else config.for_final()
-    killed: list[bool] = []
-
-    def die() -> None:
-        killed.append(True)
-        raise Killed
-
-    federated = trial(tmp_path, small_parties, config)
-    federated.run({"party-1": in_training(wanted, kind, number, die)})
-    assert killed
-    assert_both_same(federated, local(small_parties, config))
-
-
-@pytest.mark.parametrize("start", [1, 5, 9], ids=["before", "first rounds", "the end"])
-def test_the_coordinator_killed_in_the_trainings_on_all_ratings(
-    tmp_path: Path, small_parties: list[vf.PartyData], start: int
-) -> None:
-    """Twice: at a message to the first training on all ratings, and twelve messages later."""
-    config = best(final=True)
-    federated = trial(tmp_path, small_parties, config)
-    wanted = config.for_final().digest()
-    sent = 0
-    killed = []
-
-    def fault(data: bytes) -> bytes:
-        nonlocal sent
-        sent += sent > 0 or bool(greets(federated, wanted))
-        if sent in (start, start + 12):
-            killed.append(sent)
-            raise Killed
-        return data
-
-    federated.run({SERVER: fault})
-    assert len(killed) == 2
-    assert_both_same(federated, local(small_parties, config))
-
-
 def test_a_party_killed_before_it_chooses_finds_all_four_results(
     tmp_path: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,13 +388,6 @@ def test_a_party_killed_before_it_chooses_finds_all_four_results(
     federated.run()
     assert killed
     assert_both_same(federated, local(small_parties, config))
-
-
-def test_two_parties_train_on_all_ratings_too(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    config = best(final=True)
-    federated = trial(tmp_path, small_parties[:2], config)
-    federated.run()
-    assert_both_same(federated, local(small_parties[:2], config))
 
 
 def test_the_users_whom_a_party_withholds_follow_from_its_key(

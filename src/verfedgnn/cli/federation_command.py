@@ -175,7 +175,7 @@ def approve(
         changed = roster.admit_parties(folder, requests, replace=replace, confirm=confirm)
     elif renew:
         changed = roster.renew_coordinator(folder)
-        until = format_day(changed.coordinator.expires)
+        until = format_day(changed.coordinator.parsed.end)
         lines.append(f"the coordinator has a new key; its certificate expires on {until}")
     else:
         changed = roster.remove_party(folder, str(remove))
@@ -259,10 +259,10 @@ def show(
             facts.add_row(Text(label, "bold"), Text(text))
     members = _table("Members", "name", "fingerprint of the certificate", "expires")
     for member in agreement.members:
-        expired = member.expires <= datetime.now(UTC)
-        until = format_day(member.expires) + (" (expired)" if expired else "")
+        expired = member.parsed.end <= datetime.now(UTC)
+        until = format_day(member.parsed.end) + (" (expired)" if expired else "")
         style = "red" if expired else ""
-        members.add_row(member.name, short_fingerprint(member.fingerprint), until, style=style)
+        members.add_row(member.name, short_fingerprint(member.parsed.fingerprint), until, style=style)
     output.result(about, facts, members)
     folder = path if path.is_dir() else path.parent
     sentence = "Compare the fingerprint of the agreement by phone; it must be the same at all organisations."
@@ -294,10 +294,10 @@ def verify(
     summary = summarise_comparison(checked, compare_transcripts(checked, agreement))
     headings = ("member", "entries", "signed", "last round", "restarts", "finished", "chain and signatures")
     table = _table("Transcripts", *headings)
-    for one in checked:
-        numbers = (f"{n:,}" for n in (len(one.entries), one.signed, one.rounds, one.restarts))
-        problem = Text(one.problem or "unchanged", "red" if one.problem else "")
-        table.add_row(one.name, *numbers, "yes" if one.is_finished else "no", problem)
+    for one in summary["transcripts"]:
+        numbers = (f"{one[name]:,}" for name in ("entries", "signed", "rounds", "restarts"))
+        problem = Text(one["problem"] or "unchanged", "red" if one["problem"] else "")
+        table.add_row(one["member"], *numbers, "yes" if one["finished"] else "no", problem)
     output.result(summary, table, summary["verdict"])
     for remark in summary["remarks"]:
         output.remark(remark)

@@ -90,16 +90,11 @@ def make_table(arrays: Arrays, about: Mapping[str, str] | None = None) -> tuple[
     """Return the table of contents, as it stands in front of the arrays, and their names in the order in which they follow."""
     names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
     table: dict[str, Any] = {_ABOUT: dict(about)} if about else {}
-    start = 0
+    stop = 0
     for name in names:
-        array = arrays[name]
-        stop = start + array.nbytes
-        table[name] = {
-            "dtype": _NAMES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [start, stop],
-        }
-        start = stop
+        array, start = arrays[name], stop
+        stop += array.nbytes
+        table[name] = {"dtype": _NAMES[array.dtype], "shape": [*array.shape], "data_offsets": [start, stop]}
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, names
@@ -165,10 +160,10 @@ def write_parts(
 
 def hash_arrays(arrays: Iterable[NDArray[Any]]) -> bytes:
     """Return the SHA-256 of arrays that follow each other."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for values in arrays:
-        found.update(np.ascontiguousarray(values).data)
-    return found.digest()
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.digest()
 
 
 def as_bytes(array: NDArray[Any]) -> memoryview:

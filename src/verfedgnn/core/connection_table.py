@@ -20,7 +20,6 @@ MAX_CONNECTIONS = 64
 """Number of connections that strangers may have open at a time."""
 MAX_PER_ADDRESS = 16
 """Number of connections that one address may have open; several members may share an address."""
-_CLOSE_SECONDS = 1.0
 
 
 def shut_down(sock: socket.socket) -> None:
@@ -38,7 +37,7 @@ class ConnectionTable:
         *,
         most: int = MAX_CONNECTIONS,
         per_address: int = MAX_PER_ADDRESS,
-        patience: float = _CLOSE_SECONDS,
+        patience: float = 1.0,
     ) -> None:
         """`patience` is how long to wait until the thread of a connection has closed it, in seconds."""
         self._end = end
@@ -95,10 +94,7 @@ def _network(address: str) -> str:
 
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+    return ipaddress.ip_address(host).is_loopback if is_address(host) else host.lower() == "localhost"
 
 
 def is_address(host: str) -> bool:

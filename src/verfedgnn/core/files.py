@@ -100,9 +100,8 @@ def check_links(folder: Path) -> None:
     for place, folders, names in os.walk(folder):
         for path in (Path(place, name) for name in (*folders, *names)):
             if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
-                raise RunError(
-                    f"{path} is a link to a place outside the run; replace it by the file if you trust the run"
-                )
+                remedy = "replace it by the file if you trust the run"
+                raise RunError(f"{path} is a link to a place outside the run; {remedy}")
 
 
 def _create_private(path: Path) -> BinaryIO:
@@ -142,14 +141,10 @@ def writing(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        full = error.errno == errno.ENOSPC
-        remedy = (
-            "free some space, then repeat the command (a training can be resumed)"
-            if full
-            else f"choose another {option('out')}"
-        )
-        raise RunError(f"cannot write {place}: {reason}; {remedy}") from None
+        remedy = f"choose another {option('out')}"
+        if error.errno == errno.ENOSPC:
+            remedy = "free some space, then repeat the command (a training can be resumed)"
+        raise RunError(f"cannot write {place}: {error.strerror or error}; {remedy}") from None
 
 
 def check_writable(folder: Path) -> None:
@@ -174,9 +169,8 @@ def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise RunError(
-                f"{folder} is in use by another process; stop that process, or choose another {option('out')}"
-            ) from None
+            remedy = f"stop that process, or choose another {option('out')}"
+            raise RunError(f"{folder} is in use by another process; {remedy}") from None
         yield
     finally:
         os.close(handle)

@@ -30,9 +30,8 @@ class RatingErrors:
     count: int = 0
 
     def __add__(self, other: RatingErrors) -> RatingErrors:
-        return RatingErrors(
-            self.squared + other.squared, self.absolute + other.absolute, self.count + other.count
-        )
+        squared, absolute = self.squared + other.squared, self.absolute + other.absolute
+        return RatingErrors(squared, absolute, self.count + other.count)
 
     @property
     def rmse(self) -> float | None:
@@ -101,10 +100,9 @@ def measure_ranking(
 
     Recall@k = found / min(k, wanted); NDCG@k has a gain of 1 for every wanted item; HitRate@k = any found.
     """
-    found = rank_each(score, users, items, seen, wanted, k)
-    return RankingScores(
-        float(found.recall.sum()), float(found.ndcg.sum()), float(found.hit.sum()), len(found.users)
-    )
+    ranks = rank_each(score, users, items, seen, wanted, k)
+    recall, ndcg, hits = (float(values.sum()) for values in (ranks.recall, ranks.ndcg, ranks.hit))
+    return RankingScores(recall, ndcg, hits, len(ranks.users))
 
 
 @dataclass(frozen=True)
@@ -144,13 +142,11 @@ def rank_each(
     judged = torch.unique(wanted.user).long()
     if sample:
         judged = sample_users(judged, items)
-    ranks = []
+    ranks = [torch.zeros((3, 0), dtype=torch.float64, device=device)]
     for row_of, scores in score_unseen(score, judged, users, items, seen):
         row = row_of[wanted.user.long()]
         ranks.append(list_quality(scores, row[row >= 0], wanted.item.long()[row >= 0], k))
-    recall, ndcg, hit = (
-        torch.cat(ranks, 1) if ranks else torch.zeros((3, 0), dtype=torch.float64, device=device)
-    )
+    recall, ndcg, hit = torch.cat(ranks, 1)
     return UserRanks(judged, recall, ndcg, hit)
 
 

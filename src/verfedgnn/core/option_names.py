@@ -98,9 +98,4 @@ def make_printable(text: str) -> str:
 
     Those are control characters, which begin escape sequences, and invisible ones, which change the direction of text.
     """
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() or character == "\n" else " " if character.isspace() else "?"
-        for character in text
-    )
+    return "".join(c if c.isprintable() or c == "\n" else " " if c.isspace() else "?" for c in text)

@@ -52,9 +52,14 @@ def as_text(values: Any, what: str) -> Column:
             return pc.cast(pc.cast(pc.if_else(pc.is_nan(array), None, array), pa.int64()), TEXT)
         # Some writers of Parquet store text as binary.
         plain = (
-            types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind) or types.is_temporal(kind)
+            types.is_integer,
+            types.is_boolean,
+            types.is_null,
+            types.is_temporal,
+            types.is_binary,
+            is_text,
         )
-        if plain or types.is_binary(kind) or is_text(kind):
+        if any(is_kind(kind) for is_kind in plain):
             return pc.cast(array, TEXT)
     except pa.ArrowInvalid as error:
         if not types.is_floating(kind):
@@ -89,9 +94,8 @@ def id_text(value: Any, what: str = "id") -> str | None:
 
 def _not_ids(what: str, content: str) -> DataError:
     column = option("columns", {what: "..."})
-    return DataError(
-        f"the {what} column holds {content}, not ids; convert it to text, or name another with {column}"
-    )
+    remedy = f"convert it to text, or name another with {column}"
+    return DataError(f"the {what} column holds {content}, not ids; {remedy}")
 
 
 def _from_python(values: Any, what: str) -> Column:
@@ -288,9 +292,7 @@ def find_stranger(users: Mapping[str, StrArray]) -> str | None:
         best = max(found, key=lambda way: found[way])
         start = f"{name} shares {shared:,} of its {len(own):,} users with the others"
         if found[best] > 2 * shared + FEWEST_SHARED * len(own):
-            return (
-                f"{start}, but {found[best]:,} if ids differ only in {_differences(best)}: read all sources with "
-                f"{option('ids', best)}"
-            )
+            remedy = f"read all sources with {option('ids', best)}"
+            return f"{start}, but {found[best]:,} if ids differ only in {_differences(best)}: {remedy}"
         return f"{start}: spell user ids in the same way in all sources, or leave {name} out"
     return None

@@ -80,9 +80,8 @@ def _parse_scale(text: str) -> tuple[float, float]:
 
 def _parse_catalogue(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not int(text):
-        raise DataError(
-            f"--read catalogue takes the number of items, for example catalogue=30000, not '{text}'"
-        )
+        example = "the number of items, for example catalogue=30000"
+        raise DataError(f"--read catalogue takes {example}, not '{text}'")
     return int(text)
 
 
@@ -93,9 +92,8 @@ def parse_events(text: str) -> EventWeights:
         one = len(pairs) == 1 and not pairs[0][1]
         weights = float(text) if one else {kind.strip(): float(weight) for kind, _, weight in pairs}
     except ValueError:
-        raise DataError(
-            f"--events takes weights such as view=1,purchase=5, or one number, not '{text}'"
-        ) from None
+        example = "weights such as view=1,purchase=5, or one number"
+        raise DataError(f"--events takes {example}, not '{text}'") from None
     return check_events(weights)
 
 

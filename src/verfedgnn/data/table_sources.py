@@ -161,12 +161,8 @@ def open_table(
     likely = max(",\t;|", key=lambda character: line.count(character.encode()))
     text = TextTable(path, delimiter or likely, encoding=encoding or "utf-8")
     fields = text.header_names()
-    if (
-        "rating" in required
-        and not columns
-        and len(fields) in (3, 4)
-        and re.fullmatch(r"\s*-?\d+(\.\d*)?\s*", fields[2])
-    ):
+    headless = len(fields) in (3, 4) and re.fullmatch(r"\s*-?\d+(\.\d*)?\s*", fields[2])
+    if headless and "rating" in required and not columns:
         text = replace(text, columns=("user", "item", "rating", "time")[: len(fields)])
         note = f"no header: the columns were read as {', '.join(text.columns)}"
         return replace(text_source(text, {name: name for name in text.columns}), notes=(note,))
@@ -332,9 +328,8 @@ def _parquet(path: Path, **options: Any) -> Iterator[pa.parquet.ParquetFile]:
         with reading(path), pa.parquet.ParquetFile(path, **options) as file:
             yield file
     except pa.ArrowException as error:
-        raise DataError(
-            f"{path} is a truncated or damaged Parquet file; write or download it again"
-        ) from error
+        what = f"{path} is a truncated or damaged Parquet file"
+        raise DataError(f"{what}; write or download it again") from error
 
 
 def read_item_texts(path: Path) -> dict[str, dict[str, str]]:

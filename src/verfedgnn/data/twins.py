@@ -61,10 +61,8 @@ def twin_cases(
     counted = [np.ones(len(table), bool) for table in tables] if counted is None else counted
     cases = [np.zeros(len(table), bool) for table in tables]
     for pair in twins:
-        for here, there, items in (
-            (pair.first, pair.second, pair.items),
-            (pair.second, pair.first, pair.items[:, ::-1]),
-        ):
+        both = (pair.first, pair.second, pair.items), (pair.second, pair.first, pair.items[:, ::-1])
+        for here, there, items in both:
             table = tables[here]
             shape = (tables[there].n_items, table.n_items)
             same = sp.csr_array((np.ones(len(items), np.int32), (items[:, 1], items[:, 0])), shape)

@@ -79,24 +79,13 @@ class Member(Section):
     @field_validator("certificate")
     @classmethod
     def _check_certificate(cls, pem: str, info: ValidationInfo) -> str:
-        name = info.data.get("name")
-        if name is None:  # the name is invalid, and that error is reported instead
+        if "name" not in info.data:  # the name is invalid, and that error is reported instead
             return pem
-        certificate = Certificate(pem, name)
-        if certificate.name != name:
-            rule = "each member needs a certificate for its own name"
-            raise ValueError(f"the certificate of {name} is for {certificate.name[:80]!a}; {rule}")
+        certificate = Certificate(pem, info.data["name"])
+        if certificate.name != certificate.whose:
+            other = f"the certificate of {certificate.whose} is for {certificate.name[:80]!a}"
+            raise ValueError(f"{other}; each member needs a certificate for its own name")
         return certificate.pem
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the certificate in 64 hex digits."""
-        return self.parsed.fingerprint
-
-    @property
-    def expires(self) -> datetime:
-        """Time at which the certificate expires."""
-        return self.parsed.end
 
     @cached_property
     def parsed(self) -> Certificate:
@@ -127,7 +116,7 @@ class Agreement(Section):
     """Share of each party's users that some other party must have. It catches a wrong export before training."""
     timeouts: Timeouts = Timeouts()
     """Waiting times of the members."""
-    authority: str
+    authority: Annotated[str, AfterValidator(lambda pem: Certificate(pem, "the authority").pem)]
     """Certificate in PEM of the authority, which signs the other certificates."""
     config: Config
     """Configuration of the training."""
@@ -136,19 +125,9 @@ class Agreement(Section):
     parties: tuple[Member, ...] = ()
     """The parties. Their order fixes the order in which numbers are added."""
 
-    @field_validator("address")
-    @classmethod
-    def _check_address(cls, address: str) -> str:
-        _parse_address(address)
-        return address
-
-    @field_validator("authority")
-    @classmethod
-    def _normalise_authority(cls, pem: str) -> str:
-        return Certificate(pem, "the authority").pem
-
     @model_validator(mode="after")
     def _check_members(self) -> Agreement:
+        _parse_address(self.address)
         if self.coordinator.name != COORDINATOR:
             raise ValueError(f"the coordinator must be named '{COORDINATOR}', not '{self.coordinator.name}'")
         authority = Certificate(self.authority, "the authority")
@@ -162,8 +141,8 @@ class Agreement(Section):
                     why = reserved if other is self.coordinator else f"'{other.name}' is already a party"
                     raise ValueError(f"no party can be named '{member.name}': {why}; choose another name")
                 if other.parsed.key_fingerprint == member.parsed.key_fingerprint:
-                    twins = f"{other.name} and {member.name}"
-                    raise ValueError(f"{twins} have the same key; each must create its own")
+                    both = f"{other.name} and {member.name}"
+                    raise ValueError(f"{both} have the same key; each must create its own")
         return self
 
     @property
@@ -186,10 +165,9 @@ class Agreement(Section):
     @property
     def problem(self) -> str | None:
         """Why these parties cannot train under this agreement, and what to decide; None if they can."""
-        count = len(self.parties)
-        if count < 2:
-            return None  # more parties are expected
-        return too_few(self.config, min(active_count(self.config, count), self.quorum), count)
+        count = len(self.parties)  # with fewer than two, more are expected
+        active = min(active_count(self.config, count), self.quorum)
+        return None if count < 2 else too_few(self.config, active, count)
 
     @property
     def alignment_rules(self) -> AlignmentRules:
@@ -198,12 +176,7 @@ class Agreement(Section):
 
         assert self.alignment != "none"
         return AlignmentRules(
-            self.alignment,
-            self.digest(),
-            self.config.users,
-            self.max_users,
-            self.min_users,
-            self.min_overlap,
+            self.alignment, self.digest(), self.config.users, self.max_users, self.min_users, self.min_overlap
         )
 
     def digest(self) -> str:
@@ -213,8 +186,8 @@ class Agreement(Section):
         """
         limits = (self.max_users, self.max_rounds, self.min_users, self.min_overlap, self.quorum)
         rules = (*limits, self.config.digest())
-        roster = [(party.name, party.fingerprint) for party in self.parties]
-        parts = (self.name, self.alignment, self.ids, *rules, roster, self.coordinator.fingerprint)
+        roster = [(party.name, party.parsed.fingerprint) for party in self.parties]
+        parts = (self.name, self.alignment, self.ids, *rules, roster, self.coordinator.parsed.fingerprint)
         return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def member(self, name: str) -> Member:
@@ -235,13 +208,12 @@ class Agreement(Section):
         now = datetime.now(UTC)
         authority = Certificate(self.authority, "the authority")
         for certificate in (authority, *(member.parsed for member in self.members)):
-            name, start, end = certificate.whose, certificate.start, certificate.end
-            if end <= now:
+            name, start, end = certificate.whose, format_day(certificate.start), format_day(certificate.end)
+            if certificate.end <= now:
                 again = f"approve {name}'s request again with `verfedgnn federation approve --replace`"
-                remedy = remedies.get(name, again)
-                raise ConfigError(f"the certificate of {name} expired on {format_day(end)}; {remedy}")
-            if start > now:
-                early = f"the certificate of {name} is not valid before {format_day(start)}"
+                raise ConfigError(f"the certificate of {name} expired on {end}; {remedies.get(name, again)}")
+            if certificate.start > now:
+                early = f"the certificate of {name} is not valid before {start}"
                 raise ConfigError(f"{early}; correct this machine's clock")
 
     def with_values(self, **changes: Any) -> Agreement:
@@ -372,26 +344,30 @@ def list_stages(agreement: Agreement) -> list[Stage]:
 
 
 def summarise_agreement(agreement: Agreement) -> dict[str, Any]:
-    """Return the agreement and its members as JSON values."""
+    """Return the agreement, the settings that differ from its preset, and its members as JSON values."""
+    config = agreement.config
+    base = (
+        build_config(preset=config.base) if config.base in presets() else Config(base=config.base)
+    ).values()
     return {
         "name": agreement.name,
         "address": agreement.address,
         "alignment": agreement.alignment,
         "ids": agreement.ids,
         "quorum": agreement.quorum,
-        "configuration": agreement.config.fingerprint(),
+        "configuration": config.fingerprint(),
         "fingerprint": agreement.digest()[:16],
         "digest": agreement.digest(),
-        "preset": agreement.config.base,
-        "settings": changed_settings(agreement.config),
+        "preset": config.base,
+        "settings": {path: value for path, value in config.values().items() if base.get(path, ...) != value},
         "trainings": [stage.name for stage in list_stages(agreement)],
         "two_parties": describe_two_parties(agreement),
         "members": [
             {
                 "name": member.name,
-                "certificate": member.fingerprint,
+                "certificate": member.parsed.fingerprint,
                 "key": member.parsed.key_fingerprint,
-                "expires": member.expires.isoformat(),
+                "expires": member.parsed.end.isoformat(),
             }
             for member in agreement.members
         ],
@@ -409,12 +385,9 @@ def compare_agreements(before: Agreement, after: Agreement) -> list[str]:
             changes.append(f"{name} has a new key")
         elif old[name].fingerprint != new[name].fingerprint:
             changes.append(f"{name} has a new certificate for the same key")
+    apart = {"authority", "config", "coordinator", "parties", "min_parties"}
     rules, others = (
-        {"a round needs": each.quorum}
-        | each.model_dump(
-            mode="json", exclude={"authority", "config", "coordinator", "parties", "min_parties"}
-        )
-        | each.config.values()
+        {"a round needs": each.quorum} | each.model_dump(mode="json", exclude=apart) | each.config.values()
         for each in (before, after)
     )
     if old.keys() == new.keys() and [*old] != [*new]:
@@ -432,15 +405,6 @@ def describe_two_parties(agreement: Agreement) -> str | None:
     from verfedgnn.privacy import visibility  # loads torch, which a change of the roster does not need
 
     return visibility.describe_two_parties(agreement.config) if len(agreement.parties) == 2 else None
-
-
-def changed_settings(config: Config) -> dict[str, Any]:
-    """Return the settings, by path, that differ from the preset of the configuration."""
-    base = build_config(preset=config.base) if config.base in presets() else Config(base=config.base)
-    before = base.values()
-    return {
-        path: value for path, value in config.values().items() if path not in before or value != before[path]
-    }
 
 
 def _parse_address(address: str) -> tuple[str, int]:

@@ -96,9 +96,10 @@ def new_authority(name: str, days: int = 3650) -> tuple[Key, str]:
     """Create the key and self-signed certificate of an authority, which can sign members but no further authorities."""
     key = new_key()
     # the organisation distinguishes it from a party of the same name
-    organisation = x509.NameAttribute(NameOID.ORGANIZATION_NAME, "verfedgnn authority")
-    subject = x509.Name([organisation, x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
-    return key, _sign_certificate(subject, key.public_key(), _now() + timedelta(days=days), subject, key)
+    subject = _subject(name, x509.NameAttribute(NameOID.ORGANIZATION_NAME, "verfedgnn authority"))
+    return key, _sign_certificate(
+        subject, key.public_key(), datetime.now(UTC) + timedelta(days=days), subject, key
+    )
 
 
 def make_request(key: Key, name: str) -> str:
@@ -134,7 +135,7 @@ def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool
     if key_fingerprint(ca_key) != authority.key_fingerprint:
         remedy = "use the two files of one federation"
         raise CertificateError(f"the authority's key does not belong to its certificate; {remedy}")
-    if authority.end <= _now():
+    if authority.end <= datetime.now(UTC):
         remedy = "create a new federation with `verfedgnn federation init`"
         raise CertificateError(f"the authority expired on {format_day(authority.end)}; {remedy}")
     name, key = read_request(csr_pem)
@@ -148,7 +149,7 @@ def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool
         x509.SubjectAlternativeName([x509.DNSName(name)]),
         x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
     )
-    end = min(_now() + timedelta(days=days), authority.end)
+    end = min(datetime.now(UTC) + timedelta(days=days), authority.end)
     return _sign_certificate(_subject(name), key, end, authority.x509.subject, ca_key, extensions)
 
 
@@ -173,7 +174,7 @@ def _sign_certificate(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(_now() - _SKEW)
+        .not_valid_before(datetime.now(UTC) - _SKEW)
         .not_valid_after(until)
         .add_extension(x509.BasicConstraints(ca=signs, path_length=0 if signs else None), critical=True)
         .add_extension(usage, critical=True)
@@ -210,10 +211,9 @@ class Certificate:
     @property
     def name(self) -> str:
         """The name in the certificate."""
-        try:
+        names = []
+        with suppress(ValueError):
             names = _common_names(self.x509.subject)
-        except ValueError:
-            names = []
         if len(names) != 1:
             rule = "must hold exactly one name; create it with verfedgnn"
             raise CertificateError(f"the certificate of {self.whose} {rule}")
@@ -221,19 +221,17 @@ class Certificate:
 
     def issued_by(self, authority: Certificate) -> bool:
         """Return whether `authority` signed this certificate."""
-        try:
+        with suppress(ValueError, TypeError, InvalidSignature):
             self.x509.verify_directly_issued_by(authority.x509)
-        except (ValueError, TypeError, InvalidSignature):
-            return False
-        return True
+            return True
+        return False
 
     def verify(self, signature: bytes, data: bytes) -> bool:
         """Return whether the holder of the certificate's key signed `data`."""
-        try:
+        with suppress(InvalidSignature):
             self.key.verify(signature, data, ec.ECDSA(SHA256()))
-        except InvalidSignature:
-            return False
-        return True
+            return True
+        return False
 
 
 def sign(key: Key, data: bytes) -> bytes:
@@ -325,13 +323,9 @@ def _common_names(subject: x509.Name) -> list[str]:
     return [str(attribute.value) for attribute in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
 
 
-def _subject(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
+def _subject(name: str, *organisation: x509.NameAttribute[str]) -> x509.Name:
+    return x509.Name([*organisation, x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
 
 
 def _pem(thing: x509.Certificate | x509.CertificateSigningRequest) -> str:
     return thing.public_bytes(Encoding.PEM).decode()
-
-
-def _now() -> datetime:
-    return datetime.now(UTC).replace(microsecond=0)

@@ -17,13 +17,7 @@ from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.status import StatusPublisher
-from verfedgnn.federation.transcript import (
-    ALIGNMENT,
-    CONTRIBUTORS,
-    Statements,
-    Transcript,
-    mark_message,
-)
+from verfedgnn.federation.transcript import ALIGNMENT, CONTRIBUTORS, Statements, Transcript, mark_message
 from verfedgnn.federation.transport import Transport
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol import messages as msg
@@ -69,10 +63,8 @@ class CoordinatorLink:
         """What the coordinator has told all members."""
         self._about = msg.About(version=installed_version(), **(verdict or {}))
         self._agreement = identity.agreement.digest()
-        self._model: Model | None = None
-        """Model of the present training; None before it."""
-        self._largest_array: int | None = None
-        """Bytes of the largest packed array that a RoundStart may hold; None until the model is known."""
+        self._candidate: Candidate | None = None
+        """What takes part in the present training; None before it."""
         self._hello: Callable[[], msg.Message]
         self._last_heard = 0.0
         self._last_hello = 0.0
@@ -85,10 +77,8 @@ class CoordinatorLink:
         """Send `hello()`, now and on every new connection, to align users or to let `candidate` take part in a training."""
         self.stage = stage
         self._hello = hello
-        self._model = None
+        self._candidate = candidate
         if candidate is not None:
-            self._model = candidate.setup.model
-            self._largest_array = candidate.largest_array
             self.transport.largest = max(candidate.largest_message, self._largest_alignment)
         if self.connected:
             self._say_hello()
@@ -100,8 +90,7 @@ class CoordinatorLink:
             mark = mark_message(data)
             self.transcript.record("out", COORDINATOR, message, mark, self.stage)
             self.ledger.record(type(message).__name__, "up", self.name, mark.size)
-        if encoded:
-            self.transport.send(COORDINATOR, *encoded)
+        self.transport.send(COORDINATOR, *encoded)
 
     def refuse(self, error: VerFedGNNError) -> None:
         """Tell the coordinator why this party leaves."""
@@ -116,14 +105,15 @@ class CoordinatorLink:
         before, self.page = self.page, page
         if page.members.get(self.name, self._about) != self._about:
             raise ProtocolError("the coordinator tells the members what this party did not say of itself")
-        versions = {name: about.version for name, about in page.members.items()}
-        if before is None or versions != {name: about.version for name, about in before.members.items()}:
-            level = log_event if len(set(versions.values())) == 1 else log_warning
-            level("versions of the members", versions=[f"{name} {text}" for name, text in versions.items()])
+        versions = [f"{name} {about.version}" for name, about in page.members.items()]
+        if before is None or versions != [
+            f"{name} {about.version}" for name, about in before.members.items()
+        ]:
+            same = len({about.version for about in page.members.values()}) == 1
+            (log_event if same else log_warning)("versions of the members", versions=versions)
         if page.offer != self._agreement and (before is None or before.offer != page.offer):
-            log_warning(
-                "the agreement was changed", next="look at it with `verfedgnn federation accept FOLDER`"
-            )
+            remedy = "look at it with `verfedgnn federation accept FOLDER`"
+            log_warning("the agreement was changed", next=remedy)
 
     def receive(
         self, status: Callable[[], dict[str, Any]] | None = None, joining: Callable[[], bool] = lambda: False
@@ -187,15 +177,18 @@ class CoordinatorLink:
                 log_event("waiting for others", missing=names)
 
     def _read(self, data: msg.Buffer) -> msg.Message:
+        candidate = self._candidate
         # Outside of rounds, arrays are packed with at least one bit per value, which bounds their size.
-        known = self._largest_array if msg.kind_of(data) is msg.RoundStart else None
+        most = min(64 * len(data), self.transport.largest)
+        if candidate is not None and msg.kind_of(data) is msg.RoundStart:
+            most = candidate.largest_array
         mark = mark_message((data,))
         try:
-            message = msg.decode(data, known or min(64 * len(data), self.transport.largest))
+            message = msg.decode(data, most)
         except ProtocolError:
             self.transcript.record("in", COORDINATOR, None, mark, self.stage)
             raise
-        common = common_statements(message, self._model)
+        common = common_statements(message, None if candidate is None else candidate.setup.model)
         self.transcript.record("in", COORDINATOR, message, mark, self.stage, common)
         self.ledger.record(type(message).__name__, "down", self.name, len(data))
         self._wait_for(message.missing if isinstance(message, msg.Waiting) else [])
@@ -207,8 +200,8 @@ class CoordinatorLink:
 
     def status(self) -> dict[str, Any]:
         """Return the status of the connection, which is all there is to say before a training."""
-        sizes = {way: self.ledger.total(way) for way in ("up", "down")}
-        coordinator = {"here": self.connected, "connected": self.connected, "heard": self.heard}
+        here = self.connected
+        sizes = {"up": self.ledger.total("up"), "down": self.ledger.total("down")}
         return {
             "ready": self.waits_for != [COORDINATOR],
             "stage": self.stage,
@@ -217,8 +210,8 @@ class CoordinatorLink:
             "waits_since": self.waits_since,
             "members": None if self.page is None else self.page.model_dump(),
             "parties": {
-                self.name: {"here": False, "joined": self.connected, **sizes},
-                COORDINATOR: {**coordinator, "up": 0, "down": 0},
+                self.name: {"here": False, "joined": here, **sizes},
+                COORDINATOR: {"here": here, "connected": here, "heard": self.heard, "up": 0, "down": 0},
             },
         }
 
@@ -231,30 +224,28 @@ class CoordinatorLink:
 
 def common_statements(message: msg.Message, model: Model | None) -> Statements:
     """Return what `message` says to all parties alike; `model` is that of the training, None before it."""
+    said: Statements = {}
     match message:
         case msg.AlignStart():
             keys = hashlib.sha256(repr([message.seal_keys, message.seal_signatures]).encode()).hexdigest()
-            return {f"alignment {message.session}": {"the keys of the alignment": keys}}
+            said[f"alignment {message.session}"] = {"the keys of the alignment": keys}
         case msg.UserRows():
-            return {f"rows {message.session}": {"the number of users": message.users}}
+            said[f"rows {message.session}"] = {"the number of users": message.users}
         case msg.Welcome():
-            training = {
+            said["training"] = {
                 "the name of the training": message.training,
                 "the configuration": message.config,
                 "the numbers of items": message.items,
                 "the number of ratings": message.ratings,
                 "the mean of the typical ratings": message.typical,
             }
-            digest = {"the hash of the public parameters": message.digest}
-            said: Statements = {"training": training, f"digest {message.round}": digest}
-            return said | _state_copy(message, message.round)
+            said[f"digest {message.round}"] = {"the hash of the public parameters": message.digest}
         case msg.RoundStart():
-            instruction = {
+            said[f"instruction {message.round}.{message.attempt}"] = {
                 "the active parties": message.active,
                 "whether to validate": message.evaluate,
                 "the best round": message.best_round,
             }
-            said = {f"instruction {message.round}.{message.attempt}": instruction}
             for update in [] if model is None else split_updates(message, model.size):
                 total = {CONTRIBUTORS: update.parties, "the sum of gradients": _hash_array(update.total)}
                 said[f"update {update.round}"] = total
@@ -263,31 +254,25 @@ def common_statements(message: msg.Message, model: Model | None) -> Statements:
                     "the parties in the sum of neighbourhoods": message.neighbourhood_parties,
                     "the sum of neighbourhoods": _hash_array(message.neighbourhoods),
                 }
-            return said | _state_copy(message, message.round - 1)
         case msg.Survivors():
             what = "the list of parties whose masked replies are added up"
-            return {f"survivors {message.round}.{message.attempt}": {what: message.survivors}}
+            said[f"survivors {message.round}.{message.attempt}"] = {what: message.survivors}
         case msg.Finish():
-            result = {
+            said["result"] = {
                 "the last round": message.round,
                 "the best round": message.best_round,
                 "the parameters of the result": message.digest,
             }
-            return {"result": result}
         case msg.MembersPage():
-            told = {
-                name: f"{about.word} {about.gain} {about.run}"
-                for name, about in message.members.items()
-                if about.word
-            }
-            return {f"verdict {name}": {"the verdict that it shares": text} for name, text in told.items()}
-    return {}
-
-
-def _state_copy(message: msg.Welcome | msg.RoundStart, round: int) -> Statements:
-    words = {"parameters": "the public parameters", "accumulator": "the optimiser's state"}
-    copy = {words[name]: _hash_array(values) for name, values in msg.copied_state(message).items()}
-    return {f"parameters {round}": copy} if copy else {}
+            for name, about in message.members.items():
+                if about.word:
+                    verdict = f"{about.word} {about.gain} {about.run}"
+                    said[f"verdict {name}"] = {"the verdict that it shares": verdict}
+    if isinstance(message, msg.Welcome | msg.RoundStart) and (copy := msg.copied_state(message)):
+        words = {"parameters": "the public parameters", "accumulator": "the optimiser's state"}
+        round = message.round - isinstance(message, msg.RoundStart)
+        said[f"parameters {round}"] = {words[name]: _hash_array(values) for name, values in copy.items()}
+    return said
 
 
 def _hash_array(values: NDArray[Any]) -> str:

@@ -123,7 +123,21 @@ class CoordinatorService:
             log_event("coordinator ready", **about, parties=self.names, config=stage.stage.config.digest())
             if ended is not None and not stage.coordinator.began:
                 stage.end(ended)
-            self._run_stage(stage, stop)
+            while stage.step():
+                pass
+            while not stage.over:
+                if stop():
+                    raise Interrupted("stopped")
+                event = self.transport.next(_TICK)
+                if event is not None:
+                    self._handle(event)
+                if time.monotonic() - self._looked >= _TICK:
+                    self._looked = time.monotonic()
+                    self._exclude_revoked()
+                    self._announce_waiting()
+                while stage.step():
+                    pass
+                self.publisher.update(self.status)
             ended = ended or stage.record.ended
         self.publisher.update(self.status, now=True)
         self._join_figures()
@@ -132,24 +146,6 @@ class CoordinatorService:
         if without:
             problem = f"training has finished, but {', '.join(without)} did not receive the result"
             raise Interrupted(problem, "start the coordinator again when they are back")
-
-    def _run_stage(self, stage: CoordinatorStage, stop: Callable[[], bool]) -> None:
-        """Handle events until a training is over."""
-        while stage.step():
-            pass
-        while not stage.over:
-            if stop():
-                raise Interrupted("stopped")
-            event = self.transport.next(_TICK)
-            if event is not None:
-                self._handle(event)
-            if time.monotonic() - self._looked >= _TICK:
-                self._looked = time.monotonic()
-                self._exclude_revoked()
-                self._announce_waiting()
-            while stage.step():
-                pass
-            self.publisher.update(self.status)
 
     def _join_figures(self) -> None:
         """Report the figures of every training in those of the one whose folder holds its folder."""
@@ -208,8 +204,8 @@ class CoordinatorService:
         if isinstance(message, msg.Hello | msg.About | msg.Refused | msg.Finished):
             self._check_pace(name, type(message))
         if isinstance(message, msg.Hello):
-            agreed = [one for one in self.stages if one.stage.config.digest() == message.config]
-            stage = agreed[0] if agreed else self.stages[0]  # which refuses another configuration
+            agreed = (one for one in self.stages if one.stage.config.digest() == message.config)
+            stage = next(agreed, self.stages[0])  # which refuses another configuration
         stage.record.ledger.record(type(message).__name__, "up", name, len(data))
         self.transcript.record("in", name, message, mark_message((data,)), _place(message, stage))
         if isinstance(message, _OF_ROUNDS):
@@ -247,7 +243,13 @@ class CoordinatorService:
     # -- joining -----------------------------------------------------------------------------------------
 
     def _take_hello(self, name: str, message: msg.Hello, stage: CoordinatorStage) -> None:
-        self._check_hello(name, message, stage)
+        if message.party != name:
+            raise ProtocolError(f"{name}: the name in its Hello differs from the name in its certificate")
+        if message.mask_key is not None:
+            hellos = stage.coordinator.members.hellos
+            others = {hello.mask_key for other, hello in hellos.items() if other != name}
+            purpose = name_mask_purpose(message.alignment)
+            self._check_key(name, purpose, message.mask_key, message.mask_signature or "", others)
         fresh = message.training is None and stage.stage.first and not stage.coordinator.began
         if self.alignment is not None and fresh and self.alignment.must_align(name):
             self.send(name, msg.Waiting(missing=self.alignment.missing, align=True))
@@ -267,15 +269,6 @@ class CoordinatorService:
         sizes += [stage.coordinator.largest_message for stage in self.stages if stage.coordinator.began]
         self.transport.largest = max(sizes)
 
-    def _check_hello(self, name: str, message: msg.Hello, stage: CoordinatorStage) -> None:
-        if message.party != name:
-            raise ProtocolError(f"{name}: the name in its Hello differs from the name in its certificate")
-        if message.mask_key is not None:
-            hellos = stage.coordinator.members.hellos
-            others = {hello.mask_key for other, hello in hellos.items() if other != name}
-            purpose = name_mask_purpose(message.alignment)
-            self._check_key(name, purpose, message.mask_key, message.mask_signature or "", others)
-
     def _check_pace(self, name: str, kind: type[msg.Message]) -> None:
         now = time.monotonic()
         recent = [*(at for at in self._times.get((name, kind), []) if at > now - 60), now]
@@ -287,9 +280,8 @@ class CoordinatorService:
         if message.word and self.agreement.config.gradients.protects_ratings:
             raise ProtocolError(f"{name}: it shares a verdict, which nothing protects; omit --share-verdict")
         self._about[name] = message
-        log_event(
-            "party introduced itself", party=name, version=message.version, verdict=message.word or None
-        )
+        about = {"version": message.version, "verdict": message.word or None}
+        log_event("party introduced itself", party=name, **about)
 
     def _members_page(self) -> msg.MembersPage:
         """Return what all members may see besides the rounds."""
@@ -352,8 +344,7 @@ class CoordinatorService:
         marks = {key: mark_message(data) for key, data in encoded.items()}
         queued: dict[str, list[msg.EncodedMessage]] = {}
         for name, message in messages:
-            stage = self._joined.get(name, self.stage)
-            mark = marks[id(message)]
+            stage, mark = self._joined.get(name, self.stage), marks[id(message)]
             stage.record.ledger.record(type(message).__name__, "down", name, mark.size)
             self.transcript.record("out", name, message, mark, _place(message, stage))
             queued.setdefault(name, []).append(encoded[id(message)])
@@ -364,8 +355,7 @@ class CoordinatorService:
     def _announce_waiting(self) -> None:
         """Tell operators and waiting parties for whom the training waits, when that changes, and that this side is alive."""
         _, names, since, then = self._situation()
-        changed = names != self._announced
-        now = time.monotonic()
+        changed, now = names != self._announced, time.monotonic()
         if changed and names:
             event = "no answer from parties" if set(names) <= self.connected else "waiting for parties"
             start = time.strftime("%H:%M:%S", time.localtime(_wall_clock(since)))
@@ -373,10 +363,9 @@ class CoordinatorService:
         elif changed:
             log_event("nobody is missing", stage=self.stage.stage.name, round=self.coordinator.round)
         self._announced = names
-        aligning = set() if self.alignment is None else set(self.alignment.hellos)
         quiet = min(SIGN_SECONDS, self.agreement.timeouts.idle / 3)
         page = self._members_page()
-        for name in sorted(aligning.union(*(stage.greeted for stage in self.stages))):
+        for name in sorted(self._greeted):
             if self._pages.get(name) != page:
                 self._pages[name] = page.model_copy(update={"members": dict(page.members)})
                 self.send(name, self._pages[name])
@@ -384,6 +373,12 @@ class CoordinatorService:
                 self.send(name, msg.Waiting(missing=names))
 
     # -- status ------------------------------------------------------------------------------------------
+
+    @property
+    def _greeted(self) -> set[str]:
+        """Parties that said hello on their present connection, to align users or to a training."""
+        aligning = set() if self.alignment is None else set(self.alignment.hellos)
+        return aligning.union(*(stage.greeted for stage in self.stages))
 
     def _situation(self) -> Situation:
         """Return what the coordinator does, for whom it waits, since which time, and what happens next."""
@@ -433,17 +428,19 @@ class CoordinatorService:
         }
 
     def _party_status(self, name: str) -> dict[str, Any]:
-        members = self.coordinator.members
-        greeted = any(name in stage.greeted for stage in self.stages)
+        members, connected, stalled = (
+            self.coordinator.members,
+            name in self.connected,
+            name in self.stage.stalled,
+        )
         ledgers = [stage.record.ledger for stage in self.stages]
-        stalled = name in self.stage.stalled
         return {
             "here": name in members.present and not stalled,
             "stalled": stalled,
             "heard": _wall_clock(self._heard[name]) if name in self._heard else None,
-            "joined": greeted or (self.alignment is not None and name in self.alignment.hellos),
-            "connected": name in self.connected,
-            "missing_since": None if name in self.connected else _wall_clock(self._changed[name]),
+            "joined": name in self._greeted,
+            "connected": connected,
+            "missing_since": None if connected else _wall_clock(self._changed[name]),
             "slow": name in members.slow,
             "refused": self.offences[name],
             "up": sum(ledger.total("up", party=name) for ledger in ledgers),

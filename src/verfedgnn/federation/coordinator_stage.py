@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from verfedgnn.core.errors import ProtocolError, RunError
 from verfedgnn.federation.agreement import Stage
 from verfedgnn.federation.event_log import log_event, log_warning
-from verfedgnn.federation.stores import TrainingRecord
+from verfedgnn.federation.stores import CoordinatorRecord
 from verfedgnn.privacy.protections import SumError
 from verfedgnn.protocol.coordinator import ClosedRound, Coordinator
 from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, Refused, Waiting
 from verfedgnn.protocol.states import CoordinatorState
-from verfedgnn.runs.metrics_file import history_entry
 
 if TYPE_CHECKING:
     from verfedgnn.federation.coordinator_service import CoordinatorService
@@ -68,7 +67,7 @@ class CoordinatorStage:
         self._round_began = 0.0
         self._finish_deadline: float | None = None
         """Time until which absent parties may fetch the result; None while training."""
-        self.record = TrainingRecord(stage.folder(run), agreement.digest(), stage.config)
+        self.record = CoordinatorRecord(stage.folder(run), agreement.digest(), stage.config)
         if self.record.restore(self.coordinator):
             self._log("resuming from checkpoint", round=self.coordinator.round)
 
@@ -91,25 +90,20 @@ class CoordinatorStage:
         if coordinator.state is CoordinatorState.CANCELLED:
             self.service.send(name, self._last_messages()[name])
         elif coordinator.began:
-            self._admit_greeted()
+            if not coordinator.round:
+                self._write_checkpoint()  # from now on parties know this training by its name
+            here = coordinator.members.present | coordinator.members.slow
+            for other in [other for other in coordinator.names if other in self.greeted - here]:
+                self._log("party admitted", party=other, round=coordinator.round)
+                # acknowledges the Hello; a Welcome may take long
+                self.service.send(other, Waiting(missing=[]))
+                self.service.send(other, coordinator.welcome(other))
+                if self.finishing:
+                    self.service.send(other, self._last_messages()[other])
         else:
             about = {"users": message.users, "items": message.items, "missing": self.missing or None}
             self._log("party joined", party=name, **about)
             self.service.send(name, Waiting(missing=self.missing))
-
-    def _admit_greeted(self) -> None:
-        """Welcome all parties that said hello and do not take part yet."""
-        coordinator = self.coordinator
-        if not coordinator.round:
-            self._write_checkpoint()  # from now on parties know this training by its name
-        for name in coordinator.names:
-            if name in self.greeted and name not in coordinator.members.present | coordinator.members.slow:
-                self._log("party admitted", party=name, round=coordinator.round)
-                # acknowledges the Hello; a Welcome may take long
-                self.service.send(name, Waiting(missing=[]))
-                self.service.send(name, coordinator.welcome(name))
-                if self.finishing:
-                    self.service.send(name, self._last_messages()[name])
 
     @property
     def missing(self) -> list[str]:
@@ -146,7 +140,7 @@ class CoordinatorStage:
             if coordinator.open_parties:
                 return self._continue_round()
             if not coordinator.done and not self._is_skipped:
-                return self._open_if_ready()
+                return self._open_round()
         self._finish()
         return True
 
@@ -155,13 +149,6 @@ class CoordinatorStage:
         """Whether no rounds take place, because a party has nothing to train the lists on; it announces 0 ratings."""
         hellos = self.coordinator.members.hellos.values()
         return not self.stage.first and self.coordinator.began and min(hello.ratings for hello in hellos) == 0
-
-    def _open_if_ready(self) -> bool:
-        """Open or restart a round if enough parties are present; return whether to go on."""
-        if not self.coordinator.ready:
-            return self._act_on_absence()
-        self._open_round()
-        return True
 
     def _act_on_absence(self) -> bool:
         """Finish if parties were missing for the agreed time; return whether to go on."""
@@ -174,13 +161,15 @@ class CoordinatorStage:
         self.end(f"{', '.join(self.missing)} absent from {since:%H:%M}, for more than {deadline:g} s")
         return True
 
-    def _open_round(self, among: list[int] | None = None) -> None:
-        """Open the next round, or restart the open one, `among` the given parties or those that are present.
+    def _open_round(self, among: list[int] | None = None) -> bool:
+        """Open the next round, or restart the open one, `among` the given parties or those that are present, if these are enough.
 
-        Abandon its round if a party cannot repeat what it has released.
+        Abandon its round if a party cannot repeat what it has released. Return whether to go on.
         """
         coordinator = self.coordinator
         members = coordinator.members
+        if among is None and not coordinator.ready:
+            return self._act_on_absence()
         if self.lacks_since is not None:
             log_event("enough parties are here", round=coordinator.round)
             self.lacks_since = None
@@ -197,6 +186,7 @@ class CoordinatorStage:
             self._abandon(f"{', '.join(lost)} released it before a power cut and no longer has the values")
         else:
             self._ask(list((coordinator.share_requests() if coordinator.masked else starts).items()))
+        return True
 
     def _ask(self, messages: Sequence[tuple[str, Message]]) -> None:
         """Send messages of the open round, and wait for the answers from now on."""
@@ -228,14 +218,11 @@ class CoordinatorStage:
         """Restart the open round without the absent parties, or abandon it if parties committed to a sum that includes one."""
         coordinator = self.coordinator
         wanted = coordinator.commitment
-        if wanted is None:
-            return self._open_if_ready()
-        if set(wanted) <= set(coordinator.members.here):
-            self._open_round(wanted)
-        elif coordinator.ready:
-            self._abandon("a party of the only possible sum was lost")
-        else:
+        if wanted is None or set(wanted) <= set(coordinator.members.here):
+            return self._open_round(wanted)
+        if not coordinator.ready:
             return self._act_on_absence()
+        self._abandon("a party of the only possible sum was lost")
         return True
 
     def _settle_commitments(self) -> bool:
@@ -243,28 +230,26 @@ class CoordinatorStage:
         coordinator = self.coordinator
         assert coordinator.masks is not None
         lists = coordinator.masks.committed
-        if not lists or lists == {tuple(coordinator.drawn)}:
-            coordinator.commitment = coordinator.drawn if lists else coordinator.commitment
+        if not lists:
             return False
         wanted = list(min(lists))
-        if len(lists) == 1 and set(wanted) <= set(coordinator.members.here):
+        if len(lists) == 1 and (wanted == coordinator.drawn or set(wanted) <= set(coordinator.members.here)):
             coordinator.commitment = wanted
-            self._open_round(wanted)
-        else:
-            self._abandon("parties committed to another sum")
+            return wanted != coordinator.drawn and self._open_round(wanted)
+        self._abandon("parties committed to another sum")
         return True
 
     def _close_round(self) -> None:
         """Add up the open round and close it."""
         coordinator = self.coordinator
         group = coordinator.drawn if coordinator.masks is None else coordinator.masks.survivors
-        names = ", ".join(coordinator.names[index] for index in group)
         try:
             closed = coordinator.close()
         except SumError as error:
             self._abandon(str(error))
             self._failures += 1
             if self._failures >= MOST_FAILURES:
+                names = ", ".join(coordinator.names[index] for index in group)
                 raise ProtocolError(
                     f"{self._failures} sums were out of range, the last one in round {coordinator.round}. One of {names} sends values "
                     "that are not gradients, and sums do not show which. Compare the parties' transcripts with "
@@ -285,15 +270,14 @@ class CoordinatorStage:
         self._round_began = 0.0
         if closed.valid_error is not None and self.stage.continues is None:  # all ratings train
             error = closed.valid_error
-            entry = history_entry(closed.round, error, coordinator.config, record.ledger, record.seconds)
-            record.add_validation(entry)
+            record.add_validation(closed.round, error)
             about = {"of": coordinator.rounds, "valid_error": error, "best": coordinator.best.error}
             self._log("validated", round=closed.round, **about)
         self.service.publisher.close_round()
         self._write_checkpoint()  # parties repeat the open round only
 
     def _write_checkpoint(self) -> None:
-        self.record.write_checkpoint(self.coordinator)
+        self.record.write_checkpoint(self.coordinator.round, self.coordinator.checkpoint())
         self.service.transcript.sign()
 
     # -- the end -----------------------------------------------------------------------------------------
@@ -367,7 +351,7 @@ class CoordinatorStage:
     def _note_result(self, *names: str) -> None:
         """Write the result, and which parties have it; `names` are the new ones."""
         self.record.finished.update(names)
-        self.record.write_result(self.coordinator, dict(self.service.offences))
+        self.record.write_result(self.coordinator, self.service.offences)
 
     # -- status ------------------------------------------------------------------------------------------
 

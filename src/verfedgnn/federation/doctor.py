@@ -64,8 +64,7 @@ def examine(
             users, ratings = table.n_users, len(table)
             text = f"{ratings:,} ratings by {users:,} users on {table.n_items:,} items"
             findings.append(Finding("data", "ok", text))
-            least = identity.agreement.min_users
-            if users < least:
+            if users < (least := identity.agreement.min_users):
                 findings.append(Finding("overlap", "warning", f"fewer users than min_users = {least:,}"))
         except VerFedGNNError as error:
             findings.append(Finding("data", "failed", str(error)))
@@ -83,10 +82,10 @@ def _check_certificates(identity: MemberIdentity) -> Iterator[Finding]:
     yield Finding("agreement", "ok", f"{len(agreement.parties)} parties, a round needs {agreement.quorum}")
     now = datetime.now(UTC)
     for member in agreement.members:
-        if (member.expires - now).days < EXPIRY_DAYS:
-            text = f"that of {member.name} expires on {format_day(member.expires)}"
+        if (member.parsed.end - now).days < EXPIRY_DAYS:
+            text = f"that of {member.name} expires on {format_day(member.parsed.end)}"
             yield Finding("certificates", "warning", text)
-    yield Finding("certificates", "ok", f"yours expires on {format_day(identity.member.expires)}")
+    yield Finding("certificates", "ok", f"yours expires on {format_day(identity.member.parsed.end)}")
 
 
 def _check_connection(identity: MemberIdentity) -> Iterator[Finding]:
@@ -141,7 +140,5 @@ def _check_resources(identity: MemberIdentity, folder: Path, users: int, ratings
     memory += _FIRST_MODEL[1] * (values - second) + _SECOND_MODEL[1] * second
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     text = f"about {memory / 1e9:,.1f} GB needed if all users are yours, {here / 1e9:,.1f} GB in this machine"
-    if memory <= here:
-        yield Finding("memory", "ok", text)
-    else:
-        yield Finding("memory", "warning", f"{text}; use a machine with more memory (docs/scale.md)")
+    remedy = "" if memory <= here else "; use a machine with more memory (docs/scale.md)"
+    yield Finding("memory", "warning" if remedy else "ok", text + remedy)

@@ -64,24 +64,21 @@ class RepeatedWarning:
         return due
 
 
-class JsonLines(logging.Formatter):
-    """Log lines for programs: one JSON object with time (UTC), level, event and fields."""
+class EventLines(logging.Formatter):
+    """Log lines: JSON objects with time (UTC), level, event and fields, or text with the local time, where `!` marks warnings."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the JSON object of a record."""
-        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        head = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
-        return json.dumps(head | getattr(record, "fields", {}))
-
-
-class TextLines(logging.Formatter):
-    """Log lines for people: local time, event, fields; warnings are marked with `!`."""
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self.as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
+        event, fields = record.getMessage(), getattr(record, "fields", {})
+        if self.as_json:
+            when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+            return json.dumps({"time": when, "level": record.levelname.lower(), "event": event} | fields)
         moment = datetime.fromtimestamp(record.created).strftime("%Y-%m-%d %H:%M:%S")
-        mark = "! " if record.levelno >= logging.WARNING else ""
-        return f"{moment}  {mark}{event_text(record.getMessage(), getattr(record, 'fields', {}))}"
+        return f"{moment}  {'! ' if record.levelno >= logging.WARNING else ''}{event_text(event, fields)}"
 
 
 def event_text(event: str, fields: Mapping[str, Any]) -> str:
@@ -116,7 +113,7 @@ def configure_log(*, as_json: bool, level: str) -> None:
     """Send events of a level and above to standard error; with `as_json`, all else that is written there is JSON, too."""
     stream = sys.stderr.stream if isinstance(sys.stderr, _PlainText) else sys.stderr
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines() if as_json else TextLines())
+    handler.setFormatter(EventLines(as_json=as_json))
     EVENTS.handlers = [handler]
     EVENTS.propagate = False
     EVENTS.setLevel(level.upper())

@@ -20,7 +20,7 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.config.rules import active_count
 from verfedgnn.core.errors import ConfigError, DataError, ProtocolError
-from verfedgnn.core.files import lock_folder, writing
+from verfedgnn.core.files import lock_folder
 from verfedgnn.data import PartyData, Ratings
 from verfedgnn.data.ids import find_positions, sort_ids, suspect_spelling
 from verfedgnn.data.parties import place_users
@@ -32,11 +32,10 @@ from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.roster import MemberIdentity
-from verfedgnn.federation.stores import RELEASES, PartyStore, SurvivorLog, open_ledger
+from verfedgnn.federation.stores import RELEASES, PartyStore, SurvivorLog, TrainingRecord, open_ledger
 from verfedgnn.federation.transcript import ALIGNMENT, SPENT
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.privacy.id_matching import Each
-from verfedgnn.privacy.projection import Exchange
 from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.coordinator import mean_error
 from verfedgnn.protocol.party import Candidate, Party
@@ -46,11 +45,10 @@ from verfedgnn.protocol.states import PARTY_STATES, Event, PartyEvent, PartyStat
 from verfedgnn.protocol.user_alignment import PartyAlignment, check_user_count, describe_reveals
 from verfedgnn.runs.checkpoint import CheckpointSlots
 from verfedgnn.runs.forget_record import ForgottenUsers, gather_forgotten
-from verfedgnn.runs.ledger import Ledger
-from verfedgnn.runs.metrics_file import Trained, history_entry
+from verfedgnn.runs.metrics_file import Trained
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.runs.run import Run, read_history, write_history
+from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_before import find_before, read_before, recorded_before, suspect_files, write_before
 from verfedgnn.runs.run_folder import FORGOTTEN
 from verfedgnn.training.gate import make_run
@@ -268,14 +266,14 @@ class PartyService:
         self.publisher = link.publisher
         self.identity = store.identity
         self.config = stage.config
-        self.folder = store.begin_stage(stage)
+        folder = store.begin_stage(stage)
         chosen = torch.device(device)
-        self.prepared, alignment = store.load(chosen)
+        prepared, alignment = store.load(chosen)
         judged = None
         if stage.continues is not None:
             judged = store.read_result(store.stages[stage.continues], chosen)
-            self.prepared = self.prepared.with_everything(store.stages[0].config)
-        data = self.prepared.input
+            prepared = prepared.with_everything(store.stages[0].config)
+        self.data = data = prepared.input
         self.takes_part = stage.first or not self.config.ranks or bool(len(liked(data.train, data.scale)))
         """Whether the party has ratings to train on; lists need liked items."""
         self.takes_part &= judged is None or bool(judged.rounds)
@@ -291,7 +289,7 @@ class PartyService:
             most_rounds=agreement.max_rounds,
             fresh_noise="noise" not in self.config.unprotected,
         )
-        self.ledger = open_ledger(self.folder, config)
+        self.ledger = open_ledger(folder, config)
         """What this party has released in this training."""
         self.ledger.check_age(link.transcript.released[stage.name], str(link.transcript.file))
         self.candidate = Candidate(
@@ -301,36 +299,33 @@ class PartyService:
             chosen,
             policy,
             ledger=self.ledger,
-            commitments=SurvivorLog(self.folder / "survivors.jsonl"),
+            commitments=SurvivorLog(folder / "survivors.jsonl"),
             start=None if judged is None or not judged.rounds else judged.public,
         )
         self.progress = self.candidate.progress
         self.party: Party | None = None
         """The party of the present stay; None until it has joined."""
         self.state = PartyState.GREETING
-        if not stage.first:
-            link.ledger = Ledger()
         results = [store.read_result(other) for other in store.stages if other is not stage]
         self.earlier = [result.ledger for result in results if result is not None]
         """Ledgers of the trainings before this one."""
-        self.history: list[dict[str, Any]] = []
-        self.seconds = 0.0
         self.round = 0
-        self.repeats = 0
-        self._checkpoints = CheckpointSlots(self.folder / "checkpoint" / "party")
-        self._models = CheckpointSlots(self.folder / "checkpoint" / "models")
+        self.record = TrainingRecord(folder, "checkpoint/party", self.config)
+        if stage.first:
+            self.record.ledger = link.ledger  # with the messages of the alignment
+        self._models = CheckpointSlots(folder / "checkpoint" / "models")
         """The evaluated models, which are written after each validation only."""
         self._saved_models: int | None = None
         """Round of the models in the last checkpoint."""
         self._restore()
+        link.ledger = self.record.ledger
 
     def run(self) -> None:
         """Answer the coordinator until the training is over and its result is stored."""
         self.publisher.start_stage()
-        data = self.prepared.input
         about = {"stage": self.stage.name, "party": self.identity.name, "round": self.round}
         spent = self.ledger.epsilon
-        log_event("party ready", **about, users=data.users, items=data.items, epsilon_spent=spent)
+        log_event("party ready", **about, users=self.data.users, items=self.data.items, epsilon_spent=spent)
         self.link.begin(self.stage.name, self._hello, self.candidate)
         while self.state is not PartyState.FINISHED:
             message = self.link.receive(self.status, lambda: self.state is PartyState.GREETING)
@@ -365,9 +360,14 @@ class PartyService:
         if self.state is PartyState.REALIGNING:
             raise Realign
         if isinstance(message, msg.Welcome):
-            self._join(message)
+            if self.takes_part:
+                self.party = self.candidate.welcome(message)
+                log_event("taking part", stage=self.stage.name, round=message.round, public=message.digest)
         elif isinstance(message, msg.Finish) and event is PartyEvent.SKIP:
-            self._skip(message)
+            log_event("no lists are trained: a party is missing or has no rating that counts as a like")
+            nothing = Trained([], torch.zeros(1), 0, 0, 0.0, 0, [], self.record.ledger, {})
+            self.store.write_result(self.stage, nothing)
+            self.link.send(msg.Finished(digest=message.digest))
         elif isinstance(message, msg.RoundStart | msg.Finish | MaskMessage):
             if self.party is None:
                 raise ProtocolError("the coordinator goes on without parties that can take part")
@@ -378,15 +378,10 @@ class PartyService:
             else:
                 self._answer_masks(self.party, message)
 
-    def _join(self, message: msg.Welcome) -> None:
-        if self.takes_part:
-            self.party = self.candidate.welcome(message)
-            log_event("taking part", stage=self.stage.name, round=message.round, public=message.digest)
-
     def _answer_round(self, party: Party, message: msg.RoundStart) -> None:
         began = time.monotonic()
         if message.attempt:
-            self.repeats += 1
+            self.record.repeats += 1
             about = {"round": message.round, "attempt": message.attempt}
             log_event("round restarted", **about, parties=len(message.active))
         reply = party.answer_round(message)
@@ -396,9 +391,12 @@ class PartyService:
         self._write_checkpoint()  # before sending, so that this party remembers all it has sent
         self.link.send(reply)
         self.link.transcript.sign()  # while the others compute
-        self.seconds += time.monotonic() - began
+        self.record.seconds += time.monotonic() - began
         if reply.error is not None and reply.count:
-            self._record_validation(message.round, mean_error(reply.error, reply.count, self.config))
+            error = mean_error(reply.error, reply.count, self.config)
+            self.record.add_validation(message.round, error)
+            said = {"own_valid_error": error, "epsilon_spent": self.ledger.epsilon}
+            log_event("validated", stage=self.stage.name, round=message.round, **said)
         self.publisher.close_round()
 
     def _answer_masks(self, party: Party, message: MaskMessage) -> None:
@@ -410,52 +408,36 @@ class PartyService:
         if answer is not None:
             self.link.send(answer)
 
-    def _record_validation(self, round: int, error: float) -> None:
-        entry = history_entry(round, error, self.config, self.link.ledger, self.seconds)
-        self.history = [*(e for e in self.history if e["round"] < round), entry]
-        with writing(self.folder):
-            write_history(self.folder, self.history)
-        about = {"stage": self.stage.name, "round": round}
-        log_event("validated", **about, own_valid_error=error, epsilon_spent=self.ledger.epsilon)
-
-    def _skip(self, message: msg.Finish) -> None:
-        log_event("no lists are trained: a party is missing or has no rating that counts as a like")
-        nothing = Trained([], torch.zeros(1), 0, 0, 0.0, 0, [], self.link.ledger, {})
-        self.store.write_result(self.stage, nothing)
-        self.link.send(msg.Finished(digest=message.digest))
-
     def _finish(self, party: Party, message: msg.Finish) -> None:
         """Store the result and report it."""
         finished = party.finish(message)
+        ledger, exchange = self.ledger, party.exchange
+        privacy = privacy_report(
+            self.config,
+            releases=ledger.count(GRADIENT),
+            exchanges=ledger.count(NEIGHBOURHOODS),
+            users=self.data.users,
+            rows=exchange.rows,
+            protected=exchange.protected,
+            validations=ledger.count(VALIDATION),
+            randomness=SIMULATED if "noise" in self.config.unprotected else SECRET,
+            parties=[self.data],
+        )
         result = Trained(
             [PartyModel.from_arrays(finished.model)],
             finished.public,
             message.round,
             message.best_round,
-            self.seconds,
+            self.record.seconds,
             party.replica.ratings,
-            self.history,
-            self.link.ledger,
-            self._report_privacy(party.exchange),
+            self.record.history,
+            self.record.ledger,
+            privacy | {"spent": ledger.summary()},
         )
         self.store.write_result(self.stage, result)
         self.link.send(finished.reply)
         about = {"stage": self.stage.name, "rounds": message.round, "best_round": message.best_round}
         log_event("training finished", **about, public=finished.reply.digest)
-
-    def _report_privacy(self, exchange: Exchange) -> dict[str, Any]:
-        report = privacy_report(
-            self.config,
-            releases=self.ledger.count(GRADIENT),
-            exchanges=self.ledger.count(NEIGHBOURHOODS),
-            users=self.prepared.input.users,
-            rows=exchange.rows,
-            protected=exchange.protected,
-            validations=self.ledger.count(VALIDATION),
-            randomness=SIMULATED if "noise" in self.config.unprotected else SECRET,
-            parties=[self.prepared.input],
-        )
-        return report | {"spent": self.ledger.summary()}
 
     # -- checkpoints and status --------------------------------------------------------------------------
 
@@ -465,30 +447,27 @@ class PartyService:
         if newest != self._saved_models:
             self._models.write(newest, self.progress.models(), {})
             self._saved_models = newest
-        values = {"ledger": self.link.ledger.to_dict(), "seconds": self.seconds}
-        values[RELEASES] = len(self.ledger.entries)
-        self._checkpoints.write(self.round, self.progress.checkpoint(), values)
+        releases = {RELEASES: len(self.ledger.entries)}
+        self.record.write_checkpoint(self.round, self.progress.checkpoint(), **releases)
 
     def _restore(self) -> None:
         """Restore the newest checkpoint, if there is one; raise `RunError` if the ledger of releases is older."""
-        newest, models = self._checkpoints.read(), self._models.read()
+        newest, models = self.record.read_checkpoint(), self._models.read()
         if newest is None or models is None:
             return
-        self.ledger.check_age(newest.values[RELEASES], str(self._checkpoints.folder))
+        self.ledger.check_age(newest.values[RELEASES], str(self.record.folder / "checkpoint" / "party"))
         self.progress.restore(newest.state, models.state)
         self._saved_models = models.round
         self.round = newest.round
-        self.link.ledger = Ledger.from_dict(newest.values["ledger"])
-        self.seconds = newest.values["seconds"]
-        self.history = [entry for entry in read_history(self.folder) if entry["round"] <= self.round]
 
     def status(self) -> dict[str, Any]:
         """Return the present status."""
-        link = self.link
+        link, record = self.link, self.record
         about = link.status()
-        ledgers = [link.ledger, *self.earlier]
-        sizes = {way: sum(ledger.total(way) for ledger in ledgers) for way in ("up", "down")}
-        errors = [self.config.error_of(entry) for entry in self.history]
+        sizes = {
+            way: sum(ledger.total(way) for ledger in (record.ledger, *self.earlier)) for way in ("up", "down")
+        }
+        errors = [self.config.error_of(entry) for entry in record.history]
         joined = self.state in (PartyState.JOINED, PartyState.FINISHED)
         state = "training" if joined else about["state"] if link.waits_for else "joining"
         if joined and link.waits_for:
@@ -501,6 +480,6 @@ class PartyService:
             "rounds": None if self.party is None else self.party.replica.rounds,
             "valid_error": errors[-1] if errors else None,
             "best_error": min(errors, default=None),
-            "repeats": self.repeats,
+            "repeats": record.repeats,
             "epsilon_spent": self.ledger.epsilon,
         }

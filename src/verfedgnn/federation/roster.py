@@ -188,30 +188,23 @@ class MemberIdentity:
             remedy = f"ask the coordinator to approve its request, then use the new {FILE}"
             raise ConfigError(f"{nobody}; {remedy}")
         self.member = member
-        self.name = self.member.name
+        self.name = member.name
         self.is_coordinator = self.name == COORDINATOR
+        self.role = "coordinator" if self.is_coordinator else f"party {self.name}"
         self._digest = agreement.digest()
         _check_code(agreement, "the coordinator" if self.is_coordinator else self.name)
-
-    @property
-    def role(self) -> str:
-        """What the member is, with its name if it is a party."""
-        return "coordinator" if self.is_coordinator else f"party {self.name}"
 
     @property
     def index(self) -> int:
         """Position of the party in the roster."""
         return [party.name for party in self.agreement.parties].index(self.name)
 
-    def key_pem(self) -> bytes:
-        """Return the private key in PEM, from memory: the file may have been exchanged since it was checked."""
-        return c.key_pem(self._key)
-
     def tls_context(self) -> ssl.SSLContext:
-        """Return a context for mutual TLS with the other members."""
-        certificate, authority = self.member.certificate, self.agreement.authority
-        server = self.is_coordinator
-        return c.tls_context(server=server, authority=authority, certificate=certificate, key=self.key_pem())
+        """Return a context for mutual TLS with the other members. The file of the key may have been exchanged since it was read."""
+        certificate, authority, key = self.member.certificate, self.agreement.authority, c.key_pem(self._key)
+        return c.tls_context(
+            server=self.is_coordinator, authority=authority, certificate=certificate, key=key
+        )
 
     def sign(self, purpose: str, key: str) -> str:
         """Return this member's signature, in hex, of a public key for one purpose in this federation."""
@@ -283,11 +276,11 @@ def check_ready(agreement: Agreement) -> None:
 
 def is_signed(agreement: str, member: Member, purpose: str, text: str, signature: str) -> bool:
     """Return whether a member signed `text` for one purpose, under the agreement with that SHA-256."""
-    statement = _statement(agreement, purpose, member.name, text)
-    try:
-        return member.parsed.verify(bytes.fromhex(signature), statement)
-    except ValueError:
-        return False
+    with suppress(ValueError):  # the signature is no hex
+        return member.parsed.verify(
+            bytes.fromhex(signature), _statement(agreement, purpose, member.name, text)
+        )
+    return False
 
 
 def _check_code(agreement: Agreement, name: str) -> None:
@@ -325,29 +318,25 @@ class AgreementWatch:
         """SHA-256 of the agreement in the file."""
         self._file = identity.key_file.parent / FILE
         self._seen: tuple[int, int] | None = None
+        """Time and inode of the file that was read last."""
 
     def find_revoked(self) -> list[str]:
         """Return parties of the running agreement whose keys a new file no longer has; [] if the file is the same."""
-        version = self._version()
-        if version in (None, self._seen):
-            return []
-        self._seen = version
         try:
+            about = self._file.stat()
+            if self._seen == (about.st_mtime_ns, about.st_ino):
+                return []
+            self._seen = about.st_mtime_ns, about.st_ino
             present = load_agreement(self._file, dates=False)
+        except OSError:
+            return []
         except ConfigError as error:
             log_warning("federation.toml was replaced and cannot be read", reason=str(error))
             return []
         if present.digest() == self.offered:
             return []
         self.offered = present.digest()
-        log_warning(
-            "federation.toml was replaced: members can accept it; restart this coordinator once all have"
-        )
+        then = "members can accept it; restart this coordinator once all have"
+        log_warning(f"federation.toml was replaced: {then}")
         keys = {party.parsed.key_fingerprint for party in present.parties}
         return [party.name for party in self.parties if party.parsed.key_fingerprint not in keys]
-
-    def _version(self) -> tuple[int, int] | None:
-        with suppress(OSError):
-            about = self._file.stat()
-            return about.st_mtime_ns, about.st_ino
-        return None

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,8 +43,6 @@ HANGING_SECONDS = 900.0
 """Age of a status whose process hangs, though it answers; a party may compute for long in between."""
 COMPUTING = ("gathering", "aligning", "choosing the gate")
 """States in which a party of many users may compute for longer than that without a new status."""
-STARTING = "starting"
-"""State of a member before it can reach the others."""
 STOPPED = "stopped"
 """State of a member whose process has ended before its training did."""
 _FACTS = {
@@ -97,11 +95,11 @@ class StatusPublisher:
         self._updated = 0.0
         self._written = 0.0
         self.start_stage()
-        self.status = self._complete({"state": STARTING})
+        self.status = self._complete({"state": "starting"})
         self._server = _StatusServer(self, port) if port is not None else None
 
     def __enter__(self) -> StatusPublisher:
-        self.update(lambda: {"state": STARTING}, now=True)
+        self.update(lambda: {"state": "starting"}, now=True)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
@@ -168,11 +166,15 @@ def presence(party: dict[str, Any]) -> str:
     return next((state for state in states if party.get(state)), "away")
 
 
+def _tabulate_facts(status: dict[str, Any], keys: Iterable[str]) -> Table:
+    facts = Table("", "", show_header=False, box=None)
+    for key in keys:
+        facts.add_row(_FACTS[key], Text(_format_value(status, key)))
+    return facts
+
+
 def make_tables(status: dict[str, Any]) -> tuple[Table, Table]:
     """Return a table of the facts in a status, and one of the parties."""
-    facts = Table("", "", show_header=False, box=None)
-    for key, label in _FACTS.items():
-        facts.add_row(label, Text(_format_value(status, key)))
     parties = Table("party", "", "heard", "MB up", "MB down", "refused")
     for name, about in status.get("parties", {}).items():
         heard = "–"
@@ -182,14 +184,11 @@ def make_tables(status: dict[str, Any]) -> tuple[Table, Table]:
             heard = f"{_age(status, about['heard'])} ago"
         sizes = (f"{about[way] / 1e6:,.1f}" for way in ("up", "down"))
         parties.add_row(Text(name), presence(about), heard, *sizes, Text(str(about.get("refused", 0))))
-    return facts, parties
+    return _tabulate_facts(status, _FACTS), parties
 
 
 def make_members_tables(status: dict[str, Any]) -> tuple[Table, Table, Table]:
     """Return what all members may see: the rounds and who waits for whom, shared verdicts, and the last nights."""
-    facts = Table("", "", show_header=False, box=None)
-    for key in _FOR_MEMBERS:
-        facts.add_row(_FACTS[key], Text(_format_value(status, key)))
     page = status.get("members") or {"members": {}, "nights": []}
     verdicts = Table("member", "joining pays", "known customers gain", "run")
     for name, about in sorted(page["members"].items()):
@@ -198,7 +197,7 @@ def make_members_tables(status: dict[str, Any]) -> tuple[Table, Table, Table]:
     nights = Table("night", "coordinator")
     for night, result in reversed(page["nights"]):
         nights.add_row(Text(night), Text(result))
-    return facts, verdicts, nights
+    return _tabulate_facts(status, _FOR_MEMBERS), verdicts, nights
 
 
 def _age(status: dict[str, Any], moment: float) -> str:

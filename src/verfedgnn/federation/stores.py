@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,9 +31,9 @@ from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.masks import ListCommitments
 from verfedgnn.protocol.release_ledger import ReleaseEntry, ReleaseLedger, Values
 from verfedgnn.protocol.replica import CheckpointState
-from verfedgnn.runs.checkpoint import CheckpointSlots
+from verfedgnn.runs.checkpoint import CheckpointSlots, SlotCheckpoint
 from verfedgnn.runs.ledger import Ledger
-from verfedgnn.runs.metrics_file import Trained, summarise_cost
+from verfedgnn.runs.metrics_file import Trained, history_entry, summarise_cost
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
@@ -43,17 +43,17 @@ from verfedgnn.runs.run_folder import FINAL, LAST_RELEASE, LISTS, RESULT
 LEDGER = "releases.jsonl"
 RELEASES = "releases"
 """Name of the number of releases that were on disk when a file was written."""
-_KEPT = ("seconds", "repeats", "abandoned", "ended")
-"""Fields of a record that a checkpoint holds as they are."""
 _FIGURES = ("best_round", "seconds", "ratings", "privacy")
 """Fields of a party's result that are stored as they are."""
 
 
 class TrainingRecord:
-    """What the coordinator has recorded of one training, in memory and in the folder from which it resumes."""
+    """What a member has recorded of one training, in memory and in the folder from which it resumes."""
 
-    def __init__(self, folder: Path, agreement: str, config: Config) -> None:
-        """Create the folder for the agreement with that digest; raise `RunError` if it belongs to another one."""
+    kept: tuple[str, ...] = ("seconds", "repeats")
+    """Fields that a checkpoint holds as they are."""
+
+    def __init__(self, folder: Path, checkpoints: str, config: Config) -> None:
         self.folder = folder
         self.config = config
         self.ledger = Ledger()
@@ -63,6 +63,40 @@ class TrainingRecord:
         """Time spent in rounds."""
         self.repeats = 0
         """Number of restarted rounds."""
+        self._checkpoints = CheckpointSlots(folder / checkpoints)
+
+    def add_validation(self, round: int, error: float) -> None:
+        """Record a validation, in place of those of a round that is repeated and of later ones."""
+        entry = history_entry(round, error, self.config, self.ledger, self.seconds)
+        self.history = [*(e for e in self.history if e["round"] < round), entry]
+        with writing(self.folder):
+            write_history(self.folder, self.history)
+
+    def write_checkpoint(self, round: int, state: CheckpointState, **values: Any) -> None:
+        """Write the state of the protocol and the record."""
+        values |= {name: getattr(self, name) for name in self.kept}
+        self._checkpoints.write(round, state, {"ledger": self.ledger.to_dict(), **values})
+
+    def read_checkpoint(self) -> SlotCheckpoint | None:
+        """Load the record of the last checkpoint, and return the checkpoint; None if there is none."""
+        checkpoint = self._checkpoints.read()
+        if checkpoint is not None:
+            self.ledger = Ledger.from_dict(checkpoint.values["ledger"])
+            for name in self.kept:
+                setattr(self, name, checkpoint.values[name])
+            if (self.folder / "history.jsonl").is_file():
+                self.history = [e for e in read_history(self.folder) if e["round"] <= checkpoint.round]
+        return checkpoint
+
+
+class CoordinatorRecord(TrainingRecord):
+    """What the coordinator has recorded of one training, and its figures."""
+
+    kept = ("seconds", "repeats", "abandoned", "ended")
+
+    def __init__(self, folder: Path, agreement: str, config: Config) -> None:
+        """Create the folder for the agreement with that digest; raise `RunError` if it belongs to another one."""
+        super().__init__(folder, "checkpoint", config)
         self.abandoned = 0
         """Number of rounds without an update."""
         self.finished: set[str] = set()
@@ -70,14 +104,13 @@ class TrainingRecord:
         self.ended: str | None = None
         """Why the training ended before its last round; None if it did not."""
         self.metrics = folder / "metrics.json"
-        self._checkpoints = CheckpointSlots(folder / "checkpoint")
         mark = folder / MARK
         with writing(folder):
             make_folder(folder)
             marked = mark.exists() and mark.read_text("utf-8").strip() == agreement
             if (folder / "config.toml").exists() and not marked:
-                remedy = "choose another --out"
-                raise RunError(f"{folder} belongs to another agreement than federation.toml; {remedy}")
+                other = f"{folder} belongs to another agreement than federation.toml"
+                raise RunError(f"{other}; choose another --out")
             write_bytes(folder / "config.toml", config.to_toml().encode())
             write_bytes(mark, f"{agreement}\n".encode())
 
@@ -90,29 +123,12 @@ class TrainingRecord:
             metrics = json.loads(self.metrics.read_text("utf-8"))
             self.finished = {party["name"] for party in metrics["parties"] if party["has_result"]}
             self.ended = metrics.get("ended")
-        checkpoint = self._checkpoints.read()
-        if checkpoint is None:
-            return self.metrics.is_file()
-        coordinator.restore(checkpoint.state)
-        self.ledger = Ledger.from_dict(checkpoint.values["ledger"])
-        for name in _KEPT:
-            setattr(self, name, checkpoint.values[name])
-        if (self.folder / "history.jsonl").is_file():
-            self.history = [e for e in read_history(self.folder) if e["round"] <= coordinator.round]
-        return True
+        checkpoint = self.read_checkpoint()
+        if checkpoint is not None:
+            coordinator.restore(checkpoint.state)
+        return checkpoint is not None or self.metrics.is_file()
 
-    def add_validation(self, entry: dict[str, Any]) -> None:
-        """Record a validation."""
-        self.history.append(entry)
-        with writing(self.folder):
-            write_history(self.folder, self.history)
-
-    def write_checkpoint(self, coordinator: Coordinator) -> None:
-        """Write the state of the protocol and the record."""
-        values = {"ledger": self.ledger.to_dict(), **{name: getattr(self, name) for name in _KEPT}}
-        self._checkpoints.write(coordinator.round, coordinator.checkpoint(), values)
-
-    def write_result(self, coordinator: Coordinator, refused: dict[str, int]) -> None:
+    def write_result(self, coordinator: Coordinator, refused: Mapping[str, int]) -> None:
         """Write the public parameters of the best round, the ledger and the figures."""
         best = coordinator.best
         metrics = {
@@ -123,12 +139,11 @@ class TrainingRecord:
             "parties": [{"name": name, "has_result": name in self.finished} for name in coordinator.names],
             "repeats": self.repeats,
             "abandoned": self.abandoned,
-            "refused": refused,
+            "refused": dict(refused),
             "config": self.config.fingerprint(),
             "seed": self.config.seed,
+            **({} if self.ended is None else {"ended": self.ended}),
         }
-        if self.ended is not None:
-            metrics["ended"] = self.ended
         with writing(self.folder):
             write_public(self.folder, coordinator.public)
             write_json(self.folder / "ledger.json", self.ledger.to_dict())
@@ -187,9 +202,8 @@ class PartyStore:
         with writing(self.folder):
             make_folder(self.folder)
             self.folder.chmod(0o700)  # where somebody else created it
-        begin_folder(self.folder, agreement.config, [prepared.party], [prepared.parts])
-        write_secret(self.folder / "secret", secrets.token_bytes(KEY_BYTES))
-        with writing(self.folder):
+            begin_folder(self.folder, agreement.config, [prepared.party], [prepared.parts])
+            write_secret(self.folder / "secret", secrets.token_bytes(KEY_BYTES))
             write_bytes(self.folder / MARK, f"{agreement.digest()}\n{alignment}\n".encode())
 
     def clear(self) -> None:
@@ -238,14 +252,14 @@ class PartyStore:
         state = CheckpointState({name: values.cpu().numpy() for name, values in tensors.items()})
         figures = {name: getattr(result, name) for name in _FIGURES}
         values = {"ledger": result.ledger.to_dict(), "figures": figures}
-        CheckpointSlots(self._result_folder(stage)).write(result.rounds, state, values)
+        self._results(stage).write(result.rounds, state, values)
         # From now on nobody can ask for a round of this training again.
         for last in list(stage.folder(self.folder).rglob(LAST_RELEASE)):
             shutil.rmtree(last)
 
     def read_result(self, stage: Stage, device: torch.device | str = "cpu") -> Trained | None:
         """Return the stored result of a training; None if the training has not finished. It has no model if it was skipped."""
-        stored = CheckpointSlots(self._result_folder(stage)).read()
+        stored = self._results(stage).read()
         if stored is None:
             return None
         arrays = {name: torch.from_numpy(values).to(device) for name, values in stored.state.arrays.items()}
@@ -262,14 +276,14 @@ class PartyStore:
     def remove_results(self) -> None:
         """Remove the results of single trainings, once the run is complete, and what is left of a skipped one."""
         for stage in self.stages:
-            result = self.read_result(stage)
-            shutil.rmtree(self._result_folder(stage), ignore_errors=True)
-            shutil.rmtree(stage.folder(self.folder) / LAST_RELEASE, ignore_errors=True)  # kept by a kill
+            folder, result = stage.folder(self.folder), self.read_result(stage)
+            shutil.rmtree(self._results(stage).folder, ignore_errors=True)
+            shutil.rmtree(folder / LAST_RELEASE, ignore_errors=True)  # kept by a kill
             if result is not None and not result.rounds:
-                shutil.rmtree(stage.folder(self.folder), ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
 
-    def _result_folder(self, stage: Stage) -> Path:
-        return stage.folder(self.folder) / "checkpoint" / RESULT
+    def _results(self, stage: Stage) -> CheckpointSlots:
+        return CheckpointSlots(stage.folder(self.folder) / "checkpoint" / RESULT)
 
 
 # -- releases and commitments, on disk before they leave the party -----------------------------------------------------------

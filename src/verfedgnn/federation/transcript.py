@@ -112,7 +112,8 @@ class Transcript:
         self._number = 0
         self.released: Counter[str | None] = Counter()
         """Number of releases that had left a party, by training, when it stopped the last time."""
-        self._is_signed = True
+        self._signed = 0
+        """Number of the last signature."""
         self._flushed = 0.0
         with writing(folder):
             make_folder(folder)
@@ -148,9 +149,9 @@ class Transcript:
 
     def sign(self) -> None:
         """Sign everything so far, and flush it to disk if the last flush is more than a second ago."""
-        if not self._is_signed:
+        if self._signed != self._number:
             self._append(way="note", kind=SIGNATURE, signature=self.identity.sign(PURPOSE, self._head))
-            self._is_signed = True
+            self._signed = self._number
         if time.monotonic() - self._flushed > _FLUSH_SECONDS:
             self._flush()
 
@@ -172,15 +173,12 @@ class Transcript:
         present = {name: value for name, value in entry.items() if value is not None}
         line = json.dumps(present, separators=(",", ":"), allow_nan=False).encode()
         self._head = hashlib.sha256(line).hexdigest()
-        self._is_signed = False
         with writing(self.file):
             write_all(self._handle, line + b"\n")
 
     def _continue(self) -> int:
         """Find the last entry of an existing file; cut off and count the bytes after it that are no entry."""
-        good = 0
-        place = 0
-        spent = 0
+        good = place = spent = 0
         for line, entry in read_lines(self.file):
             place += len(line) + 1
             if entry is not None:
@@ -225,39 +223,19 @@ class CheckedTranscript:
     signed: int = 0
     """Number of entries that a valid signature covers."""
 
-    @property
-    def name(self) -> str:
-        """The member that wrote it."""
-        return self.member.name
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the member noted the end of the last training, and signed that."""
-        return any(entry.kind == FINISHED for entry in self.entries[: self.signed])
-
-    @property
-    def restarts(self) -> int:
-        """How often the member started again."""
-        return sum(entry.kind == STARTED for entry in self.entries) - 1
-
-    @property
-    def rounds(self) -> int:
-        """Number of the last round that it mentions."""
-        return max((entry.round or 0 for entry in self.entries), default=0)
-
     def summary(self) -> dict[str, Any]:
         """Return what the check found as JSON values."""
-        counts = {"entries": len(self.entries), "signed": self.signed, "rounds": self.rounds}
-        about = {"restarts": self.restarts, "finished": self.is_finished, "problem": self.problem}
-        return {"member": self.name, "file": str(self.file), **counts, **about}
-
-    def remarks(self) -> Iterator[str]:
-        """Yield what the check does not cover, in sentences."""
-        unsigned = len(self.entries) - self.signed
-        if self.problem is None and not self.is_finished:
-            yield f"{self.name} has not finished: its transcript ends in round {self.rounds}"
-        if self.problem is None and unsigned:
-            yield f"{self.name} has not signed the last {unsigned} entries: whoever holds the file could change these"
+        kinds = Counter(entry.kind for entry in self.entries)
+        return {
+            "member": self.member.name,
+            "file": str(self.file),
+            "entries": len(self.entries),
+            "signed": self.signed,
+            "rounds": max((entry.round or 0 for entry in self.entries), default=0),
+            "restarts": kinds[STARTED] - 1,
+            "finished": any(entry.kind == FINISHED for entry in self.entries[: self.signed]),
+            "problem": self.problem,
+        }
 
 
 def check_transcript(path: Path, agreement: Agreement) -> CheckedTranscript:
@@ -314,7 +292,7 @@ class _View:
     """What one party received, and which rounds it replied to."""
 
     def __init__(self, transcript: CheckedTranscript) -> None:
-        self.name = transcript.name
+        self.name = transcript.member.name
         self.told: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
         """Distinct values, by themselves as JSON, by stage and subject; of the alignments, the last one counts."""
         self.replied: set[tuple[str, int | None]] = set()
@@ -325,15 +303,16 @@ class _View:
                 name = entry.values.get("name")
                 self.told[ALIGNMENT, "name"] = {json.dumps(name): {"the name of the alignment": name}}
             for subject, value in (entry.common or {}).items():
-                values = self.told.setdefault((stage, subject), {})
-                values.setdefault(json.dumps(value, sort_keys=True), value)
+                self.told.setdefault((stage, subject), {}).setdefault(
+                    json.dumps(value, sort_keys=True), value
+                )
             if (entry.way, entry.kind) == ("out", RoundReply.__name__):
                 self.replied.add((stage, entry.round))
 
 
 def compare_transcripts(transcripts: Sequence[CheckedTranscript], agreement: Agreement) -> list[Difference]:
     """Return all differences between the transcripts of one federation, in the order of rounds."""
-    views = [_View(one) for one in transcripts if one.name != COORDINATOR]
+    views = [_View(one) for one in transcripts if one.member.name != COORDINATOR]
     names = [party.name for party in agreement.parties]
     differences = [
         *_compare_statements(views, names),
@@ -349,21 +328,30 @@ def summarise_comparison(
     transcripts: Sequence[CheckedTranscript], differences: Sequence[Difference]
 ) -> dict[str, Any]:
     """Return the result of a check as JSON values, with a verdict in words."""
-    problems = [f"{one.name}: {one.problem} ({one.file})" for one in transcripts if one.problem]
+    summaries = [one.summary() for one in transcripts]
+    problems = [f"{one['member']}: {one['problem']} ({one['file']})" for one in summaries if one["problem"]]
     problems += [one.text for one in differences]
-    parties = sum(one.name != COORDINATOR for one in transcripts)
+    parties = sum(one["member"] != COORDINATOR for one in summaries)
     verdict = "unchanged; pass transcripts of two or more parties to compare what they received"
     if problems:
         more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
         verdict = f"first problem{more}: {problems[0]}"
     elif parties > 1:
         verdict = f"{parties} parties received the same in every round that their transcripts share"
+    remarks = []
+    for one in summaries:
+        name, unsigned = one["member"], one["entries"] - one["signed"]
+        if one["problem"] is None and not one["finished"]:
+            remarks.append(f"{name} has not finished: its transcript ends in round {one['rounds']}")
+        if one["problem"] is None and unsigned:
+            change = "whoever holds the file could change these"
+            remarks.append(f"{name} has not signed the last {unsigned} entries: {change}")
     return {
         "agree": not problems,
         "verdict": verdict,
         "problems": problems,
-        "remarks": [remark for one in transcripts for remark in one.remarks()],
-        "transcripts": [one.summary() for one in transcripts],
+        "remarks": remarks,
+        "transcripts": summaries,
         "differences": [asdict(one) for one in differences],
     }
 
@@ -383,11 +371,9 @@ def _compare_statements(views: Sequence[_View], names: Sequence[str]) -> Iterato
             one, other = (next(reversed(each.told[key].values())) for each in (reference, view))
             what = next((name for name in one if one[name] != other.get(name)), next(iter(other), ""))
             first, second = (_show(value.get(what), what, names) for value in (one, other))
-            round = _round_of(key[1])
-            between = f"differs between {reference.name} and {view.name}"
             values = f"{reference.name} has {first}, {view.name} has {second}"
-            text = f"{_where(key[0], round)}: {what} {between}: {values}"
-            yield Difference(key[0], round, (reference.name, view.name), what, text)
+            text = f"{what} differs between {reference.name} and {view.name}: {values}"
+            yield _differ(key[0], _round_of(key[1]), (reference.name, view.name), what, text)
 
 
 def _compare_replies(views: Sequence[_View], names: Sequence[str]) -> Iterator[Difference]:
@@ -396,38 +382,34 @@ def _compare_replies(views: Sequence[_View], names: Sequence[str]) -> Iterator[D
     for teller in views:
         for (stage, subject), values in teller.told.items():
             round = _round_of(subject)
-            if not subject.startswith("update "):
-                continue
             told = next(reversed(values.values())).get(CONTRIBUTORS)
-            for name in [
-                name for place, name in enumerate(names) if isinstance(told, list) and place in told
-            ]:
-                if name in by_name and (stage, round) not in by_name[name].replied:
+            if not subject.startswith("update ") or not isinstance(told, list):
+                continue
+            for name in [name for place, name in enumerate(names) if place in told and name in by_name]:
+                if (stage, round) not in by_name[name].replied:
                     summed = f"the sum of gradients that {teller.name} received includes {name}"
                     gap = f"the transcript of {name} has no reply in that round"
-                    text = f"{_where(stage, round)}: {summed}, but {gap}"
-                    yield Difference(stage, round, (teller.name, name), "reply", text)
+                    yield _differ(stage, round, (teller.name, name), "reply", f"{summed}, but {gap}")
 
 
 def _compare_messages(transcripts: Sequence[CheckedTranscript]) -> Iterator[Difference]:
     """Find messages that a party received and the coordinator's transcript does not have, and the reverse."""
-    hubs = [one for one in transcripts if one.name == COORDINATOR][:1]
+    hubs = [one for one in transcripts if one.member.name == COORDINATOR][:1]
     for hub, party in ((hub, one) for hub in hubs for one in transcripts if one is not hub):
         for receiver, sender in ((party, hub), (hub, party)):
+            between = (receiver.member.name, sender.member.name)
             sent = {entry.sha256 for entry in sender.entries if entry.way == "out"}
             for entry in receiver.entries:
-                if entry.way == "in" and entry.peer == sender.name and entry.sha256 not in sent:
-                    what = f"{receiver.name} received a {entry.kind} (line {entry.number})"
-                    gap = f"that the transcript of {sender.name} does not have"
-                    stage = entry.stage or ALIGNMENT
-                    between = (receiver.name, sender.name)
-                    text = f"{_where(stage, entry.round)}: {what} {gap}"
-                    yield Difference(stage, entry.round, between, entry.kind, text)
+                if entry.way == "in" and entry.peer == between[1] and entry.sha256 not in sent:
+                    what = f"{between[0]} received a {entry.kind} (line {entry.number})"
+                    gap = f"that the transcript of {between[1]} does not have"
+                    yield _differ(entry.stage or ALIGNMENT, entry.round, between, entry.kind, f"{what} {gap}")
                     break
 
 
-def _where(stage: str, round: int | None) -> str:
-    return f"{stage}, round {round}" if round else stage
+def _differ(stage: str, round: int | None, between: tuple[str, str], field: str, text: str) -> Difference:
+    where = f"{stage}, round {round}" if round else stage
+    return Difference(stage, round, between, field, f"{where}: {text}")
 
 
 def _round_of(subject: str) -> int | None:
@@ -439,6 +421,6 @@ def _round_of(subject: str) -> int | None:
 def _show(value: Any, what: str, names: Sequence[str]) -> str:
     if "parties" in what and isinstance(value, list):
         known = dict(enumerate(names))
-        return ", ".join(known[i] if isinstance(i, int) and i in known else str(i)[:20] for i in value)
+        return ", ".join(known.get(i, str(i)[:20]) if isinstance(i, int) else str(i)[:20] for i in value)
     text = str(value)
     return f"{text[:16]}..." if len(text) > 64 else text

@@ -103,7 +103,7 @@ def ask_coordinator(identity: MemberIdentity, path: str, holds: str = "") -> byt
         except OSError as error:
             text = f"cannot reach {agreement.address} ({error.strerror or error})"
             raise ConfigError(f"{text}; ask whether the coordinator is running") from None
-        if Certificate(pem).fingerprint != agreement.coordinator.fingerprint:
+        if Certificate(pem).fingerprint != agreement.coordinator.parsed.fingerprint:
             raise ConfigError("another certificate than the agreed one; get the current federation.toml")
         try:
             connection.request("GET", path, headers={HOLDS: holds} if holds else {})

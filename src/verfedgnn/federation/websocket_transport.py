@@ -76,6 +76,15 @@ PAUSES = (0.5, 1.0, 2.0, 4.0)
 """Seconds between attempts to connect; the last one repeats."""
 _PROCESS = "Verfedgnn-Process"
 _BACKLOG = 1024
+_LIMITS: dict[str, Any] = {
+    "compression": None,
+    "max_size": (PART_BYTES, PART_BYTES),
+    "max_queue": 1,
+    "open_timeout": HANDSHAKE_SECONDS,
+    "close_timeout": CLOSE_SECONDS,
+    "ping_interval": 20,  # keeps the connection known to firewalls
+    "ping_timeout": None,
+}
 
 # Its log names peers; the events that matter are logged by the services.
 logging.getLogger("websockets").setLevel(logging.CRITICAL)
@@ -120,9 +129,9 @@ class _Link:
         self.limit = max(self.limit, 2 * size)
         if self.outbox.qsize() >= OUTBOX_MESSAGES or self.waiting > self.limit:
             self.websocket.transport.abort()
-            return
-        self.waiting += size
-        self.outbox.put_nowait(messages)
+        else:
+            self.waiting += size
+            self.outbox.put_nowait(messages)
 
     async def write(self) -> None:
         """Write messages until the end of the outbox or of the connection."""
@@ -139,13 +148,13 @@ class _Link:
     async def read(self, progress: Callable[[], None]) -> memoryview:
         """Return the next message; call `progress` for each full part of a large one."""
         data = bytearray()
-        rest = MOST_PARTS
+        parts = 0
         async for part in self.websocket.recv_streaming(decode=False):
             data += part
-            rest -= 1
+            parts += 1
             if len(part) == PART_BYTES:
                 progress()
-            if rest < 0:
+            if parts > MOST_PARTS:
                 self.websocket.transport.abort()
         return memoryview(data)
 
@@ -170,7 +179,7 @@ class WebsocketTransport:
         agreement = identity.agreement
         server = identity.is_coordinator
         peers = agreement.parties if server else (agreement.coordinator,)
-        self._roster = {peer.fingerprint: peer.name for peer in peers}
+        self._roster = {peer.parsed.fingerprint: peer.name for peer in peers}
         self._context = identity.tls_context()
         self._context.sslobject_class = pinned_tls(self._roster, refused)
         self._address = listen or agreement.endpoint
@@ -218,11 +227,10 @@ class WebsocketTransport:
         if self._taken is not None:
             self._call(self._taken.release)
             self._taken = None
-        try:
+        with contextlib.suppress(queue.Empty):
             event, self._taken = self._events.get(timeout=max(0.0, timeout))
-        except queue.Empty:
-            return None
-        return event
+            return event
+        return None
 
     def close(self) -> None:
         """Deliver queued messages for two seconds at most, then end all connections."""
@@ -248,7 +256,7 @@ class WebsocketTransport:
             return
         server = await serve(
             self._serve, sock=self._listener, ssl=self._context, backlog=_BACKLOG,
-            process_request=self._answer, server_header=None, create_connection=_BoundedServer, **_limits(),
+            process_request=self._answer, server_header=None, create_connection=_BoundedServer, **_LIMITS,
         )  # fmt: skip
         await self._closing.wait()
         server.close(close_connections=False)
@@ -388,7 +396,7 @@ class WebsocketTransport:
             websocket = await dial(
                 "wss://coordinator/", host=host, port=port, ssl=self._context, server_hostname="", proxy=None,
                 additional_headers={_PROCESS: self._process}, user_agent_header=None,
-                create_connection=_BoundedClient, **_limits(),
+                create_connection=_BoundedClient, **_LIMITS,
             )  # fmt: skip
             _notice_cuts(websocket.transport.get_extra_info("socket"), self._link_seconds)
             return _Link(self._peer(websocket), self._process, websocket)
@@ -402,18 +410,6 @@ class WebsocketTransport:
             unknown = "it does not know this party's certificate"
             self._refused(f"the coordinator closed the connection at once: {unknown}")
         return None
-
-
-def _limits() -> dict[str, Any]:
-    return {
-        "compression": None,
-        "max_size": (PART_BYTES, PART_BYTES),
-        "max_queue": 1,
-        "open_timeout": HANDSHAKE_SECONDS,
-        "close_timeout": CLOSE_SECONDS,
-        "ping_interval": 20,  # keeps the connection known to firewalls
-        "ping_timeout": None,
-    }
 
 
 class _Listener(socket.socket):
