@@ -23,12 +23,11 @@ from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.privacy.rating_dp import (
     add_item_noise,
-    add_validation_noise,
     fit_budget,
     rating_epsilon,
     release_gradient,
+    release_validation,
     sensitivity,
-    sum_validation,
     unit,
 )
 from verfedgnn.privacy.release_events import Release, ReleaseEvent, compose_epsilon
@@ -283,7 +282,5 @@ def test_noise_that_all_parties_can_remove_promises_nothing(
 
 def test_noised_validation_is_bounded_by_the_scale() -> None:
     config = private(noise_multiplier=1e-9)
-    error, count = add_validation_noise(
-        sum_validation(torch.tensor([1.0, 4.0, 1e9]), (1.0, 5.0), config), (1.0, 5.0), config, key(0)
-    )
+    error, count = release_validation(torch.tensor([1.0, 4.0, 1e9]), (1.0, 5.0), config, key(0))
     assert (error, count) == (pytest.approx(21.0), 3)

@@ -28,9 +28,7 @@ DELTA = 1e-6
 
 @dataclass(frozen=True)
 class ReleaseEvent:
-    """Privacy loss of one release: the name of an event in `dp-accounting` with its parameters, or `total
-    variation`.
-    """
+    """Privacy loss of one release: an event of `dp-accounting` by name, with its parameters, or `total variation`."""
 
     name: str
     parameters: tuple[tuple[str, float], ...]
@@ -50,11 +48,8 @@ class Release:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the release for a report."""
-        return {
-            "what": self.what,
-            "count": self.count,
-            **(self.event.to_dict() if self.event else {"event": None}),
-        }
+        about = self.event.to_dict() if self.event else {"event": None}
+        return {"what": self.what, "count": self.count, **about}
 
 
 def laplace(epsilon: float) -> ReleaseEvent:
@@ -85,24 +80,22 @@ def ternary(r: float) -> ReleaseEvent:
 
 def compose_epsilon(releases: Iterable[Release], delta: float = DELTA) -> float:
     """Compose noisy releases and return their epsilon at `delta`."""
-    from dp_accounting.dp_event import GaussianDpEvent, LaplaceDpEvent, ZCDpEvent  # takes a second to load
+    from dp_accounting import dp_event  # takes a second to load
     from dp_accounting.rdp import RdpAccountant
-
-    kinds = {kind.__name__: kind for kind in (GaussianDpEvent, LaplaceDpEvent, ZCDpEvent)}
 
     accountant = RdpAccountant(ORDERS)
     for release in releases:
-        if not release.count:
-            continue
-        assert release.event is not None, f"{release.what} have no differential privacy"
-        event = kinds[release.event.name](**dict(release.event.parameters))
-        accountant.compose(event, release.count)
+        if release.count:
+            assert release.event is not None, f"{release.what} have no differential privacy"
+            kind = getattr(dp_event, release.event.name)
+            accountant.compose(kind(**dict(release.event.parameters)), release.count)
     return float(accountant.get_epsilon(delta))
 
 
 def compose_total_variation(releases: Iterable[Release]) -> float:
     """Compose ternary releases and return their delta at epsilon = 0."""
-    events = [(release.event, release.count) for release in releases]
     return 1 - math.prod(
-        (1 - dict(event.parameters)["delta"]) ** count for event, count in events if event is not None
+        (1 - dict(release.event.parameters)["delta"]) ** release.count
+        for release in releases
+        if release.event
     )

@@ -25,16 +25,8 @@ from verfedgnn.core.metrics import mean_by_user, squared_errors
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import NoiseStream, PartyStream
 from verfedgnn.privacy import masking, rating_dp
+from verfedgnn.protocol import aggregation
 from verfedgnn.protocol import messages as msg
-from verfedgnn.protocol.aggregation import (
-    FULL_COPY,
-    from_fixed,
-    largest_array,
-    largest_message,
-    neighbourhood_type,
-    participation_scale,
-    to_fixed,
-)
 from verfedgnn.protocol.forward_backward import Batch, PassResult, compute
 from verfedgnn.protocol.masks import ListCommitments, NoMasks, PartyMasks, mask_context, sum_digest
 from verfedgnn.protocol.messages import RoundReply, RoundStart, Welcome
@@ -74,18 +66,13 @@ class Party:
 
     def __init__(self, candidate: Candidate, index: int, replica: Replica) -> None:
         self.setup = setup = candidate.setup
-        self.name = setup.name
-        self.config = setup.config
-        self.data = setup.data
-        self.model = setup.model
-        self.progress = candidate.progress
+        self.name, self.config, self.data, self.model = candidate.name, setup.config, setup.data, setup.model
+        self.progress, self.masks, self.ledger = candidate.progress, candidate.masks, candidate.ledger
         self.index = index
         """The party's place in the order that fixes every sum."""
         self.replica = replica
-        self.graph = setup.make_graph(sum(replica.items))
         self.exchange = replica.exchange
-        self.masks = candidate.masks
-        self.ledger = candidate.ledger
+        self.graph = setup.make_graph(sum(replica.items))
         self._last = (0, 0)
         """The last attempt that was answered. None is answered twice, so no mask is used twice."""
         self._shuffled: tuple[int, Pairs] = (-1, setup.targets.train)
@@ -139,19 +126,19 @@ class Party:
     def compute(self, start: RoundStart, *, trains: bool) -> PassResult | SolvedStep:
         """Solve the items, or compute one pass of propagation, with gradients if the party `trains`."""
         public = self.replica.parameters
-        if self.model.solved is None:
-            result = self._propagate(public, self.batch(start.round) if trains else None)
-            if not result.public_gradient.sum().isfinite():
-                raise DivergedError(
-                    f"training diverged at '{self.name}' in round {start.round}; lower training.lr"
-                )
-            return result
-        rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, start.round)
-        drawn = torch.from_numpy(rng.random(len(self.setup.solved_targets), np.float32))
-        step = self._solve_items(public, drawn.to(self.setup.device))
-        for name, values in step.private.items():  # also without training: the model that is validated
-            self.progress.private.parameters[name].copy_(values)
-        return step
+        if self.model.solved is not None:
+            rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, start.round)
+            drawn = torch.from_numpy(rng.random(len(self.setup.solved_targets), np.float32))
+            step = self._solve_items(public, drawn.to(self.setup.device))
+            for name, values in step.private.items():  # also without training: the model that is validated
+                self.progress.private.parameters[name].copy_(values)
+            return step
+        result = self._propagate(public, self.batch(start.round) if trains else None)
+        if not result.public_gradient.sum().isfinite():
+            raise DivergedError(
+                f"training diverged at '{self.name}' in round {start.round}; lower training.lr"
+            )
+        return result
 
     def _validate(self, start: RoundStart, home: PassResult | SolvedStep) -> NDArray[Any]:
         """Keep the evaluated model, and return its validation error and count, protected as configured."""
@@ -163,9 +150,8 @@ class Party:
         squared = squared_errors(model["users"], model["items"], valid)
         if rating_dp.protects_users(self.config):  # each user counts once
             squared = mean_by_user(squared, valid)
-        sums = rating_dp.sum_validation(squared, self.data.scale, self.config)
         key = noise_key(setup, NoiseStream.VALIDATION, start, [squared])
-        return np.array(rating_dp.add_validation_noise(sums, self.data.scale, self.config, key))
+        return np.array(rating_dp.release_validation(squared, self.data.scale, self.config, key))
 
     def release(self, start: RoundStart, home: PassResult | SolvedStep) -> dict[str, NDArray[Any]]:
         """Step the private parameters, and return what leaves the party by kind, before masks."""
@@ -176,8 +162,8 @@ class Party:
             return {GRADIENT: self.replica.solved.encode_release(public, home, protection, key)}
         values = {}
         if home.neighbourhoods is not None:
-            kind = neighbourhood_type(self.config)
-            fixed = to_fixed(home.neighbourhoods, len(self.replica.items), 8 * kind.itemsize)
+            bits = 8 * aggregation.neighbourhood_type(self.config).itemsize
+            fixed = aggregation.to_fixed(home.neighbourhoods, len(self.replica.items), bits)
             values[NEIGHBOURHOODS] = fixed.cpu().numpy()
         private, gradients = self.progress.private, home.private_gradients
         if self.config.gradients.protects_ratings:
@@ -198,23 +184,20 @@ class Party:
 
     def _reply(self, start: RoundStart, released: dict[str, NDArray[Any]]) -> RoundReply:
         """Mask the values of sums and return the reply."""
-        context = mask_context(start, self.replica, self.progress.received.digest)
-        reply: dict[str, Any] = {}
+        context, progress = mask_context(start, self.replica, self.progress.received.digest), self.progress
+        reply: dict[str, Any] = {"round": start.round, "attempt": start.attempt}
         if VALIDATION in released:
             error, count = released[VALIDATION].tolist()
-            digest = self.replica.digest()
-            self.progress.announced = (start.round, digest)
-            reply |= {"error": error, "count": int(count), "digest": digest}
+            progress.announced = (start.round, self.replica.digest())
+            reply |= {"error": error, "count": int(count), "digest": self.replica.digest()}
         if NEIGHBOURHOODS in released:
-            values = released[NEIGHBOURHOODS]
-            self.progress.sent = SentNeighbourhoods(start.round, values)
-            bits = 8 * values.itemsize
+            progress.sent = SentNeighbourhoods(start.round, released[NEIGHBOURHOODS])
+            values, bits = released[NEIGHBOURHOODS], 8 * released[NEIGHBOURHOODS].itemsize
             reply[NEIGHBOURHOODS] = self.masks.hide(values, start, context, masking.NEIGHBOURHOOD, bits)
         if GRADIENT in released:
-            protection = self.replica.protection
-            values = protection.summand(released[GRADIENT])
-            reply[GRADIENT] = self.masks.hide(values, start, context, masking.GRADIENT, protection.bits)
-        return RoundReply(round=start.round, attempt=start.attempt, **reply)
+            values, bits = self.replica.protection.summand(released[GRADIENT]), self.replica.protection.bits
+            reply[GRADIENT] = self.masks.hide(values, start, context, masking.GRADIENT, bits)
+        return RoundReply(**reply)
 
     # -- the model -------------------------------------------------------------------------------------------
 
@@ -226,8 +209,10 @@ class Party:
         epoch, slot = divmod(round - 1, count)
         if self._shuffled[0] != epoch:
             rng = self.setup.randomness.generator(PartyStream.SHUFFLE, epoch)
-            order = torch.from_numpy(rng.permutation(len(pairs))).to(pairs.user.device)
-            self._shuffled = (epoch, pairs.take(order))
+            self._shuffled = (
+                epoch,
+                pairs.take(torch.from_numpy(rng.permutation(len(pairs))).to(pairs.user.device)),
+            )
         part = slice(slot * len(pairs) // count, (slot + 1) * len(pairs) // count)
         return Batch(self._shuffled[1].take(part), 1 / count)
 
@@ -253,8 +238,11 @@ class Party:
     def _served(self, users: Tensor, items: Tensor) -> dict[str, Tensor]:
         """Return an evaluated model that predicts in the party's own rating scale."""
         users, items = self.setup.targets.to_rating_scale(users, items)
-        embeddings = self.progress.private.parameters["items"].clone()
-        return {"users": users, "items": items, "embeddings": embeddings}
+        return {
+            "users": users,
+            "items": items,
+            "embeddings": self.progress.private.parameters["items"].clone(),
+        }
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -271,10 +259,8 @@ class Party:
                 "which this party does not have; rejoin to get them"
             )
         if parameters_digest(public) != message.digest:
-            raise ProtocolError(
-                f"{self.name}: the public parameters of the result are not those that the coordinator announced; "
-                "rejoin to get them"
-            )
+            problem = "the public parameters of the result are not those that the coordinator announced"
+            raise ProtocolError(f"{self.name}: {problem}; rejoin to get them")
         progress = self.progress
         progress.keep_best(message.best_round)
         if progress.best[0] != message.best_round or not progress.best[1]:
@@ -299,13 +285,10 @@ def read_neighbourhoods(
 
     `sent` is what this party sent into the sum, `last` the sum it received before.
     """
-    config = replica.config
-    total = message.neighbourhoods
+    total, round = message.neighbourhoods, message.neighbourhood_round
     assert total is not None
     # Masks depend on this hash, so those of parties that received different sums do not cancel.
-    values = total if config.masking else None
-    round = message.neighbourhood_round
-    digest = sum_digest(message.neighbourhood_parties, round, values)
+    digest = sum_digest(message.neighbourhood_parties, round, total if replica.config.masking else None)
     if last.digest == digest:
         return last
     if index in message.neighbourhood_parties:
@@ -313,9 +296,9 @@ def read_neighbourhoods(
             # The party lost what it sent into this sum. Its last estimate serves until the next sum.
             return replace(last, digest=digest, round=round)
         total = total - sent.values
-    scale = participation_scale(replica.items, message.neighbourhood_parties, index)
+    scale = aggregation.participation_scale(replica.items, message.neighbourhood_parties, index)
     rest = torch.from_numpy(total).to(replica.parameters.device)
-    return ReceivedNeighbourhoods(digest, round, from_fixed(rest).mul_(scale))
+    return ReceivedNeighbourhoods(digest, round, aggregation.from_fixed(rest).mul_(scale))
 
 
 def noise_key(
@@ -371,26 +354,21 @@ class Candidate:
         self.commitments = commitments or ListCommitments()
         self.stay = ""
         """Random name of the Hello that waits for a Welcome; empty if none does."""
-        self.masks = self._new_masks()
-
-    @property
-    def largest_array(self) -> int:
+        self.masks: PartyMasks
+        """The masks of this stay, with a key of its own."""
+        self.largest_array = aggregation.largest_array(config, self.setup.model, aggregation.FULL_COPY)
         """Bytes of the largest packed array that a RoundStart may hold; missed updates take at most a full copy."""
-        return largest_array(self.setup.config, self.setup.model, FULL_COPY)
-
-    @property
-    def largest_message(self) -> int:
+        self.largest_message = aggregation.largest_message(
+            config, self.setup.model, 2 * aggregation.FULL_COPY
+        )
         """Bytes of the largest message that the coordinator may send: a RoundStart with a full copy, missed updates and a sum."""
-        return largest_message(self.setup.config, self.setup.model, 2 * FULL_COPY)
 
     def hello(self) -> msg.Hello:
         """Return the first message of a new stay, with a new mask key."""
-        setup = self.setup
+        setup, entries = self.setup, self.ledger.entries
         round, digest = self.progress.verified
-        masks = self.masks = self._new_masks()
-        entries = self.ledger.entries
-        # A party that was killed before its first checkpoint knows its training from what it has released.
-        training = self.progress.training or (entries[0].training if entries else None)
+        masks = PartyMasks if setup.config.masking else NoMasks
+        self.masks = masks(self.name, setup.config, setup.policy, self.commitments)
         self.stay = secrets.token_hex(8)
         return msg.Hello(
             party=self.name,
@@ -402,13 +380,14 @@ class Candidate:
             stay=self.stay,
             agreement=setup.policy.agreement,
             alignment=setup.policy.alignment,
-            training=training,
+            # A party that was killed before its first checkpoint knows its training from what it has released.
+            training=self.progress.training or (entries[0].training if entries else None),
             round=round,
             digest=digest or None,
             released=self.ledger.last_released,
             lost=self.ledger.lost,
-            mask_key=masks.key,
-            mask_signature=masks.signature,
+            mask_key=self.masks.key,
+            mask_signature=self.masks.signature,
         )
 
     def welcome(self, message: Welcome, replica: Replica | None = None) -> Party:
@@ -425,26 +404,21 @@ class Candidate:
         if not self.stay or message.stay != self.stay:
             raise ProtocolError(f"{self.name}: received a Welcome without an open Hello; say hello again")
         self.stay = ""
-        setup, counts = self.setup, message.items
-        config, policy = setup.config, setup.policy
-        if message.config != config.digest():
+        setup, counts, most = self.setup, message.items, self.setup.policy.most_rounds
+        if message.config != setup.config.digest():
             raise ProtocolError("the coordinator's configuration is not the one agreed on")
-        if (
-            not message.index < len(counts)
-            or counts[message.index] != setup.announced_items
-            or min(counts) < 1
-        ):
+        if not message.index < len(counts) or counts[message.index] != setup.announced_items:
             raise ProtocolError("the coordinator's item counts are not those of this federation")
-        if policy.place not in (None, (message.index, len(counts))):
+        if setup.policy.place not in (None, (message.index, len(counts))):
             raise ProtocolError("the coordinator's roster is not the one agreed on")
         if message.ratings < setup.announced_ratings:
             raise ProtocolError("the coordinator counts fewer training ratings than this party has")
-        rounds = config.training.epochs * rounds_per_epoch(config.training, message.ratings)
-        if rounds > policy.most_rounds:
+        training = setup.config.training
+        rounds = training.epochs * rounds_per_epoch(training, message.ratings)
+        if rounds > most:
             raise ProtocolError(
                 f"the coordinator counts {message.ratings:,} training ratings, which makes {rounds:,} rounds, and the agreement "
-                f"allows {policy.most_rounds:,}: if all parties have so many ratings, raise max_rounds in federation.toml at all "
-                "members"
+                f"allows {most:,}: if all parties have so many ratings, raise max_rounds in federation.toml at all members"
             )
         if message.round or msg.copied_state(message):
             check_full_copy(message, setup.model)
@@ -456,30 +430,15 @@ class Candidate:
 
         Raise `ProtocolError` if they are not those that the coordinator announced.
         """
-        setup = self.setup
-        replica = Replica(
-            setup.config,
-            setup.model,
-            message.items,
-            message.ratings,
-            message.typical,
-            setup.device,
-            self.start,
+        setup, sizes = self.setup, (message.items, message.ratings, message.typical)
+        replica = Replica(setup.config, setup.model, *sizes, setup.device, self.start)
+        problem = (
+            "the coordinator does not begin with the public parameters that the agreed seed gives here; use the same version of "
+            "verfedgnn everywhere"
         )
-        copy = msg.copied_state(message)
-        if copy:
+        if copy := msg.copied_state(message):
             replica.load(copy, message.round)
+            problem = "the public parameters received are not those that the coordinator announced"
         if replica.state_digest() != message.digest:
-            problem = (
-                "the public parameters received are not those that the coordinator announced"
-                if copy
-                else "the coordinator does not begin with the public parameters that the agreed seed gives here; use the same "
-                "version of verfedgnn everywhere"
-            )
             raise ProtocolError(f"{self.name}: {problem}")
         return replica
-
-    def _new_masks(self) -> PartyMasks:
-        """Return masks with a new key."""
-        masks = PartyMasks if self.setup.config.masking else NoMasks
-        return masks(self.name, self.setup.config, self.setup.policy, self.commitments)
