@@ -17,9 +17,8 @@ from verfedgnn.core.key_stream import KeyStream, NoiseKey
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.privacy.accounting import privacy_report
 from verfedgnn.privacy.protections import add_laplace, protection_of, quantize_ternary
-from verfedgnn.protocol.aggregation import participation_scale
 from verfedgnn.protocol.coordinator import Coordinator
-from verfedgnn.protocol.replica import step
+from verfedgnn.protocol.replica import participation_scale, step
 
 SIGMAS = 5.0
 """Statistical tests fail beyond five standard errors: less than once in a million by chance; see test_projection.py."""

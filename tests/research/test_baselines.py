@@ -400,7 +400,7 @@ def test_a_party_can_train_any_method_alone(name: str) -> None:
 
 def test_fedpergnn_sums_of_attention_fit_the_wire(small_parties: list[vf.PartyData]) -> None:
     """With noise on its weights attention grows far beyond what 32 bits hold beside their fraction."""
-    from verfedgnn.protocol.aggregation import from_fixed, neighbourhood_type, to_fixed
+    from verfedgnn.protocol.forward_backward import from_fixed, neighbourhood_type, to_fixed
 
     config = configured("fedpergnn", "gat")
     assert neighbourhood_type(config) == np.int64

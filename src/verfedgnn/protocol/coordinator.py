@@ -32,15 +32,15 @@ from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, remove_masks
 from verfedgnn.protocol import messages as msg
-from verfedgnn.protocol.aggregation import FULL_COPY, largest_array, largest_message
+from verfedgnn.protocol import replica as replicas
 from verfedgnn.protocol.masks import MaskedRound, fewest_survivors, mask_context, sum_digest
 from verfedgnn.protocol.messages import Finish, Hello, Message, Place, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.replica import (
+    FULL_COPY,
     CheckpointState,
     Replica,
     Update,
     parameters_digest,
-    reply_problem,
     to_tensor,
 )
 from verfedgnn.protocol.states import COORDINATOR_STATES, CoordinatorAction, CoordinatorState
@@ -71,6 +71,11 @@ class NeighbourhoodSum:
     """Round in which these parties sent their neighbourhoods."""
     total: NDArray[np.integer[Any]] | None
 
+    @property
+    def digest(self) -> str:
+        """Hash of the sum; "" if there is none."""
+        return "" if self.total is None else sum_digest(self.parties, self.round, self.total)
+
 
 NO_SUM = NeighbourhoodSum([], 0, None)
 
@@ -97,11 +102,6 @@ class Membership:
     def here(self) -> list[int]:
         """Indices of the parties that are present."""
         return [i for i, name in enumerate(self.names) if name in self.present]
-
-    def lose(self, name: str, *, slow: bool) -> None:
-        """Mark a party as gone, or as slow."""
-        self.present.discard(name)
-        (self.slow.add if slow else self.slow.discard)(name)
 
     def bring_back(self, name: str) -> bool:
         """Mark a slow party as present; return whether it was slow."""
@@ -132,17 +132,13 @@ class BestValidation:
         self, round: int, replies: Mapping[str, RoundReply], names: Sequence[str], digest: str
     ) -> float:
         """Return the error over all parties, and note it if it is the best; an absent party counts with its last validation."""
-        for name, reply in replies.items():
-            self.errors[name] = (reply.error or 0.0, reply.count or 0)
+        self.errors |= {name: (reply.error or 0.0, reply.count or 0) for name, reply in replies.items()}
         known = [self.errors[name] for name in names if name in self.errors]
         error = mean_error(sum(error for error, _ in known), sum(count for _, count in known), self.config)
         self.digests[round] = digest
         self.since += 1
         if error < self.error:
-            self.error = error
-            self.round = round
-            self.since = 0
-            self.holders = set(replies)
+            self.error, self.round, self.since, self.holders = error, round, 0, set(replies)
         return error
 
     @property
@@ -246,10 +242,7 @@ class Coordinator:
         if hello.agreement != self.agreement:
             return "its federation file (roster, certificates or rules) is not the coordinator's; run `verfedgnn federation accept`"
         if hello.training not in (None, self.training):
-            return (
-                f"its checkpoint belongs to training {hello.training}, this one is {self.training}; start it with "
-                "another --out"
-            )
+            return f"its checkpoint belongs to training {hello.training}, this one is {self.training}; start it with another --out"
         if hello.training is None and replied:
             return "it has taken part in this training, and its run folder does not know that; use its previous --out"
         if hello.released is not None and hello.released < replied:
@@ -291,14 +284,17 @@ class Coordinator:
         problem = too_few(self.config, min(self.active_count, self.members.quorum), len(self.names))
         if problem is not None:
             raise ConfigError(problem)
-        items = [hello.items for hello in hellos]
-        self.model = Model(self.config.model, hellos[0].users)
-        self.ratings = sum(hello.ratings for hello in hellos)
+        self.model = model = Model(self.config.model, hellos[0].users)
+        ratings = sum(hello.ratings for hello in hellos)
         self.typical = sum(typical_rating(hello.scale) for hello in hellos) / len(hellos)
-        self.replica = Replica(
-            self.config, self.model, items, self.ratings, self.typical, self.device, self.start
-        )
-        self.rounds = self.replica.rounds
+        sizes = [hello.items for hello in hellos], ratings, self.typical
+        self.replica = replica = Replica(self.config, model, *sizes, self.device, self.start)
+        self.rounds = replica.rounds
+        width = replica.protection.sent_type.itemsize
+        self.largest_array = replicas.largest_array(self.config, model, width)
+        """Bytes of the largest array that a reply may hold."""
+        self.largest_message = replicas.largest_message(self.config, model, width)
+        """Bytes of the largest message that a party may send: a RoundReply."""
 
     @property
     def public(self) -> Tensor:
@@ -321,7 +317,7 @@ class Coordinator:
             stay=self.members.hellos[name].stay,
             training=self.training,
             config=self.config.digest(),
-            ratings=self.ratings,
+            ratings=self.replica.ratings,
             typical=self.typical,
             round=self.replica.round,
             **(self.replica.full_copy() if self.replica.round else {}),
@@ -330,9 +326,9 @@ class Coordinator:
 
     def lose(self, name: str, *, slow: bool = False) -> None:
         """Continue without a party until it joins again or, if it is only slow, until its reply comes."""
-        if not slow:
-            self._gone.add(name)
-        self.members.lose(name, slow=slow)
+        self.members.present.discard(name)
+        self.members.slow.discard(name)
+        (self.members.slow if slow else self._gone).add(name)
 
     # -- one round: open, receive, close -----------------------------------------------------------------
 
@@ -358,22 +354,15 @@ class Coordinator:
         self.drawn = self.draw_active(self.round, present) if among is None else list(among)
         self.open_parties, self.replies, self._gone = {}, {}, set()
         evaluate = self.replica.evaluates_in(self.round)
+        facts = {"round": self.round, "attempt": self.attempt, "active": self.drawn, "evaluate": evaluate}
         starts: dict[tuple[int, int], RoundStart] = {}
         for index in present:
             name = self.names[index]
-            if index not in self.drawn and not evaluate:
-                continue
             situation = self.parameters_round[name], self.sums_received.get(name, 0)
-            if situation not in starts:
-                starts[situation] = RoundStart(
-                    round=self.round,
-                    attempt=self.attempt,
-                    active=self.drawn,
-                    evaluate=evaluate,
-                    best_round=self.best.round,
-                    **self._changes_for(name),
-                )
-            self.open_parties[name] = starts[situation]
+            if index in self.drawn or evaluate:
+                if situation not in starts:
+                    starts[situation] = RoundStart(**facts, **self._changes_for(name))
+                self.open_parties[name] = starts[situation]
         if self.masked:
             self.masks = MaskedRound(self.place, self.drawn)
         return self.open_parties
@@ -398,31 +387,31 @@ class Coordinator:
         COORDINATOR_STATES.after(self.state, type(message), name)
         assert isinstance(message, msg.MaskShares | msg.ListSignature | msg.Unmask)
         self.members.bring_back(name)
-        if self.masks is None or self.masks.place != message.place:
+        masks = self.masks
+        if masks is None or masks.place != message.place:
             return
-        if isinstance(message, msg.MaskShares) and (
-            self.state is not CoordinatorState.SHARING or self.masks.request != message.request
-        ):
+        asked = self.state is CoordinatorState.SHARING and masks.request
+        if isinstance(message, msg.MaskShares) and message.request != asked:
             return
-        problem = self.masks.take(self.names.index(name), message)
+        problem = masks.take(self.names.index(name), message)
         if problem is not None:
             raise ProtocolError(f"{name}: {problem}")
 
     def receive(self, name: str, reply: RoundReply) -> bool:
         """Take a party's reply; return False if it is late and was ignored. Raise `ProtocolError` if it does not fit the round."""
         COORDINATOR_STATES.after(self.state, RoundReply, name)
-        known = self.parameters_round
-        late = reply.place < self.place
-        late |= self.state in (CoordinatorState.AGREEING, CoordinatorState.UNMASKING)
+        known, start = self.parameters_round, self.open_parties.get(name)
+        late = reply.place < self.place or self.state in (
+            CoordinatorState.AGREEING,
+            CoordinatorState.UNMASKING,
+        )
         if late and name in known:
             if self.members.bring_back(name):
                 known[name] = min(reply.round, self.replica.round + 1) - 1
             return False
-        start = self.open_parties.get(name)
         if start is None or name in self.replies or self.state is CoordinatorState.SHARING:
             raise ProtocolError(f"{name}: no reply is due from this party")
-        active = self.names.index(name) in self.drawn
-        problem = reply_problem(reply, start, self.replica, active=active)
+        problem = self.replica.find_problem(reply, start, active=self.names.index(name) in self.drawn)
         if problem is not None:
             raise ProtocolError(f"{name}: {problem}")
         known[name] = self.replica.round
@@ -443,9 +432,8 @@ class Coordinator:
         replies = [self.replies[self.names[index]] for index in parties]
         streams = []
         if self.masks is not None:
-            start, last = self.open_parties[self.names[self.masks.survivors[0]]], self.neighbourhood_sum
-            digest = "" if last is NO_SUM else sum_digest(last.parties, last.round, last.total)
-            streams = self.masks.streams(mask_context(start, replica, digest))
+            start = self.open_parties[self.names[self.masks.survivors[0]]]
+            streams = self.masks.streams(mask_context(start, replica, self.neighbourhood_sum.digest))
         gradients = [reply.gradient for reply in replies if reply.gradient is not None]
         total = replica.protection.add_up(gradients, partial(remove_masks, streams=streams, use=GRADIENT))
         shared = [reply.neighbourhoods for reply in replies if reply.neighbourhoods is not None]
@@ -453,7 +441,7 @@ class Coordinator:
             summed = np.asarray(np.sum(shared, 0, dtype=shared[0].dtype))  # modulo its bits
             summed = remove_masks(summed, streams, NEIGHBOURHOOD).view(f"i{summed.itemsize}")
             self.neighbourhood_sum = NeighbourhoodSum(parties, self.round, summed)
-        error = self._end_round(CoordinatorAction.CLOSE)
+        closed = self._end_round(CoordinatorAction.CLOSE)
         # Nobody would use the step of the last round, and all members end in the same state without it.
         if self.config.means_only or not self.done:
             if replica.solved is not None:
@@ -464,21 +452,21 @@ class Coordinator:
         if self.config.means_only:  # the first step has all that is shared
             replica.best = (self.round, replica.parameters.clone())
             self.best.holders = set()
-        return ClosedRound(self.round, error)
+        return closed
 
     def abandon(self) -> ClosedRound:
         """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
-        error = self._end_round(CoordinatorAction.ABANDON)
+        closed = self._end_round(CoordinatorAction.ABANDON)
         self._apply(Update(self.round, [], np.zeros(0, self.replica.protection.sum_type)))
-        return ClosedRound(self.round, error, abandoned=True)
+        return closed
 
     def _apply(self, update: Update) -> None:
         """Take the public step of an update, and keep the update for the parties."""
         self.replica.apply(update)
         self.updates.append(update)
 
-    def _end_round(self, action: CoordinatorAction) -> float | None:
-        """End the open round and return its validation error; None if it has no validation."""
+    def _end_round(self, action: CoordinatorAction) -> ClosedRound:
+        """End the open round, and judge its validation."""
         error = None
         if self.replies and any(start.evaluate for start in self.open_parties.values()):
             error = self.best.judge(self.round, self.replies, self.names, self.replica.digest())
@@ -486,7 +474,7 @@ class Coordinator:
                 self.replica.keep_best(self.round)
         self._advance(action)
         self.open_parties, self.masks = {}, None
-        return error
+        return ClosedRound(self.round, error, action is CoordinatorAction.ABANDON)
 
     def _changes_for(self, name: str) -> dict[str, Any]:
         """Return the fields of a RoundStart with updates and sums that a party lacks, or with a full copy instead of updates."""
@@ -495,15 +483,16 @@ class Coordinator:
         size = sum(update.total.nbytes for update in updates)
         complete = len(updates) >= replica.round - known and size <= FULL_COPY * replica.model.size
         updates = updates if complete else []
-        has_sum = self.sums_received.get(name) == self.neighbourhood_sum.round
-        shared = NO_SUM if has_sum else self.neighbourhood_sum
-        totals = [update.total for update in updates if update.parties]
+        shared, totals = self.neighbourhood_sum, [update.total for update in updates if update.parties]
+        if self.sums_received.get(name) == shared.round:
+            shared = NO_SUM
         return {
+            "best_round": self.best.round,
             "updates_from": known + 1,
             "update_parties": [update.parties for update in updates],
+            "updates": np.concatenate(totals) if totals else None,
             "neighbourhood_parties": shared.parties,
             "neighbourhood_round": shared.round,
-            "updates": np.concatenate(totals) if totals else None,
             "neighbourhoods": shared.total,
             **({} if complete else replica.full_copy()),
         }
@@ -530,15 +519,13 @@ class Coordinator:
             self._advance(CoordinatorAction.OPEN)
             shares = [(self.names[index], masks.round_shares(index)) for index in masks.active]
             return [*shares, *self.open_parties.items()]
+        action = CoordinatorAction.UNMASK
         if self.state is CoordinatorState.ROUND:
-            masks.survivors = [i for i in masks.active if self.names[i] in self.replies]
-            self.commitment = masks.survivors
-            complete = masks.survivors == masks.active
-            self._advance(CoordinatorAction.UNMASK if complete else CoordinatorAction.AGREE)
-        else:
-            self._advance(CoordinatorAction.UNMASK)
-        message = masks.survivor_message()
-        names = [self.names[index] for index in masks.survivors]
+            self.commitment = masks.survivors = [i for i in masks.active if self.names[i] in self.replies]
+            if masks.survivors != masks.active:
+                action = CoordinatorAction.AGREE
+        self._advance(action)
+        message, names = masks.survivor_message(), [self.names[index] for index in masks.survivors]
         return [(name, message) for name in names if name not in self._gone]
 
     @property
@@ -569,21 +556,9 @@ class Coordinator:
         if self.state is not CoordinatorState.ROUND:
             return len(set(masks.survivors) - absent) >= masks.threshold
         survivors = [index for index in masks.active if index not in absent]
-        smallest = min(self.members.quorum, self.active_count)
-        fewest = fewest_survivors(
-            self.config, parties=len(self.names), active=len(self.drawn), smallest=smallest
-        )
+        smallest, parties = min(self.members.quorum, self.active_count), len(self.names)
+        fewest = fewest_survivors(self.config, parties=parties, active=len(self.drawn), smallest=smallest)
         return self.commitment in (None, survivors) and len(survivors) >= fewest
-
-    @property
-    def largest_array(self) -> int:
-        """Bytes of the largest array that a reply may hold."""
-        return largest_array(self.config, self.model, self.replica.protection.sent_type.itemsize)
-
-    @property
-    def largest_message(self) -> int:
-        """Bytes of the largest message that a party may send: a RoundReply."""
-        return largest_message(self.config, self.model, self.replica.protection.sent_type.itemsize)
 
     # -- the end, and checkpoints ------------------------------------------------------------------------
 
@@ -609,8 +584,7 @@ class Coordinator:
         """Return everything that training changed, between two rounds."""
         best, shared = self.best, self.neighbourhood_sum
         hellos = [self.members.hellos[name] for name in self.names]
-        values: dict[str, Any] = {
-            **{name: getattr(self, name) for name in _KEPT},
+        values = {name: getattr(self, name) for name in _KEPT} | {
             "hellos": [hello.model_dump_json(exclude={"mask_key", "mask_signature"}) for hello in hellos],
             "errors": best.errors,
             "digests": list(best.digests.items()),

@@ -25,28 +25,22 @@ from verfedgnn.core.metrics import mean_by_user, squared_errors
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import NoiseStream, PartyStream
 from verfedgnn.privacy import masking, rating_dp
-from verfedgnn.protocol import aggregation
+from verfedgnn.protocol import forward_backward as passes
 from verfedgnn.protocol import messages as msg
-from verfedgnn.protocol.forward_backward import Batch, PassResult, compute
+from verfedgnn.protocol import replica as replicas
+from verfedgnn.protocol.forward_backward import Batch, PassResult
 from verfedgnn.protocol.masks import ListCommitments, NoMasks, PartyMasks, mask_context, sum_digest
 from verfedgnn.protocol.messages import RoundReply, RoundStart, Welcome
-from verfedgnn.protocol.party_state import (
-    LOCAL,
-    PartyProgress,
-    PartySetup,
-    Policy,
-    ReceivedNeighbourhoods,
-    SentNeighbourhoods,
-)
+from verfedgnn.protocol.party_state import LOCAL, PartyProgress, PartySetup, Policy
+from verfedgnn.protocol.party_state import ReceivedNeighbourhoods as Received
+from verfedgnn.protocol.party_state import SentNeighbourhoods as Sent
 from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, NoLedger, ReleaseLedger
 from verfedgnn.protocol.replica import (
     Replica,
     check_full_copy,
     check_public,
-    check_start,
     parameters_digest,
     rounds_per_epoch,
-    to_tensor,
 )
 from verfedgnn.protocol.solved_round import SolvedStep
 from verfedgnn.protocol.states import PARTY_STATES, PartyState
@@ -107,7 +101,7 @@ class Party:
         """Raise `ProtocolError` unless the round was agreed on, and is new."""
         if start.place <= self._last:
             raise ProtocolError(f"{self.name}: the coordinator starts round {start.round} a second time")
-        check_start(start, self.replica, self.index, self.setup.policy.smallest)
+        self.replica.check_start(start, self.index, self.setup.policy.smallest)
         self.ledger.check_round(start.round)
         if trains:
             self.masks.check_start(start)
@@ -162,8 +156,8 @@ class Party:
             return {GRADIENT: self.replica.solved.encode_release(public, home, protection, key)}
         values = {}
         if home.neighbourhoods is not None:
-            bits = 8 * aggregation.neighbourhood_type(self.config).itemsize
-            fixed = aggregation.to_fixed(home.neighbourhoods, len(self.replica.items), bits)
+            bits = 8 * passes.neighbourhood_type(self.config).itemsize
+            fixed = passes.to_fixed(home.neighbourhoods, len(self.replica.items), bits)
             values[NEIGHBOURHOODS] = fixed.cpu().numpy()
         private, gradients = self.progress.private, home.private_gradients
         if self.config.gradients.protects_ratings:
@@ -191,7 +185,7 @@ class Party:
             progress.announced = (start.round, self.replica.digest())
             reply |= {"error": error, "count": int(count), "digest": self.replica.digest()}
         if NEIGHBOURHOODS in released:
-            progress.sent = SentNeighbourhoods(start.round, released[NEIGHBOURHOODS])
+            progress.sent = Sent(start.round, released[NEIGHBOURHOODS])
             values, bits = released[NEIGHBOURHOODS], 8 * released[NEIGHBOURHOODS].itemsize
             reply[NEIGHBOURHOODS] = self.masks.hide(values, start, context, masking.NEIGHBOURHOOD, bits)
         if GRADIENT in released:
@@ -218,7 +212,7 @@ class Party:
 
     def _propagate(self, public: Tensor, batch: Batch | None = None) -> PassResult:
         """Compute one pass with public parameters and the party's own."""
-        return compute(
+        return passes.compute(
             self.model,
             self.graph,
             public,
@@ -252,7 +246,7 @@ class Party:
         kept_round, public = self.replica.best
         if message.parameters is not None:
             check_public(message.parameters, self.model)
-            public = to_tensor(message.parameters, self.setup.device)
+            public = replicas.to_tensor(message.parameters, self.setup.device)
         elif kept_round != message.best_round:
             raise ProtocolError(
                 f"{self.name}: the coordinator finishes without the parameters of round {message.best_round}, "
@@ -274,13 +268,8 @@ class Party:
 
 
 def read_neighbourhoods(
-    message: RoundStart,
-    index: int,
-    replica: Replica,
-    *,
-    sent: SentNeighbourhoods,
-    last: ReceivedNeighbourhoods,
-) -> ReceivedNeighbourhoods:
+    message: RoundStart, index: int, replica: Replica, *, sent: Sent, last: Received
+) -> Received:
     """Return the others' share of a sum of neighbourhoods, scaled to all other parties (Sec. 4.6).
 
     `sent` is what this party sent into the sum, `last` the sum it received before.
@@ -296,9 +285,9 @@ def read_neighbourhoods(
             # The party lost what it sent into this sum. Its last estimate serves until the next sum.
             return replace(last, digest=digest, round=round)
         total = total - sent.values
-    scale = aggregation.participation_scale(replica.items, message.neighbourhood_parties, index)
+    scale = replicas.participation_scale(replica.items, message.neighbourhood_parties, index)
     rest = torch.from_numpy(total).to(replica.parameters.device)
-    return ReceivedNeighbourhoods(digest, round, aggregation.from_fixed(rest).mul_(scale))
+    return Received(digest, round, passes.from_fixed(rest).mul_(scale))
 
 
 def noise_key(
@@ -356,11 +345,10 @@ class Candidate:
         """Random name of the Hello that waits for a Welcome; empty if none does."""
         self.masks: PartyMasks
         """The masks of this stay, with a key of its own."""
-        self.largest_array = aggregation.largest_array(config, self.setup.model, aggregation.FULL_COPY)
+        model, copy = self.setup.model, replicas.FULL_COPY
+        self.largest_array = replicas.largest_array(config, model, copy)
         """Bytes of the largest packed array that a RoundStart may hold; missed updates take at most a full copy."""
-        self.largest_message = aggregation.largest_message(
-            config, self.setup.model, 2 * aggregation.FULL_COPY
-        )
+        self.largest_message = replicas.largest_message(config, model, 2 * copy)
         """Bytes of the largest message that the coordinator may send: a RoundStart with a full copy, missed updates and a sum."""
 
     def hello(self) -> msg.Hello:

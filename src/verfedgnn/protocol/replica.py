@@ -26,8 +26,8 @@ from verfedgnn.core.graph import clip_rows
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.projection import Exchange, make_exchange
 from verfedgnn.privacy.protections import protection_of
-from verfedgnn.protocol.aggregation import neighbourhood_shape, neighbourhood_type, participation_scale
-from verfedgnn.protocol.messages import RoundReply, RoundStart, Welcome, copied_state
+from verfedgnn.protocol.forward_backward import neighbourhood_shape, neighbourhood_type
+from verfedgnn.protocol.messages import BESIDES_ARRAYS, RoundReply, RoundStart, Welcome, copied_state
 from verfedgnn.protocol.solved_round import SolvedRound
 
 
@@ -204,6 +204,87 @@ class Replica:
         if self.model.config.bound is not None:
             now["users"].copy_(clip_rows(now["users"], self.model.config.bound))
 
+    # -- checks: a party checks every RoundStart, the coordinator checks every RoundReply -------------------------
+
+    def check_start(self, message: RoundStart, index: int, fewest: int) -> None:
+        """Raise `ProtocolError` unless a RoundStart asks for what was agreed on, and its sums have the right form.
+
+        `index` is the place of the receiving party; it adds to no sum over fewer than `fewest` parties.
+        """
+        number, active, parties = message.round, message.active, len(self.items)
+        groups, updates, shared = message.update_parties, message.updates, message.neighbourhoods
+        if number > self.rounds:
+            raise ProtocolError(
+                f"the coordinator starts round {number}, but {self.rounds} rounds were agreed on; start a new training"
+            )
+        if message.evaluate and not self.evaluates_in(number):
+            raise ProtocolError(
+                f"round {number} asks for a validation that was not agreed on; see training.evaluate_every"
+            )
+        if active != sorted(set(active)) or not active or not 0 <= active[0] <= active[-1] < parties:
+            raise ProtocolError(f"round {number} names parties that do not exist")
+        needed = max(fewest, fewest_parties_in_sum(self.config, parties))
+        if index in active and len(active) < needed:
+            raise ProtocolError(
+                f"round {number} asks for a sum over {len(active)} parties, fewer than the agreed {needed}"
+            )
+        if message.parameters is not None:
+            check_full_copy(message, self.model)
+        if any(not set(group) <= set(range(parties)) for group in (*groups, message.neighbourhood_parties)):
+            raise ProtocolError(f"round {number} brings sums over parties that do not exist")
+        expected = neighbourhood_shape(self.config, self.model)
+        if shared is not None and (shared.shape != expected or shared.dtype.kind != "i"):
+            raise ProtocolError(f"received neighbourhoods of shape {shared.shape} instead of {expected}")
+        if updates is None and not any(groups):
+            return
+        if updates is None or not any(groups) or message.updates_from < 1:
+            raise ProtocolError(f"round {number} brings updates of nobody")
+        shape, kind = (self.model.size * sum(map(bool, groups)),), self.protection.sum_type
+        if updates.shape != shape or updates.dtype != kind:
+            raise ProtocolError(
+                f"round {number} brings updates of shape {updates.shape} and type {updates.dtype}"
+            )
+        for update in split_updates(message, self.model.size):
+            if not self.protection.fits(update.total, len(update.parties)):
+                raise ProtocolError(
+                    f"round {number} brings a sum of signs with values of more than its {len(update.parties)} parties"
+                )
+
+    def find_problem(self, reply: RoundReply, start: RoundStart, *, active: bool) -> str | None:
+        """Return why a reply of a party, which is `active` or not, does not fit its RoundStart; None if it does."""
+        if reply.place != start.place:
+            return f"it replies to round {reply.round}, but round {start.round} is open"
+        config, protection = self.config, self.protection
+        gradient, shared = reply.gradient, reply.neighbourhoods
+        if (gradient is not None) != active or (shared is not None) != (active and config.exchange != "off"):
+            return "its reply does not hold what was asked for"
+        if gradient is not None:
+            if gradient.shape != (self.model.size,) or gradient.dtype != protection.sent_type:
+                return f"it sent a gradient of shape {gradient.shape} and type {gradient.dtype}"
+            # Checked here, where it is known whose gradient it is; a sum would not tell.
+            if not config.masking and not protection.fits(gradient, 1):
+                return "it sent a gradient with values that are not ternary"
+        if shared is not None:
+            shape, kind = shared.shape, shared.dtype
+            if shape != neighbourhood_shape(config, self.model) or kind != neighbourhood_type(config):
+                return f"it sent neighbourhoods of shape {shape} and type {kind}"
+        if start.evaluate:
+            if reply.error is None or reply.count is None:
+                return "its reply holds no validation error"
+            if reply.digest != self.digest():
+                return "its public parameters differ from the coordinator's; it must rejoin"
+        return None
+
+
+def participation_scale(items: Sequence[int], active: Sequence[int], without: int | None = None) -> float:
+    """Return sum of all M_i / sum of M_i over the active parties (Sec. 4.6), 0 if no party is left to scale.
+
+    `without` leaves one party out of both sums.
+    """
+    whole = sum(m for p, m in enumerate(items) if p != without)
+    part = sum(items[p] for p in active if p != without)
+    return whole / part if part else 0.0
+
 
 def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
     """Return how many rounds one epoch over `ratings` training ratings takes."""
@@ -244,7 +325,35 @@ def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
 
 
-# -- checks: a party checks every RoundStart, the coordinator checks every RoundReply ---------------------------------------
+# -- sizes of messages -----------------------------------------------------------------------------------------
+
+
+FULL_COPY = 8
+"""Bytes per parameter of a full copy: the parameter and its accumulator."""
+ALIGNMENT_BYTES = 40
+"""Bytes a user in messages of the alignment: a point of the curve and its seal, or a pseudonym and an earlier row."""
+
+
+def largest_alignment(users: int) -> int:
+    """Return the bytes of the largest message about the alignment of a party with that many users."""
+    return BESIDES_ARRAYS + ALIGNMENT_BYTES * users
+
+
+def largest_message(config: Config, model: Model, width: int) -> int:
+    """Return the bytes of the largest message of a round, with `width` bytes for each public parameter and neighbourhoods."""
+    return BESIDES_ARRAYS + width * model.size + _neighbourhood_bytes(config, model)
+
+
+def largest_array(config: Config, model: Model, width: int) -> int:
+    """Return the bytes of the largest packed array in such a message."""
+    return max(width * model.size, _neighbourhood_bytes(config, model))
+
+
+def _neighbourhood_bytes(config: Config, model: Model) -> int:
+    return math.prod(neighbourhood_shape(config, model)) * neighbourhood_type(config).itemsize
+
+
+# -- public parameters from the coordinator ------------------------------------------------------------------------------
 
 
 LARGEST_PARAMETER = 1e6
@@ -254,64 +363,6 @@ ROUNDING = 1e-5
 
 _ROWS = 1 << 16
 """Number of user embeddings whose norms are computed at a time."""
-
-
-def check_start(message: RoundStart, replica: Replica, index: int, fewest: int) -> None:
-    """Raise `ProtocolError` unless a RoundStart asks for what was agreed on.
-
-    `index` is the place of the receiving party; it adds to no sum over fewer than `fewest` parties.
-    """
-    number = message.round
-    active = message.active
-    config = replica.config
-    parties = len(replica.items)
-    if number > replica.rounds:
-        raise ProtocolError(
-            f"the coordinator starts round {number}, but {replica.rounds} rounds were agreed on; start a new training"
-        )
-    if message.evaluate and not replica.evaluates_in(number):
-        raise ProtocolError(
-            f"round {number} asks for a validation that was not agreed on; see training.evaluate_every"
-        )
-    if active != sorted(set(active)) or not active or not 0 <= active[0] <= active[-1] < parties:
-        raise ProtocolError(f"round {number} names parties that do not exist")
-    needed = max(fewest, fewest_parties_in_sum(config, parties))
-    if index in active and len(active) < needed:
-        raise ProtocolError(
-            f"round {number} asks for a sum over {len(active)} parties, fewer than the agreed {needed}"
-        )
-    if message.parameters is not None:
-        check_full_copy(message, replica.model)
-    _check_sums(message, replica)
-
-
-def _check_sums(message: RoundStart, replica: Replica) -> None:
-    """Raise `ProtocolError` unless the sums in a RoundStart are over known parties and have the right form."""
-    number, size = message.round, replica.model.size
-    everybody = set(range(len(replica.items)))
-    groups = message.update_parties
-    if any(not set(group) <= everybody for group in (*groups, message.neighbourhood_parties)):
-        raise ProtocolError(f"round {number} brings sums over parties that do not exist")
-    shared = message.neighbourhoods
-    if shared is not None:
-        expected = neighbourhood_shape(replica.config, replica.model)
-        if shared.shape != expected or shared.dtype.kind != "i":
-            raise ProtocolError(f"received neighbourhoods of shape {shared.shape} instead of {expected}")
-    updates = message.updates
-    if updates is None and not any(groups):
-        return
-    if updates is None or not any(groups) or message.updates_from < 1:
-        raise ProtocolError(f"round {number} brings updates of nobody")
-    expected_size = size * sum(map(bool, groups))
-    if updates.shape != (expected_size,) or updates.dtype != replica.protection.sum_type:
-        raise ProtocolError(
-            f"round {number} brings updates of shape {updates.shape} and type {updates.dtype}"
-        )
-    for update in split_updates(message, size):
-        if not replica.protection.fits(update.total, len(update.parties)):
-            raise ProtocolError(
-                f"round {number} brings a sum of signs with values of more than its {len(update.parties)} parties"
-            )
 
 
 def check_full_copy(message: Welcome | RoundStart, model: Model) -> None:
@@ -348,32 +399,6 @@ def _refused(problem: str) -> ProtocolError:
     return ProtocolError(
         f"the coordinator's parameters are refused: {problem}; rejoin once the coordinator sends those of the training"
     )
-
-
-def reply_problem(reply: RoundReply, start: RoundStart, replica: Replica, *, active: bool) -> str | None:
-    """Return why a reply of a party, which is `active` or not, does not fit its RoundStart; None if it does."""
-    if reply.place != start.place:
-        return f"it replies to round {reply.round}, but round {start.round} is open"
-    config, protection = replica.config, replica.protection
-    gradient, shared = reply.gradient, reply.neighbourhoods
-    if (gradient is not None) != active or (shared is not None) != (active and config.exchange != "off"):
-        return "its reply does not hold what was asked for"
-    if gradient is not None:
-        if gradient.shape != (replica.model.size,) or gradient.dtype != protection.sent_type:
-            return f"it sent a gradient of shape {gradient.shape} and type {gradient.dtype}"
-        # Checked here, where it is known whose gradient it is; a sum would not tell.
-        if not config.masking and not protection.fits(gradient, 1):
-            return "it sent a gradient with values that are not ternary"
-    if shared is not None:
-        shape, kind = shared.shape, shared.dtype
-        if shape != neighbourhood_shape(config, replica.model) or kind != neighbourhood_type(config):
-            return f"it sent neighbourhoods of shape {shape} and type {kind}"
-    if start.evaluate:
-        if reply.error is None or reply.count is None:
-            return "its reply holds no validation error"
-        if reply.digest != replica.digest():
-            return "its public parameters differ from the coordinator's; it must rejoin"
-    return None
 
 
 # -- the state of either side in a checkpoint ------------------------------------------------------------------------------
