@@ -15,12 +15,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
@@ -30,7 +28,7 @@ from verfedgnn.core.random_streams import SharedStream, shared_generator
 from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, remove_masks
+from verfedgnn.privacy.masking import NEIGHBOURHOOD, remove_masks
 from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol import replica as replicas
 from verfedgnn.protocol.masks import MaskedRound, fewest_survivors, mask_context, sum_digest
@@ -39,7 +37,7 @@ from verfedgnn.protocol.replica import (
     FULL_COPY,
     CheckpointState,
     Replica,
-    Update,
+    RoundSum,
     parameters_digest,
     to_tensor,
 )
@@ -62,22 +60,7 @@ class ClosedRound:
     """Whether the round has no update, because its sum could not be completed."""
 
 
-@dataclass(frozen=True)
-class NeighbourhoodSum:
-    """A sum of neighbourhoods that the coordinator hands out."""
-
-    parties: list[int]
-    round: int
-    """Round in which these parties sent their neighbourhoods."""
-    total: NDArray[np.integer[Any]] | None
-
-    @property
-    def digest(self) -> str:
-        """Hash of the sum; "" if there is none."""
-        return "" if self.total is None else sum_digest(self.parties, self.round, self.total)
-
-
-NO_SUM = NeighbourhoodSum([], 0, None)
+NO_SUM = RoundSum(0, [], np.zeros(0, np.int32))
 
 
 class Membership:
@@ -192,8 +175,9 @@ class Coordinator:
         self.members = Membership(names, len(self.names) if quorum is None else quorum)
         self.replica: Replica
         """The public parameters and their optimiser's state, once all parties have joined."""
-        self.updates: deque[Update] = deque(maxlen=KEPT_UPDATES)
+        self.updates: deque[RoundSum] = deque(maxlen=KEPT_UPDATES)
         self.neighbourhood_sum = NO_SUM
+        """The sum of neighbourhoods that the coordinator hands out."""
         self.parameters_round: dict[str, int] = {}
         """Round of the public parameters that each party has."""
         self.sums_received: dict[str, int] = {}
@@ -354,14 +338,14 @@ class Coordinator:
         self.drawn = self.draw_active(self.round, present) if among is None else list(among)
         self.open_parties, self.replies, self._gone = {}, {}, set()
         evaluate = self.replica.evaluates_in(self.round)
-        facts = {"round": self.round, "attempt": self.attempt, "active": self.drawn, "evaluate": evaluate}
+        facts: dict[str, Any] = {"round": self.round, "attempt": self.attempt, "active": self.drawn}
         starts: dict[tuple[int, int], RoundStart] = {}
         for index in present:
             name = self.names[index]
             situation = self.parameters_round[name], self.sums_received.get(name, 0)
             if index in self.drawn or evaluate:
                 if situation not in starts:
-                    starts[situation] = RoundStart(**facts, **self._changes_for(name))
+                    starts[situation] = RoundStart(**facts, evaluate=evaluate, **self._changes_for(name))
                 self.open_parties[name] = starts[situation]
         if self.masked:
             self.masks = MaskedRound(self.place, self.drawn)
@@ -432,15 +416,16 @@ class Coordinator:
         replies = [self.replies[self.names[index]] for index in parties]
         streams = []
         if self.masks is not None:
-            start = self.open_parties[self.names[self.masks.survivors[0]]]
-            streams = self.masks.streams(mask_context(start, replica, self.neighbourhood_sum.digest))
+            start, last = self.open_parties[self.names[self.masks.survivors[0]]], self.neighbourhood_sum
+            digest = "" if last is NO_SUM else sum_digest(last.parties, last.round, last.total)
+            streams = self.masks.streams(mask_context(start, replica, digest))
         gradients = [reply.gradient for reply in replies if reply.gradient is not None]
-        total = replica.protection.add_up(gradients, partial(remove_masks, streams=streams, use=GRADIENT))
+        total = replica.protection.add_up(gradients, streams)
         shared = [reply.neighbourhoods for reply in replies if reply.neighbourhoods is not None]
         if shared:
             summed = np.asarray(np.sum(shared, 0, dtype=shared[0].dtype))  # modulo its bits
             summed = remove_masks(summed, streams, NEIGHBOURHOOD).view(f"i{summed.itemsize}")
-            self.neighbourhood_sum = NeighbourhoodSum(parties, self.round, summed)
+            self.neighbourhood_sum = RoundSum(self.round, parties, summed)
         closed = self._end_round(CoordinatorAction.CLOSE)
         # Nobody would use the step of the last round, and all members end in the same state without it.
         if self.config.means_only or not self.done:
@@ -448,7 +433,7 @@ class Coordinator:
                 released = torch.from_numpy(total).to(self.device)
                 update = replica.solved.compute_update(replica.parameters, replica.accumulator, released)
                 total = update.astype(replica.protection.sum_type)
-            self._apply(Update(self.round, parties, total))
+            self._apply(RoundSum(self.round, parties, total))
         if self.config.means_only:  # the first step has all that is shared
             replica.best = (self.round, replica.parameters.clone())
             self.best.holders = set()
@@ -457,10 +442,10 @@ class Coordinator:
     def abandon(self) -> ClosedRound:
         """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
         closed = self._end_round(CoordinatorAction.ABANDON)
-        self._apply(Update(self.round, [], np.zeros(0, self.replica.protection.sum_type)))
+        self._apply(RoundSum(self.round, [], np.zeros(0, self.replica.protection.sum_type)))
         return closed
 
-    def _apply(self, update: Update) -> None:
+    def _apply(self, update: RoundSum) -> None:
         """Take the public step of an update, and keep the update for the parties."""
         self.replica.apply(update)
         self.updates.append(update)
@@ -493,7 +478,7 @@ class Coordinator:
             "updates": np.concatenate(totals) if totals else None,
             "neighbourhood_parties": shared.parties,
             "neighbourhood_round": shared.round,
-            "neighbourhoods": shared.total,
+            "neighbourhoods": shared.total if shared.parties else None,
             **({} if complete else replica.full_copy()),
         }
 
@@ -595,7 +580,7 @@ class Coordinator:
         }
         arrays = {**self.replica.arrays(), "best": self.replica.best[1].cpu().numpy()}
         arrays |= {f"update.{i}": update.total for i, update in enumerate(self.updates)}
-        if shared.total is not None:
+        if shared.parties:
             arrays["neighbourhoods"] = shared.total
         return CheckpointState(arrays, values)
 
@@ -615,7 +600,7 @@ class Coordinator:
         self.replica.load(arrays, self.round)
         self.replica.best = (best.round, to_tensor(arrays["best"], self.device))
         for i, (round, parties) in enumerate(values["updates"]):
-            self.updates.append(Update(round, parties, arrays[f"update.{i}"]))
+            self.updates.append(RoundSum(round, parties, arrays[f"update.{i}"]))
         if "neighbourhoods" in arrays:
             parties, round = values["neighbourhoods"]
-            self.neighbourhood_sum = NeighbourhoodSum(parties, round, arrays["neighbourhoods"])
+            self.neighbourhood_sum = RoundSum(round, parties, arrays["neighbourhoods"])

@@ -32,16 +32,16 @@ from verfedgnn.protocol.solved_round import SolvedRound
 
 
 @dataclass(frozen=True)
-class Update:
-    """The update of the public parameters of one round."""
+class RoundSum:
+    """A sum over parties in one round: the update of the public parameters, or neighbourhoods."""
 
     round: int
     parties: list[int]
-    """Indices of the parties whose gradients the sum includes; empty if the round was abandoned."""
+    """Indices of the parties in the sum; empty without one, as in an abandoned round."""
     total: NDArray[Any]
 
 
-def split_updates(message: RoundStart, size: int) -> list[Update]:
+def split_updates(message: RoundStart, size: int) -> list[RoundSum]:
     """Split the updates of a message by round; `size` is the number of public parameters."""
     groups = message.update_parties
     ends = np.cumsum([size if group else 0 for group in groups])[:-1]
@@ -49,7 +49,7 @@ def split_updates(message: RoundStart, size: int) -> list[Update]:
     totals = np.split(updates, ends)
     rounds = range(message.updates_from, message.updates_from + len(groups))
     return [  # without updates, there is one empty total
-        Update(n, group, total) for n, group, total in zip(rounds, groups, totals, strict=False)
+        RoundSum(n, group, total) for n, group, total in zip(rounds, groups, totals, strict=False)
     ]
 
 
@@ -170,7 +170,7 @@ class Replica:
                 f"{self.round}; rejoin to get a full copy"
             )
 
-    def apply(self, update: Update) -> None:
+    def apply(self, update: RoundSum) -> None:
         """Take the public step of a round: the summed protected gradients of its parties, scaled to all (Sec. 4.6).
 
         The regulariser of user parameters is added here. An abandoned round changes no parameter, and neither does an update that

@@ -350,11 +350,12 @@ class CoordinatorAlignment:
     def _gather(self, name: str, message: msg.Pseudonyms) -> list[tuple[str, msg.Message]]:
         if name in self.sets:
             raise ProtocolError(f"{name}: it sends pseudonyms twice")
+        values: NDArray[Any] = message.values
         try:
-            matching.check_set(message.values)
+            matching.check_set(values)
         except ProtocolError as error:
             raise ProtocolError(f"{name}: {error}") from None
-        count, announced = len(message.values), self.hellos[name].users
+        count, announced = len(values), self.hellos[name].users
         if count != announced:
             raise ProtocolError(f"{name}: it sends {count:,} pseudonyms and announced {announced:,}")
         self.sets[name] = message
