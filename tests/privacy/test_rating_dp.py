@@ -123,7 +123,7 @@ def test_integers_are_gradients_to_a_fraction_of_the_noise() -> None:
 def test_epsilon_is_that_of_gaussian_noise_to_rounding() -> None:
     """Fine integers: the Skellam bound comes near alpha / (2 z^2), and users and items make twice that."""
     config = private(noise_multiplier=10.0)
-    event = ReleaseEvent("GaussianDpEvent", (("noise_multiplier", 10.0),))
+    event = ReleaseEvent("GaussianDpEvent", {"noise_multiplier": 10.0})
     normal = compose_epsilon([Release("gradients", 80, event)], 1e-6)
     assert normal <= rating_epsilon(config, rounds=40, validations=0) <= 1.02 * normal
 

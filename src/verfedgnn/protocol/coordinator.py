@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -63,18 +63,18 @@ class ClosedRound:
 NO_SUM = RoundSum(0, [], np.zeros(0, np.int32))
 
 
+@dataclass
 class Membership:
     """The parties of a training, in the order that fixes every sum. A round needs `quorum` of them."""
 
-    def __init__(self, names: Sequence[str], quorum: int) -> None:
-        self.names = list(names)
-        self.quorum = quorum
-        self.hellos: dict[str, Hello] = {}
-        """The last Hello of every party that ever joined."""
-        self.present: set[str] = set()
-        """Parties that were welcomed and not lost since."""
-        self.slow: set[str] = set()
-        """Connected parties that missed a round; their late reply brings them back."""
+    names: list[str]
+    quorum: int
+    hellos: dict[str, Hello] = field(default_factory=dict)
+    """The last Hello of every party that ever joined."""
+    present: set[str] = field(default_factory=set)
+    """Parties that were welcomed and not lost since."""
+    slow: set[str] = field(default_factory=set)
+    """Connected parties that missed a round; their late reply brings them back."""
 
     @property
     def complete(self) -> bool:
@@ -95,21 +95,21 @@ class Membership:
         return True
 
 
+@dataclass
 class BestValidation:
     """The best validation so far, and the last result of every party."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.errors: dict[str, tuple[float, int]] = {}
-        """Squared error and count of each party's last validation."""
-        self.digests: dict[int, str] = {}
-        """Hash of the public parameters at each validation, by round."""
-        self.error = math.inf
-        self.round = 0
-        self.since = 0
-        """Number of validations since the best one."""
-        self.holders: set[str] = set()
-        """Parties that took part in it and have not rejoined since, so they have its parameters."""
+    config: Config
+    errors: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Squared error and count of each party's last validation."""
+    digests: dict[int, str] = field(default_factory=dict)
+    """Hash of the public parameters at each validation, by round."""
+    error: float = math.inf
+    round: int = 0
+    since: int = 0
+    """Number of validations since the best one."""
+    holders: set[str] = field(default_factory=set)
+    """Parties that took part in it and have not rejoined since, so they have its parameters."""
 
     def judge(
         self, round: int, replies: Mapping[str, RoundReply], names: Sequence[str], digest: str
@@ -161,18 +161,14 @@ class Coordinator:
         masked: bool = False,
         start: Tensor | None = None,
     ) -> None:
-        self.config = config
-        self.names = list(names)
-        self.device = torch.device(device)
-        self.agreement = agreement
-        self.training = training
-        self.masked = masked and config.masking
+        self.config, self.names, self.device = config, list(names), torch.device(device)
+        self.agreement, self.training, self.masked = agreement, training, masked and config.masking
         self.start = start
         """Public parameters of the training that this one continues; None if it begins anew."""
         self.state = CoordinatorState.GATHERING
         self.active_count = active_count(config, len(self.names))
         """Number of parties that take part in a round when all are present."""
-        self.members = Membership(names, len(self.names) if quorum is None else quorum)
+        self.members = Membership(self.names, len(self.names) if quorum is None else quorum)
         self.replica: Replica
         """The public parameters and their optimiser's state, once all parties have joined."""
         self.updates: deque[RoundSum] = deque(maxlen=KEPT_UPDATES)
@@ -240,9 +236,7 @@ class Coordinator:
         if (hello.mask_key is None) == self.config.masking:
             return "its key for masks is missing, or the configuration has no masks; use the coordinator's configuration"
         if not hello.scale[0] <= hello.scale[1]:
-            return (
-                "its rating scale is upside down: the lowest rating is above the highest; check its ratings"
-            )
+            return "its rating scale is upside down: the lowest rating exceeds the highest; check its ratings"
         before = self.members.hellos.get(hello.party, hello)
         sizes = [(h.users, h.items, h.ratings) for h in (before, hello)]
         if (sizes[0], tuple(before.scale)) != (sizes[1], tuple(hello.scale)):

@@ -21,7 +21,7 @@ from verfedgnn.config.sections import TrainingConfig
 from verfedgnn.core.errors import DivergedError
 from verfedgnn.core.graph import Graph
 from verfedgnn.core.pairs import Pairs
-from verfedgnn.gnn.model import Model, Propagation
+from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.projection import NO_EXCHANGE, Exchange, make_exchange
 
 
@@ -76,7 +76,9 @@ def compute(
         out = model.propagate(leaves, leaves, graph, received)
     gradients: dict[str, Tensor] = {}
     if batch is not None:
-        loss = data_loss(out, batch, graph, training) + penalty(leaves, batch, training)
+        pairs = batch.pairs
+        product = graph.products(out.users, out.items) if batch.edges else out.predict(pairs.user, pairs.item)
+        loss = squared_error(product - pairs.rating, training.error_clip) + penalty(leaves, batch, training)
         slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         gradients = dict(zip(leaves, slopes, strict=True))
     return PassResult(
@@ -88,15 +90,11 @@ def compute(
     )
 
 
-def data_loss(out: Propagation, batch: Batch, graph: Graph, training: TrainingConfig) -> Tensor:
-    """Return the squared error of a batch, summed; beyond a clip c, 2 c |e| - c^2, whose slope is that of the clipped error."""
-    pairs = batch.pairs
-    predicted = graph.products(out.users, out.items) if batch.edges else out.predict(pairs.user, pairs.item)
-    error = predicted - pairs.rating
-    if training.error_clip is None:
+def squared_error(error: Tensor, clip: float | None) -> Tensor:
+    """Return squared errors, summed; beyond a clip c, 2 c |e| - c^2, whose slope is that of the clipped error."""
+    if clip is None:
         return error.square().sum()
-    zero = torch.zeros_like(error)
-    return 2 * torch.nn.functional.huber_loss(error, zero, reduction="sum", delta=training.error_clip)
+    return 2 * torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="sum", delta=clip)
 
 
 def penalty(leaves: Mapping[str, Tensor], batch: Batch, training: TrainingConfig) -> Tensor:
@@ -129,14 +127,11 @@ def neighbourhood_shape(config: Config, model: Model) -> tuple[int, int, int]:
     return config.model.layers, rows, model.operator.columns
 
 
-# Real numbers travel in fixed point. Sums of integers are exact in any order and can be masked, and a recipient subtracts its own
-# share of a sum without rounding.
-
-
 def to_fixed(values: Tensor, parties: int, bits: int = 32) -> Tensor:
     """Convert real numbers to multiples of 2^-20 (32 bits) or 2^-32 (64), with room for `parties` of them.
 
-    A value out of range raises `DivergedError`.
+    Sums of integers are exact in any order and can be masked, and a recipient subtracts its own share of a sum without rounding. A
+    value out of range raises `DivergedError`.
     """
     kind = {32: torch.int32, 64: torch.int64}[bits]
     # A power of two times a float32 is exact, and so is rounding it.

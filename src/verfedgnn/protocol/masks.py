@@ -156,8 +156,6 @@ class PartyMasks:
                 self._take_shares(message)
         return None
 
-    # -- keys and shares ---------------------------------------------------------------------------------
-
     def _share(self, message: msg.ShareRequest) -> msg.MaskShares:
         """Draw the seeds of a round, and seal a share of them for every other party."""
         if message.place <= self._last:
@@ -224,8 +222,6 @@ class PartyMasks:
                     raise self._error(problem) from None
         attempt.keys = keys
 
-    # -- masks -------------------------------------------------------------------------------------------
-
     def check_start(self, message: RoundStart) -> RoundSecrets | None:
         """Return the secrets of a round; raise `ProtocolError` unless the shares of all its parties are here."""
         attempt, active = self._secrets, message.active
@@ -248,8 +244,6 @@ class PartyMasks:
             self._last = message.place
             values = masking.add_masks(values, attempt.seeds.streams(self._index, attempt.keys, context), use)
         return masking.to_residues(values, bits)
-
-    # -- unmasking ---------------------------------------------------------------------------------------
 
     def _answer_survivors(self, message: msg.Survivors) -> msg.ListSignature | msg.Unmask:
         """Commit to a survivor list; sign it if a party was lost, and reveal shares once enough parties committed to it."""
@@ -369,12 +363,10 @@ class MaskedRound:
 
     def round_shares(self, index: int) -> msg.RoundShares:
         """Return the keys and shares for one party."""
-        column = self.active.index(index)
-        return msg.RoundShares(
-            **named(self.place),
-            round_keys=[self.shares[sender].key for sender in self.active],
-            sealed=np.stack([self.shares[sender].sealed[column] for sender in self.active]),
-        )
+        column, shares = self.active.index(index), [self.shares[sender] for sender in self.active]
+        sealed = np.stack([message.sealed[column] for message in shares])
+        keys = [message.key for message in shares]
+        return msg.RoundShares(**named(self.place), round_keys=keys, sealed=sealed)
 
     def survivor_message(self) -> msg.Survivors:
         """Return the survivor list, with the signatures once they are collected."""

@@ -193,8 +193,6 @@ class Party:
             reply[GRADIENT] = self.masks.hide(values, start, context, masking.GRADIENT, bits)
         return RoundReply(**reply)
 
-    # -- the model -------------------------------------------------------------------------------------------
-
     def batch(self, round: int) -> Batch:
         """Return the batch of a round: a slice of this epoch's shuffle of all ratings, or all of them."""
         pairs, count = self.setup.targets.train, self.replica.rounds_per_epoch
@@ -237,8 +235,6 @@ class Party:
             "items": items,
             "embeddings": self.progress.private.parameters["items"].clone(),
         }
-
-    # -- the end ---------------------------------------------------------------------------------------------
 
     def finish(self, message: msg.Finish) -> FinishedTraining:
         """Return the model of the best validation, which the party may have missed."""
@@ -379,16 +375,10 @@ class Candidate:
         )
 
     def welcome(self, message: Welcome, replica: Replica | None = None) -> Party:
-        """Return the joined party. On one machine all parties share one `replica`; otherwise the party makes its own."""
-        self._check(message)
-        self.masks.join(message.training, message.index, len(message.items))
-        joined = self.party_class(self, message.index, replica or self._make_replica(message))
-        self.ledger.check_training(message.training, joined.replica.rounds)
-        self.progress.training = message.training
-        return joined
+        """Return the joined party. On one machine all parties share one `replica`; otherwise the party makes its own.
 
-    def _check(self, message: Welcome) -> None:
-        """Raise `ProtocolError` unless a Welcome answers the open Hello, and is from the federation that the party meant to join."""
+        Raise `ProtocolError` unless the Welcome answers the open Hello, and is from the federation that the party meant to join.
+        """
         if not self.stay or message.stay != self.stay:
             raise ProtocolError(f"{self.name}: received a Welcome without an open Hello; say hello again")
         self.stay = ""
@@ -412,6 +402,11 @@ class Candidate:
             check_full_copy(message, setup.model)
         if self.progress.training not in (None, message.training):
             raise ProtocolError("the coordinator runs another training than that of this party's checkpoint")
+        self.masks.join(message.training, message.index, len(counts))
+        joined = self.party_class(self, message.index, replica or self._make_replica(message))
+        self.ledger.check_training(message.training, joined.replica.rounds)
+        self.progress.training = message.training
+        return joined
 
     def _make_replica(self, message: Welcome) -> Replica:
         """Return a replica with the public parameters of a Welcome, or as drawn from the agreed seed if it has none.

@@ -346,8 +346,6 @@ class PartyProgress:
         if self.received.round >= round:
             self.received = ReceivedNeighbourhoods()
 
-    # -- checkpoints -----------------------------------------------------------------------------------------
-
     def models(self) -> CheckpointState:
         """Return the evaluated models: large, and new only after a validation."""
         kept = {"evaluated": self.evaluated, "best": self.best}

@@ -142,8 +142,6 @@ class ReleaseLedger:
         shared = kind == GRADIENT and self.config.gradients.protects_ratings
         return f"{kind} {list(active)}" if shared else kind
 
-    # -- what is spent -----------------------------------------------------------------------------------
-
     def count(self, kind: str, *more: ReleaseEntry) -> int:
         """Return in how many rounds a kind of value was released, with `more` entries."""
         return len({entry.round for entry in (*self.entries, *more) if kind in entry.kinds})

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -24,7 +23,7 @@ from verfedgnn.core.array_files import hash_arrays
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.graph import clip_rows
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.projection import Exchange, make_exchange
+from verfedgnn.privacy.projection import make_exchange
 from verfedgnn.privacy.protections import protection_of
 from verfedgnn.protocol.forward_backward import neighbourhood_shape, neighbourhood_type
 from verfedgnn.protocol.messages import BESIDES_ARRAYS, RoundReply, RoundStart, Welcome, copied_state
@@ -70,20 +69,20 @@ class Replica:
 
         With the public parameters `start` of another training, it continues from them, and counts ratings anew.
         """
-        self.config = config
-        self.model = model
+        self.config, self.model, self.ratings = config, model, ratings
         self.protection = protection_of(config, len(items))
         self.items = list(items)
         """Number of items of each party."""
-        self.ratings = ratings
-        """Training ratings of all parties."""
         self.solved = SolvedRound(model, model.solved, ratings, sum(items)) if model.solved else None
         """The arithmetic of rounds in which items are solved; None where they are trained."""
-        drawn = model.initial_public(config.seed, typical) if start is None else start.clone()
-        self.parameters = drawn.to(device)
-        if start is not None:
+        if start is None:
+            self.parameters = model.initial_public(config.seed, typical).to(device)
+        else:
+            self.parameters = start.clone().to(device)
             model.views(self.parameters)["totals"].zero_()
         self.accumulator = torch.zeros_like(self.parameters)
+        self.exchange = make_exchange(config, model.users, device)
+        """Exchange of neighbourhoods for all users; on one machine it is shared with the replica."""
         self.round = 0
         self.rounds_per_epoch = rounds_per_epoch(config.training, ratings)
         self.rounds = config.training.epochs * self.rounds_per_epoch
@@ -94,11 +93,6 @@ class Replica:
         """Arrays of full copies by round and name, as long as a message holds them."""
         self.best = (0, self.parameters.clone())
         """Round of the best validation that this replica saw, and the parameters that were validated."""
-
-    @cached_property
-    def exchange(self) -> Exchange:
-        """Exchange of neighbourhoods for all users; on one machine it is shared with the replica."""
-        return make_exchange(self.config, self.model.users, self.parameters.device)
 
     def evaluates_in(self, round: int) -> bool:
         """Return whether a round has a validation."""
@@ -128,8 +122,7 @@ class Replica:
             if copy is None:
                 copy = values.to("cpu", copy=True).numpy()
                 copy.flags.writeable = False
-                self._copies[self.round, name] = copy
-            copies[name] = copy
+            copies[name] = self._copies[self.round, name] = copy
         return copies
 
     def load(self, arrays: Mapping[str, NDArray[np.float32]], round: int) -> None:
@@ -173,22 +166,22 @@ class Replica:
     def apply(self, update: RoundSum) -> None:
         """Take the public step of a round: the summed protected gradients of its parties, scaled to all (Sec. 4.6).
 
-        The regulariser of user parameters is added here. An abandoned round changes no parameter, and neither does an update that
-        was applied before.
+        An abandoned round changes no parameter, and neither does an update that was applied before.
         """
         if update.round <= self.round:
             return
-        if update.round != self.round + 1:
-            raise AssertionError(f"update of round {update.round} on a replica of round {self.round}")
+        assert update.round == self.round + 1, f"update of round {update.round} on a replica of {self.round}"
         self.round = update.round
-        if not update.parties:
-            return
         total = torch.from_numpy(update.total).to(self.parameters.device)
-        if self.solved is not None:
+        if update.parties and self.solved is not None:
             self.solved.apply_update(self.parameters, self.accumulator, total)
-            return
+        elif update.parties:
+            self._step(total, update.parties)
+
+    def _step(self, total: Tensor, parties: Sequence[int]) -> None:
+        """Take the step of a summed gradient of the `parties`, with the regularisers of the users."""
         training = self.config.training
-        factor = self.protection.worth(participation_scale(self.items, update.parties))
+        factor = self.protection.worth(participation_scale(self.items, parties))
         biased = self.model.config.biases
         regularisers = {
             "users": 2 * training.l2 / (self.rounds_per_epoch if biased else self.model.users),
@@ -232,9 +225,10 @@ class Replica:
             check_full_copy(message, self.model)
         if any(not set(group) <= set(range(parties)) for group in (*groups, message.neighbourhood_parties)):
             raise ProtocolError(f"round {number} brings sums over parties that do not exist")
-        expected = neighbourhood_shape(self.config, self.model)
-        if shared is not None and (shared.shape != expected or shared.dtype.kind != "i"):
-            raise ProtocolError(f"received neighbourhoods of shape {shared.shape} instead of {expected}")
+        if shared is not None:
+            expected = neighbourhood_shape(self.config, self.model)
+            if shared.shape != expected or shared.dtype.kind != "i":
+                raise ProtocolError(f"received neighbourhoods of shape {shared.shape} instead of {expected}")
         if updates is None and not any(groups):
             return
         if updates is None or not any(groups) or message.updates_from < 1:
@@ -367,13 +361,18 @@ _ROWS = 1 << 16
 
 def check_full_copy(message: Welcome | RoundStart, model: Model) -> None:
     """Raise `ProtocolError` unless a message holds a full copy of a model's public parameters, within their bounds."""
-    accumulator = message.accumulator
     check_public(message.parameters, model)
-    if accumulator is None or accumulator.shape != (model.size,):
-        raise ProtocolError("the public parameters received do not have the size of this model's")
+    accumulator = _sized(message.accumulator, model)
     signed = model.solved is not None  # its last step, instead of sums of squares
     if not ((signed or accumulator.min() >= 0) and np.isfinite(accumulator).all()):
         raise _refused("the optimiser's sums of squares are negative or not finite")
+
+
+def _sized(values: NDArray[Any] | None, model: Model) -> NDArray[Any]:
+    """Return flat values of a copy; raise `ProtocolError` unless they have the model's size."""
+    if values is None or values.shape != (model.size,):
+        raise ProtocolError("the public parameters received do not have the size of this model's")
+    return values
 
 
 def check_public(parameters: NDArray[Any] | None, model: Model) -> None:
@@ -382,8 +381,7 @@ def check_public(parameters: NDArray[Any] | None, model: Model) -> None:
     The sensitivity of preset private assumes user embeddings within `model.bound`. Without a bound there is no such promise, and
     `LARGEST_PARAMETER` only keeps the arithmetic finite.
     """
-    if parameters is None or parameters.shape != (model.size,):
-        raise ProtocolError("the public parameters received do not have the size of this model's")
+    parameters = _sized(parameters, model)
     if not (parameters.max() <= LARGEST_PARAMETER and parameters.min() >= -LARGEST_PARAMETER):
         raise _refused(f"public parameters are not finite or beyond {LARGEST_PARAMETER:,.0f}")
     bound = model.config.bound

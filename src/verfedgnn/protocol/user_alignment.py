@@ -157,9 +157,11 @@ class PartyAlignment:
             raise ProtocolError("a sealed message is of an unknown kind")
         sealed, context = message.data[len(kind) + 1 :].tobytes(), kind + bytes.fromhex(message.session)
         opened = self._sealer.open(self._keys[message.peer], context, sealed)
-        return (
-            self._take_key(message.peer, opened) if kind == _KEY else self._take_points(message.peer, opened)
-        )
+        if kind == _POINTS:
+            return self._take_points(message.peer, opened)
+        if message.peer or self.rules.method != "keyed" or len(opened) != 32:
+            raise ProtocolError("a key for pseudonyms comes from a party that does not draw it")
+        return [self._send_pseudonyms(matching.make_pseudonyms(self._ids, opened))]
 
     def _start(self, message: msg.AlignStart) -> list[msg.Message]:
         keys, signatures = message.seal_keys, message.seal_signatures
@@ -179,11 +181,6 @@ class PartyAlignment:
         drawn = secrets.token_bytes(32)
         sealed = [self._seal(peer, _KEY, drawn) for peer in range(1, len(keys))]
         return [*sealed, self._send_pseudonyms(matching.make_pseudonyms(self._ids, drawn))]
-
-    def _take_key(self, peer: int, key: bytes) -> list[msg.Message]:
-        if peer or self.rules.method != "keyed" or len(key) != 32:
-            raise ProtocolError("a key for pseudonyms comes from a party that does not draw it")
-        return [self._send_pseudonyms(matching.make_pseudonyms(self._ids, key))]
 
     def _take_points(self, peer: int, data: bytes) -> list[msg.Message]:
         owner, points, most = int.from_bytes(data[:4]), data[4:], self.rules.most_users
