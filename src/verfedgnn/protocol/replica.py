@@ -6,8 +6,9 @@ Below it is what each side checks before it takes a message in, and the form of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,7 +24,7 @@ from verfedgnn.core.array_files import hash_arrays
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.graph import clip_rows
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.projection import make_exchange
+from verfedgnn.privacy.projection import Exchange, make_exchange
 from verfedgnn.privacy.protections import protection_of
 from verfedgnn.protocol.forward_backward import neighbourhood_shape, neighbourhood_type
 from verfedgnn.protocol.messages import BESIDES_ARRAYS, RoundReply, RoundStart, Welcome, copied_state
@@ -81,8 +82,6 @@ class Replica:
             self.parameters = start.clone().to(device)
             model.views(self.parameters)["totals"].zero_()
         self.accumulator = torch.zeros_like(self.parameters)
-        self.exchange = make_exchange(config, model.users, device)
-        """Exchange of neighbourhoods for all users; on one machine it is shared with the replica."""
         self.round = 0
         self.rounds_per_epoch = rounds_per_epoch(config.training, ratings)
         self.rounds = config.training.epochs * self.rounds_per_epoch
@@ -93,6 +92,11 @@ class Replica:
         """Arrays of full copies by round and name, as long as a message holds them."""
         self.best = (0, self.parameters.clone())
         """Round of the best validation that this replica saw, and the parameters that were validated."""
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """Exchange of neighbourhoods for all users; on one machine it is shared with the replica."""
+        return make_exchange(self.config, self.model.users, self.parameters.device)
 
     def evaluates_in(self, round: int) -> bool:
         """Return whether a round has a validation."""
@@ -189,11 +193,10 @@ class Replica:
         }
         now, sums = self.model.views(self.parameters), self.model.views(self.accumulator)
         for name, change in self.model.views(total).items():
-            for values, accumulated, summed in pieces(now[name], sums[name], change):
-                gradient = summed.to(torch.float32) * factor
-                if name in regularisers:
-                    gradient += regularisers[name] * values
-                step(values, accumulated, gradient, training.lr)
+            gradient = change.to(torch.float32) * factor
+            if name in regularisers:
+                gradient += regularisers[name] * now[name]
+            step(now[name], sums[name], gradient, training.lr)
         if self.model.config.bound is not None:
             now["users"].copy_(clip_rows(now["users"], self.model.config.bound))
 
@@ -296,27 +299,12 @@ def parameters_digest(*flat: Tensor) -> str:
 
 
 EPS = 1e-10
-PIECE = 1 << 18
-"""Values stepped at a time on the CPU, so that intermediate results stay in its cache."""
-PIECE_ON_GPU = 1 << 24
-"""Values stepped at a time on a GPU, so that intermediate results stay small."""
 
 
 def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, lr: float) -> None:
     """Take a step of Adagrad in place: G += g^2, x -= lr g / (sqrt(G) + eps)."""
-    for x, total, g in pieces(parameters, accumulator, gradient):
-        total += g * g
-        x -= (lr * g) / (total.sqrt() + EPS)
-
-
-def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield matching groups of rows of all tensors, as views."""
-    first = tensors[0]
-    most = PIECE_ON_GPU if first.is_cuda else PIECE
-    if first.numel() <= most:
-        return iter((tensors,))
-    rows = max(1, most // first[:1].numel())
-    return zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
+    accumulator += gradient * gradient
+    parameters -= (lr * gradient) / (accumulator.sqrt() + EPS)
 
 
 # -- sizes of messages -----------------------------------------------------------------------------------------
