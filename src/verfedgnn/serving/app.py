@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from importlib import resources
@@ -28,7 +28,7 @@ from verfedgnn.serving.fold_in import UserRatings, group_ratings
 from verfedgnn.serving.ranker import ItemRanker, RankedItems, RankingQuery, rank_together
 from verfedgnn.serving.request_guard import PAGE_FILES, AccessLog, ApiKey, RequestGuard, ServerMetrics
 from verfedgnn.serving.run_answers import describe_run
-from verfedgnn.serving.schema import MAX_ITEMS, HttpProblem, NewcomerRating
+from verfedgnn.serving.schema import MAX_ITEMS, HttpProblem, NewcomerRating, describe_invalid
 from verfedgnn.serving.split_test import ALONE, ModelName
 from verfedgnn.serving.user_lists import ServedUser, UserProfile, find_similar, find_user
 from verfedgnn.upkeep.new_items import NewItems
@@ -36,13 +36,15 @@ from verfedgnn.upkeep.new_items import NewItems
 LARGEST_BATCH = 64
 LONGEST_QUEUE = 4096
 
+Numbers = Sequence[int]
+"""Parties, by their place in the catalogue."""
 Waiting = tuple[ItemRanker, RankingQuery, asyncio.Future[RankedItems]]
 
 
 class View:
     """What one request may see of a catalogue: the parties `allowed`. Other parties do not exist for it."""
 
-    def __init__(self, catalogue: Catalogue, allowed: Sequence[int]) -> None:
+    def __init__(self, catalogue: Catalogue, allowed: Numbers) -> None:
         self.catalogue = catalogue
         self.allowed = allowed
 
@@ -60,21 +62,23 @@ class View:
         """Return the number of the party with this name, or the numbers of all allowed parties."""
         found = [p for p in self.allowed if party in (None, self.catalogue.parties[p].name)]
         if not found:
-            names = ", ".join(self.catalogue.parties[p].name for p in self.allowed)
-            raise HttpProblem(404, "there is no such party here", f"use one of: {names}")
+            remedy = f"use one of: {self.name_parties(self.allowed)}"
+            raise HttpProblem(404, "there is no such party here", remedy)
         return found
+
+    def name_parties(self, parties: Iterable[int]) -> str:
+        """Return the names of parties, given their numbers."""
+        return ", ".join(self.catalogue.parties[p].name for p in parties)
 
     def find_item(self, item: str, party: str | None) -> tuple[int, int]:
         """Return the party and the row of an item."""
         found = self.catalogue.find_item(item, self.find_parties(party))
         if not found:
-            raise HttpProblem(
-                404, "there is no such item here", "give the item's id as in the data of this run"
-            )
+            remedy = "give the item's id as in the data of this run"
+            raise HttpProblem(404, "there is no such item here", remedy)
         if len(found) > 1:
-            names = ", ".join(self.catalogue.parties[p].name for p, _ in found)
-            cause = "several parties have an item with this id"
-            raise HttpProblem(400, cause, f"add the parameter party, one of: {names}")
+            remedy = f"add the parameter party, one of: {self.name_parties(p for p, _ in found)}"
+            raise HttpProblem(400, "several parties have an item with this id", remedy)
         return found[0]
 
     def check_filters(self, filters: Mapping[str, str], known: Sequence[str] = ()) -> None:
@@ -96,9 +100,8 @@ class View:
                     remedy = f"give a rating from {low:g} to {high:g}"
                     raise HttpProblem(400, "the rating is outside the scale", remedy)
             except HttpProblem as problem:
-                raise HttpProblem(
-                    problem.status, f"ratings.{number}: {problem.cause}", problem.remedy
-                ) from None
+                problem.cause = f"ratings.{number}: {problem.cause}"
+                raise
             found[place] = given.rating
         return group_ratings(found)
 
@@ -240,12 +243,7 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue) -> None:
     batcher = Batcher()
 
     async def answer(
-        user: ServedUser,
-        parties: Sequence[int],
-        k: int,
-        filters: Mapping[str, str],
-        why: int,
-        explained: Sequence[int],
+        user: ServedUser, parties: Numbers, k: int, filters: Mapping[str, str], why: int, explained: Numbers
     ) -> Response:
         """Return the k best items of these parties, with up to `why` ratings at the parties `explained` as reasons."""
         make = partial(UserProfile, catalogue, user, parties)
@@ -311,9 +309,8 @@ def _add_items(app: FastAPI, folder: Path | None) -> None:
             ratings = {rating.user: (rating.rating, rating.time) for rating in item.ratings}
             items[item.item] = AddedItem(item.item, item.title, item.columns, ratings)
         if len(items) < len(request.items):
-            raise HttpProblem(
-                400, "the request has an item twice", "give each item once, with all its ratings"
-            )
+            remedy = "give each item once, with all its ratings"
+            raise HttpProblem(400, "the request has an item twice", remedy)
         try:
             report = NewItems(folder, Run.load(folder, added=False), party).add(items)
         except DataError as error:
@@ -327,11 +324,11 @@ def _add_items(app: FastAPI, folder: Path | None) -> None:
         """Give items that were not in training a vector from their first ratings; they are served within seconds."""
         if folder is None:
             raise HttpProblem(404, "this server has no run folder to add items to", "use verfedgnn serve RUN")
-        first, *more = (view.catalogue.parties[p].name for p in view.find_parties(request.party))
-        if more:
-            remedy = f"add the field party, one of: {', '.join([first, *more])}"
-            raise HttpProblem(400, "several parties are served", remedy)
-        return _respond(await to_thread.run_sync(add, folder, first, request, limiter=one_at_a_time))
+        parties = view.find_parties(request.party)
+        party = view.name_parties(parties)
+        if len(parties) > 1:
+            raise HttpProblem(400, "several parties are served", f"add the field party, one of: {party}")
+        return _respond(await to_thread.run_sync(add, folder, party, request, limiter=one_at_a_time))
 
 
 def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
@@ -367,30 +364,25 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
     ) -> Response:
         """Return the highest ratings, how many there are, how many count as liked, and at how many other parties there are some.
 
-        `known` is false for a user who was not in training. Then `similar` has ids that look like this one.
+        `known` is false for a user who was not in training.
         """
         parties = view.find_parties(party)
         others = [p for p in view.allowed if p not in parties]
-        row = catalogue.users.find(user)
-        who = ServedUser(row)
+        who = ServedUser(catalogue.users.find(user))
         rated = [
             (rating, own.party, item)
             for own in who.find_ratings(catalogue, parties)
             for rating, item in zip(own.ratings.tolist(), own.items.tolist(), strict=True)
         ]
         best = sorted(rated, key=lambda entry: -entry[0])[:k]
+        items = [vars(catalogue.parties[p].describe(item)) | {"rating": rating} for rating, p, item in best]
         answer = {
             "count": len(rated),
             "liked": sum(rating >= catalogue.parties[p].liked_from for rating, p, _ in rated),
             "elsewhere": len(who.find_ratings(catalogue, others)),
-            "known": row is not None,
-            "items": [
-                {**vars(catalogue.parties[p].describe(item)), "rating": value} for value, p, item in best
-            ],
+            "known": who.row is not None,
+            "items": items,
         }
-        if row is None:
-            index = catalogue.index_users(tuple(view.allowed))
-            answer["similar"] = await run_in_threadpool(index.find_similar, user, 3)  # takes up to 0.1 s
         return _respond(answer)
 
     folder = resources.files("verfedgnn.serving") / "page"
@@ -407,14 +399,14 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
 def _add_error_handlers(app: FastAPI) -> None:
     """Turn FastAPI's own errors into `HttpProblem`, which the request guard sends."""
 
+    @app.exception_handler(RequestValidationError)
     async def reject_invalid(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part not in ("query", "body"))
-        cause = f"{where or 'the request'}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        cause = describe_invalid(error.errors()[0], ("query", "body"))
         # a body may hold lone surrogates, which UTF-8 cannot encode
         encodable = cause.encode(errors="replace").decode()
         raise HttpProblem(400, encodable, "correct the request; /openapi.json describes every parameter")
 
+    @app.exception_handler(HTTPException)
     async def reject_unrouted(request: Request, error: HTTPException) -> Response:
         headers = {}
         if error.status_code == 405:  # FastAPI names only the methods of the first route with this path
@@ -423,6 +415,3 @@ def _add_error_handlers(app: FastAPI) -> None:
             headers["allow"] = ", ".join(sorted(allowed))
         cause = str(error.detail).lower()
         raise HttpProblem(error.status_code, cause, "/openapi.json lists all endpoints", headers)
-
-    app.exception_handler(RequestValidationError)(reject_invalid)
-    app.exception_handler(HTTPException)(reject_unrouted)

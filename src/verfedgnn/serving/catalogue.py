@@ -79,10 +79,7 @@ class PartyCatalogue:
         self.table = party.ratings
         self.ids = IdIndex(party.ratings.item_ids)
         self.liked_from = upper_quarter(party.ratings.scale)
-        self.likes = np.bincount(
-            self.table.user[self.table.rating >= self.liked_from], minlength=self.table.n_users
-        )
-        self.total_likes = int(self.likes.sum())
+        self.likes = int((self.table.rating >= self.liked_from).sum())
         self._part = part
         self._order = np.lexsort((self.table.item, self.table.user))
         self._ends = np.searchsorted(self.table.user[self._order], np.arange(self.table.n_users + 1))

@@ -39,7 +39,7 @@ from verfedgnn.core.connection_table import is_loopback, parse_host_header
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import read_private
 from verfedgnn.core.option_names import make_printable
-from verfedgnn.serving.schema import HttpProblem
+from verfedgnn.serving.schema import HttpProblem, describe_invalid
 
 KEY_VARIABLE = "VERFEDGNN_API_KEY"
 SHORTEST_KEY = 16
@@ -126,7 +126,23 @@ def read_keys(file: Path | None) -> tuple[ApiKey, ...]:
         raise ConfigError(f"the key file {file} cannot be read ({error}); {remedy}") from None
     if file.suffix != ".toml":
         return (ApiKey("key", _check_key(text.strip(), str(file))),)
-    return _several_keys(text, file)
+    try:
+        tables = _KEY_FILE.validate_python(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the key file {file} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        reason = describe_invalid(error.errors()[0], ("[key]",))  # it quotes no key
+        raise ConfigError(f"the key file {file}: {reason}") from None
+    keys = []
+    for name, table in tables.items():
+        digest = _check_key(table.key, f"{file}, table {name},")
+        burst = table.burst or max(1.0, table.per_second or 1.0)
+        keys.append(ApiKey(name, digest, table.rights, table.parties, table.per_second, burst))
+    if not keys:
+        raise ConfigError(f"the key file {file} holds no key; add a table such as [shop] with key and rights")
+    if len({key.digest for key in keys}) < len(keys):
+        raise ConfigError(f"the key file {file} uses one key under two names; create another with: {_CREATE}")
+    return tuple(keys)
 
 
 class _KeyTable(BaseModel):
@@ -139,28 +155,6 @@ class _KeyTable(BaseModel):
 
 
 _KEY_FILE = TypeAdapter(dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,63}$")], _KeyTable])
-
-
-def _several_keys(text: str, file: Path) -> tuple[ApiKey, ...]:
-    try:
-        tables = _KEY_FILE.validate_python(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the key file {file} is not valid TOML: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]  # its message quotes no key
-        where = ".".join(str(part) for part in first["loc"] if part != "[key]")
-        reason = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
-        raise ConfigError(f"the key file {file}: {where}: {reason}") from None
-    keys = []
-    for name, table in tables.items():
-        digest = _check_key(table.key, f"{file}, table {name},")
-        burst = table.burst or max(1.0, table.per_second or 1.0)
-        keys.append(ApiKey(name, digest, table.rights, table.parties, table.per_second, burst))
-    if not keys:
-        raise ConfigError(f"the key file {file} holds no key; add a table such as [shop] with key and rights")
-    if len({key.digest for key in keys}) < len(keys):
-        raise ConfigError(f"the key file {file} uses one key under two names; create another with: {_CREATE}")
-    return tuple(keys)
 
 
 def _check_key(key: str, where: str) -> bytes:
@@ -250,13 +244,8 @@ class RequestGuard:
         metrics: ServerMetrics,
         log: AccessLog | None,
     ) -> None:
-        self.app, self._granted, self._everybody, self._metrics, self._log = (
-            app,
-            granted,
-            everybody,
-            metrics,
-            log,
-        )
+        self.app, self._metrics, self._log = app, metrics, log
+        self._granted, self._everybody = granted, everybody
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request, pass it on, and send any `HttpProblem` as the response."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import orjson
@@ -36,6 +36,12 @@ class HttpProblem(Exception):
         """Return the problem as the response to a request."""
         body = {"error": {"cause": self.cause, "remedy": self.remedy}}
         return Response(orjson.dumps(body), self.status, self.headers, "application/json")
+
+
+def describe_invalid(error: Mapping[str, Any], hidden: Sequence[str]) -> str:
+    """Return where something given is wrong, without the `hidden` parts of the place, and why, from an error of pydantic."""
+    where = ".".join(str(part) for part in error["loc"] if part not in hidden)
+    return f"{where or 'the request'}: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
 def _check_size(values: Any) -> Any:

@@ -154,17 +154,13 @@ class UserProfile:
         self.at = {p: self._see_at(p, vectors[p], ratings[p]) for p in parties}
 
     def _see_at(self, p: int, vector: Tensor, rating_vector: Tensor) -> UserAtParty:
-        user, served = self.user, self.catalogue.parties[p]
-        owned = rated = next((given.items for given in user.newer if given.party == p), NO_ITEMS)
+        user, liked_from = self.user, self.catalogue.parties[p].liked_from
+        owned = next((given.items for given in user.newer if given.party == p), NO_ITEMS)
         if user.row is not None:
-            known, trained = self._ranker(p).find_owned(user.row), served.find_ratings(user.row)[0]
-            owned = np.union1d(owned, known) if len(owned) else known
-            rated = np.union1d(rated, trained) if len(rated) else trained
-        if user.trained:
-            likes = int(served.likes[user.row])
-        else:
-            found = user.find_ratings(self.catalogue, [p])
-            likes = sum(int((given.ratings >= served.liked_from).sum()) for given in found)
+            owned = np.union1d(owned, self._ranker(p).find_owned(user.row))
+        found = user.find_ratings(self.catalogue, [p])  # none, or all at this party
+        rated = found[0].items if found else NO_ITEMS
+        likes = sum(int((given.ratings >= liked_from).sum()) for given in found)
         return UserAtParty(vector, rating_vector.numpy(), owned, rated, likes)
 
     def _ranker(self, party: int) -> ItemRanker:
@@ -207,7 +203,7 @@ class UserProfile:
         weights = [1.0] * len(parties)
         if self.catalogue.ranks and len(parties) > 1:
             likes = [own.likes for own in self.at.values()]
-            weights = weigh_parties(likes, [party.total_likes for party in parties]).tolist()
+            weights = weigh_parties(likes, [party.likes for party in parties]).tolist()
         found = [
             (p, row, score * weight)
             for p, weight, items in zip(self.parties, weights, ranked, strict=True)
