@@ -115,7 +115,7 @@ def test_a_pooled_method_sees_what_users_have_elsewhere(small_parties: list[vf.P
 def test_descents_predict_by_their_equations(small_parties: list[vf.PartyData]) -> None:
     """SVD++, I-AutoRec and LightGCN along edges are the dense formulas of their papers."""
     (table, *_) = prepare(small_parties, vf.Config.preset("best", **{"split.kind": "rating"}), CPU)
-    own = OwnRatings.of(table.input)
+    own = OwnRatings(table.input)
     rated = torch.zeros(own.graph.users, own.graph.items)
     rated[table.train.user.long(), table.train.item.long()] = 1.0
     count = rated.sum(1, keepdim=True).clamp(min=1)

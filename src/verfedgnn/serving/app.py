@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from importlib import resources
@@ -14,6 +14,7 @@ import orjson
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
@@ -23,12 +24,11 @@ from verfedgnn.core.installed import installed_version
 from verfedgnn.runs.added_items import AddedItem
 from verfedgnn.runs.run import Run
 from verfedgnn.serving import schema
-from verfedgnn.serving.catalogue import WITHOUT_ALONE, Catalogue
-from verfedgnn.serving.fold_in import UserRatings, group_ratings
+from verfedgnn.serving.catalogue import WITHOUT_ALONE, Catalogue, Unanswerable, View
 from verfedgnn.serving.ranker import ItemRanker, RankedItems, RankingQuery, rank_together
 from verfedgnn.serving.request_guard import PAGE_FILES, AccessLog, ApiKey, RequestGuard, ServerMetrics
 from verfedgnn.serving.run_answers import describe_run
-from verfedgnn.serving.schema import MAX_ITEMS, HttpProblem, NewcomerRating, describe_invalid
+from verfedgnn.serving.schema import MAX_ITEMS, HttpProblem, describe_invalid
 from verfedgnn.serving.split_test import ALONE, ModelName
 from verfedgnn.serving.user_lists import ServedUser, UserProfile, find_similar, find_user
 from verfedgnn.upkeep.new_items import NewItems
@@ -41,12 +41,8 @@ Numbers = Sequence[int]
 Waiting = tuple[ItemRanker, RankingQuery, asyncio.Future[RankedItems]]
 
 
-class View:
-    """What one request may see of a catalogue: the parties `allowed`. Other parties do not exist for it."""
-
-    def __init__(self, catalogue: Catalogue, allowed: Numbers) -> None:
-        self.catalogue = catalogue
-        self.allowed = allowed
+class RequestView(View):
+    """What one request over HTTP may see of a catalogue."""
 
     def find_user(self, user: str, model: ModelName | None) -> ServedUser:
         """Return the user of the run with this id, to be served by `model`."""
@@ -58,29 +54,6 @@ class View:
             raise HttpProblem(404, "this user was not in training", remedy)
         return found
 
-    def find_parties(self, party: str | None) -> list[int]:
-        """Return the number of the party with this name, or the numbers of all allowed parties."""
-        found = [p for p in self.allowed if party in (None, self.catalogue.parties[p].name)]
-        if not found:
-            remedy = f"use one of: {self.name_parties(self.allowed)}"
-            raise HttpProblem(404, "there is no such party here", remedy)
-        return found
-
-    def name_parties(self, parties: Iterable[int]) -> str:
-        """Return the names of parties, given their numbers."""
-        return ", ".join(self.catalogue.parties[p].name for p in parties)
-
-    def find_item(self, item: str, party: str | None) -> tuple[int, int]:
-        """Return the party and the row of an item."""
-        found = self.catalogue.find_item(item, self.find_parties(party))
-        if not found:
-            remedy = "give the item's id as in the data of this run"
-            raise HttpProblem(404, "there is no such item here", remedy)
-        if len(found) > 1:
-            remedy = f"add the parameter party, one of: {self.name_parties(p for p, _ in found)}"
-            raise HttpProblem(400, "several parties have an item with this id", remedy)
-        return found[0]
-
     def check_filters(self, filters: Mapping[str, str], known: Sequence[str] = ()) -> None:
         """Raise `HttpProblem` unless there are item columns of these names; `known` are parameters beside them."""
         existing = {name for p in self.allowed for name in self.catalogue.parties[p].table.columns}
@@ -88,22 +61,6 @@ class View:
             parameters = f"parameters: {', '.join(known)}; " if known else ""
             remedy = f"{parameters}columns: {', '.join(sorted(existing)) or 'none'}"
             raise HttpProblem(400, "there is no such parameter or item column", remedy)
-
-    def read_newcomer(self, ratings: Sequence[NewcomerRating]) -> list[UserRatings]:
-        """Return a newcomer's ratings by party, after checking items and scales."""
-        found: dict[tuple[int, int], float] = {}
-        for number, given in enumerate(ratings):
-            try:
-                place = self.find_item(given.item, given.party)
-                low, high = self.catalogue.parties[place[0]].table.scale
-                if not low <= given.rating <= high:
-                    remedy = f"give a rating from {low:g} to {high:g}"
-                    raise HttpProblem(400, "the rating is outside the scale", remedy)
-            except HttpProblem as problem:
-                problem.cause = f"ratings.{number}: {problem.cause}"
-                raise
-            found[place] = given.rating
-        return group_ratings(found)
 
 
 class Batcher:
@@ -173,9 +130,9 @@ def _respond(value: Any) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
-async def _view(request: Request) -> View:
+async def _view(request: Request) -> RequestView:
     """Return what the request may see, as the request guard found it."""
-    return View(request.app.state.catalogue, request.scope["parties"])
+    return RequestView(request.app.state.catalogue, request.scope["parties"], "add the parameter party")
 
 
 async def _read_filters(request: Request) -> dict[str, str]:
@@ -190,7 +147,7 @@ async def _read_filters(request: Request) -> dict[str, str]:
     return filters
 
 
-Seen = Annotated[View, Depends(_view)]
+Seen = Annotated[RequestView, Depends(_view)]
 Filters = Annotated[dict[str, str], Depends(_read_filters)]
 
 
@@ -233,8 +190,7 @@ def make_app(
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics_for_prometheus() -> Response:
-        kind, text = metrics.render()
-        return Response(text, media_type=kind)
+        return Response(metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return app
 
@@ -276,8 +232,9 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue) -> None:
         """
         parties = view.find_parties(newcomer.party)
         view.check_filters(newcomer.where)
-        given = await run_in_threadpool(view.read_newcomer, newcomer.ratings)
-        found = find_user(view.catalogue, newcomer.user, given)
+        given = ((rating.item, rating.party, rating.rating) for rating in newcomer.ratings)
+        newer = await run_in_threadpool(view.read_ratings, given)
+        found = find_user(view.catalogue, newcomer.user, newer)
         return await answer(found, parties, newcomer.k, newcomer.where, newcomer.why, view.allowed)
 
     @app.get("/v1/similar", response_model=schema.SimilarResponse)
@@ -311,11 +268,7 @@ def _add_items(app: FastAPI, folder: Path | None) -> None:
         if len(items) < len(request.items):
             remedy = "give each item once, with all its ratings"
             raise HttpProblem(400, "the request has an item twice", remedy)
-        try:
-            report = NewItems(folder, Run.load(folder, added=False), party).add(items)
-        except DataError as error:
-            cause, _, remedy = str(error).partition("; ")
-            raise HttpProblem(400, cause, remedy or "correct the request") from None
+        report = NewItems(folder, Run.load(folder, added=False), party).add(items)
         added = [{"item": item.item, "ratings": len(item.ratings)} for item in report.items]
         return {"items": added, "unknown_users": report.unknown_users}
 
@@ -375,7 +328,7 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
             for rating, item in zip(own.ratings.tolist(), own.items.tolist(), strict=True)
         ]
         best = sorted(rated, key=lambda entry: -entry[0])[:k]
-        items = [vars(catalogue.parties[p].describe(item)) | {"rating": rating} for rating, p, item in best]
+        items = [vars(catalogue.parties[p].describe(row)) | {"rating": rating} for rating, p, row in best]
         answer = {
             "count": len(rated),
             "liked": sum(rating >= catalogue.parties[p].liked_from for rating, p, _ in rated),
@@ -397,7 +350,13 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Turn FastAPI's own errors into `HttpProblem`, which the request guard sends."""
+    """Turn errors of requests into `HttpProblem`, which the request guard sends."""
+
+    @app.exception_handler(DataError)
+    @app.exception_handler(Unanswerable)
+    async def reject_unanswerable(request: Request, error: DataError | Unanswerable) -> Response:
+        cause, _, remedy = str(error).partition("; ")
+        raise HttpProblem(getattr(error, "status", 400), cause, remedy or "correct the request")
 
     @app.exception_handler(RequestValidationError)
     async def reject_invalid(_: Request, error: RequestValidationError) -> Response:

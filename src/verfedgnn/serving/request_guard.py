@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.exposition import generate_latest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -103,9 +103,8 @@ class ApiKey:
         """Return the numbers of the served parties that its holder may see."""
         unknown = sorted(set(self.parties or ()) - set(served))
         if unknown:
-            raise ConfigError(
-                f"key '{self.name}' names party '{unknown[0]}', which is not served; use: {', '.join(served)}"
-            )
+            cause = f"key '{self.name}' names party '{unknown[0]}', which is not served"
+            raise ConfigError(f"{cause}; use: {', '.join(served)}")
         return tuple(p for p, name in enumerate(served) if self.parties is None or name in self.parties)
 
 
@@ -160,9 +159,8 @@ _KEY_FILE = TypeAdapter(dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,63}
 def _check_key(key: str, where: str) -> bytes:
     """Return the digest of a key; raise `ConfigError` for one that is too short."""
     if len(key) < SHORTEST_KEY or not key.isascii() or any(c.isspace() for c in key):
-        raise ConfigError(
-            f"the key in {where} must have {SHORTEST_KEY} or more ASCII characters and no spaces; create one with: {_CREATE}"
-        )
+        wanted = f"{SHORTEST_KEY} or more ASCII characters and no spaces"
+        raise ConfigError(f"the key in {where} must have {wanted}; create one with: {_CREATE}")
     return digest_key(key)
 
 
@@ -197,18 +195,17 @@ class ServerMetrics:
         self._registry = CollectorRegistry()
         here: dict[str, Any] = {"namespace": "verfedgnn", "registry": self._registry}
         self._requests = Counter("requests", "Requests answered.", ["route", "status"], **here)
-        self._seconds = Histogram(
-            "request_seconds", "Response time in seconds.", ["route"], buckets=BUCKETS, **here
-        )
+        here["buckets"] = BUCKETS
+        self._seconds = Histogram("request_seconds", "Response time in seconds.", ["route"], **here)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request."""
         self._requests.labels(route, status).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def render(self) -> tuple[str, bytes]:
-        """Return the content type and the body of /metrics."""
-        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
+    def render(self) -> bytes:
+        """Return the body of /metrics."""
+        return generate_latest(self._registry)
 
 
 class AccessLog:
@@ -218,9 +215,8 @@ class AccessLog:
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError as error:
-            raise ConfigError(
-                f"cannot write the access log {path}: {error.strerror}; choose another --access-log"
-            ) from None
+            cause = f"cannot write the access log {path}: {error.strerror}"
+            raise ConfigError(f"{cause}; choose another --access-log") from None
 
     def append(self, values: Mapping[str, Any]) -> None:
         """Append a line with the time (UTC) and these values."""

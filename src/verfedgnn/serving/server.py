@@ -83,9 +83,8 @@ class LiveRun:
 
     def _load(self, state: _RunState) -> FastAPI:
         if state.forgetting:
-            raise RunError(
-                f"{state.folder} still holds what is being forgotten; finish with `verfedgnn forget {state.folder}`"
-            )
+            remedy = f"finish with `verfedgnn forget {state.folder}`"
+            raise RunError(f"{state.folder} still holds what is being forgotten; {remedy}")
         return self._build(state.folder)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -92,10 +92,11 @@ class SplitResult:
         verdict = "That is no clear difference: the interval includes 0. Go on with the test, or keep what is simpler."
         if self.low > 0 or self.high < 0:
             verdict = f"{'The federated' if self.low > 0 else 'Your own'} lists are better."
-        return (
-            f"Of 100 customers shown the federated lists, {self.federated:.{self.digits}f} clicked, of 100 shown your own, "
-            f"{self.alone:.{self.digits}f}: {self.interval}. {verdict}"
+        federated, alone = (f"{share:.{self.digits}f}" for share in (self.federated, self.alone))
+        shown = (
+            f"Of 100 customers shown the federated lists, {federated} clicked, of 100 shown your own, {alone}"
         )
+        return f"{shown}: {self.interval}. {verdict}"
 
 
 def compare(

@@ -191,11 +191,11 @@ class UserProfile:
 
     def make_queries(self, k: int, filters: Filters) -> list[tuple[ItemRanker, RankingQuery]]:
         """Return the queries for the user's k best items, one per party."""
-        masks = {p: self.catalogue.parties[p].filter_items(filters) for p in self.parties}
-        return [
-            (self._ranker(p), RankingQuery(own.vector, k, own.rated, masks[p], own.owned))
-            for p, own in self.at.items()
-        ]
+        queries = []
+        for p, own in self.at.items():
+            allowed = self.catalogue.parties[p].filter_items(filters)
+            queries.append((self._ranker(p), RankingQuery(own.vector, k, own.rated, allowed, own.owned)))
+        return queries
 
     def merge(self, ranked: Sequence[RankedItems], k: int) -> list[ScoredItem]:
         """Return the k best items of the rankings of the parties."""
@@ -342,9 +342,8 @@ def make_lists(
     profiles: Sequence[UserProfile], k: int, filters: Filters = NO_FILTERS
 ) -> list[list[ScoredItem]]:
     """Return the k best items of each user, scored together."""
-    ranked = iter(
-        rank_together([query for profile in profiles for query in profile.make_queries(k, filters)])
-    )
+    queries = [query for profile in profiles for query in profile.make_queries(k, filters)]
+    ranked = iter(rank_together(queries))
     return [profile.merge([next(ranked) for _ in profile.parties], k) for profile in profiles]
 
 
@@ -372,6 +371,5 @@ def find_similar(
         top = np.argpartition(-cosine, min(k, len(cosine)) - 1)[:k]
         found += [(p, int(row), float(cosine[row])) for row in top if np.isfinite(cosine[row])]
     best = sorted(found, key=lambda entry: entry[2], reverse=True)[:k]
-    return [
-        SimilarItem(**vars(catalogue.parties[p].describe(row)), similarity=value) for p, row, value in best
-    ]
+    items = [(catalogue.parties[p].describe(row), value) for p, row, value in best]
+    return [SimilarItem(**vars(item), similarity=value) for item, value in items]

@@ -103,9 +103,8 @@ def local_federation(
     """
     ratings = sum(len(data.train) for data in inputs)
     config = config.for_parties(len(inputs)).for_data(inputs[0].users, ratings)
-    coordinator = Coordinator(
-        config, [data.name for data in inputs], device, masked=policy.masks, start=start
-    )
+    names = [data.name for data in inputs]
+    coordinator = Coordinator(config, names, device, masked=policy.masks, start=start)
     candidates = [
         Candidate(data, config, simulated_secret(config.seed, index), device, policy, party, start=start)
         for index, data in enumerate(inputs)
