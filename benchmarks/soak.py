@@ -38,7 +38,8 @@ COMMAND = [warm_python(), "-m", "verfedgnn"]
 """Members start from a Python that has loaded the package; half of a night would be spent on loading it."""
 MARK = "SOAK_MEMBER"
 """Environment variable that tells to whom a process belongs."""
-KEEP = 3
+KEEP, TOLERANCE = 3, 6
+"""A partner that leaves costs accuracy, by intention; a bad load costs more."""
 FIRST, JOINS, LEAVES, LIMITED = ("film", "book", "music"), "games", "book", "music"
 SETTINGS = ("--preset", "best", "--set", "epochs=8")
 STAGES = ("ratings", "lists", "final", "final lists")
@@ -148,7 +149,7 @@ class Federation:
     def start(self, name: str, night: str) -> None:
         """Start a member's night, as a timer would; its log grows."""
         home = self.folder / ("hub" if name == "server" else name)
-        words = ["night", home / "nights", "--name", night, "--keep", KEEP, "--"]
+        words = ["night", home / "nights", "--name", night, "--keep", KEEP, "--tolerance", TOLERANCE, "--"]
         if name == "server":
             words += ["coordinator", home, "--listen", f"127.0.0.1:{self.port}"]
         else:

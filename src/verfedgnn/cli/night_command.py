@@ -325,7 +325,9 @@ def _write_metrics(path: Path, folder: Path) -> None:
             break
         idle += each.result != "begun"
     where = f"folder={json.dumps(str(folder.resolve()))}"
-    values: dict[str, float] = {f'night_result{{{where},result="{word}"}}': int(last.result == word) for word in EXITS}
+    values: dict[str, float] = {
+        f'night_result{{{where},result="{word}"}}': int(last.result == word) for word in EXITS
+    }
     values |= {
         f"night_time_seconds{{{where}}}": int(last.due(0).timestamp()),
         f"night_duration_seconds{{{where}}}": last.seconds,
