@@ -42,7 +42,7 @@ fuzz: .venv/installed-dev
 	@OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/fuzzer.py --messages 1000000
 
 soak: .venv/installed-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py
+	@OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python benchmarks/soak.py --picture results/soak.svg
 
 lint: .venv/installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo 2>/dev/null && $(BIN)/mypy

@@ -209,10 +209,7 @@ def check_recommendations_to_new_customers(command: Command, run: Path) -> None:
     assert "This is one list over all parties (" in err
     code, _, err = command("recommend", run, "--user", "u3x5", "--party", "shop")
     assert code != 0
-    assert re.search(r"this run knows 40 users, similar ids are 'u35'", err)
-    code, _, err = command("recommend", run, "--user", "99999999", "--party", "shop")
-    assert "this run knows 40 users, none with a similar id; ids look like 'u" in err
-    code, _, err = command("recommend", run, "--user", "u3x5", "--party", "shop")
+    assert "this run knows 40 users, and ids look like 'u" in err
     words = shlex.split(err.partition("for example: ")[2])
     assert "--rated" in words
     code, out, err = command(*words[words.index("recommend") :], "--json")

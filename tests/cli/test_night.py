@@ -23,7 +23,7 @@ from shells import Shells
 from verfedgnn.cli import night_command
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import RunError
-from verfedgnn.runs.nights import HISTORY, Night, read_nights
+from verfedgnn.runs.nights import EXITS, HISTORY, Night, read_nights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -259,6 +259,21 @@ def test_old_nights_go_and_the_served_one_stays(nights: Nights) -> None:
     assert left == {"1", "3", "4", "current"}
 
 
+def test_a_night_that_is_over_keeps_no_checkpoints(nights: Nights) -> None:
+    """They were nine tenths of a coordinator's nights."""
+    nights.codes["train"] = 4
+    nights.night("mon")
+    checkpoint = nights.folder / "mon" / "lists" / "checkpoint" / "party"
+    checkpoint.mkdir(parents=True)
+    nights.codes["resume"] = 4
+    nights.night("mon")
+    assert checkpoint.is_dir()
+    nights.codes = {}
+    nights.night("mon")
+    assert not checkpoint.parent.exists()
+    assert (nights.folder / "mon" / "metrics.json").is_file()
+
+
 def test_a_coordinator_only_trains(nights: Nights) -> None:
     assert nights.night("mon", command="coordinator") == (0, ["coordinator hub --out mon"])
     assert nights.words() == {"mon": "trained"}
@@ -407,9 +422,9 @@ def test_the_history_is_shown_and_measured(nights: Nights) -> None:
     assert "no space left" in shown.output
     listed = json.loads(CliRunner().invoke(app, ["nights", str(nights.folder), "--json"]).stdout)
     assert [each["bytes"] > 0 for each in listed] == [True, False, False], "the size on disk"
-    lines = nights.metrics.read_text().splitlines()
-    assert 'verfedgnn_night_result{result="failed"} 1' in lines
-    assert "verfedgnn_nights_without_promotion 2" in lines
+    text = nights.metrics.read_text()
+    assert re.search(r'verfedgnn_night_result{folder=".*/nights",result="failed"} 1\n', text)
+    assert re.search(r"verfedgnn_nights_without_promotion{.*} 2\n", text)
 
 
 def test_a_killed_night_has_metrics_that_others_may_read(nights: Nights) -> None:
@@ -418,7 +433,7 @@ def test_a_killed_night_has_metrics_that_others_may_read(nights: Nights) -> None
         nights.kill("mon")
     finally:
         os.umask(before)
-    assert 'verfedgnn_night_result{result="begun"} 1' in nights.metrics.read_text().splitlines()
+    assert re.search(r'verfedgnn_night_result{folder=".*",result="begun"} 1\n', nights.metrics.read_text())
     assert nights.metrics.stat().st_mode & 0o777 == 0o644, "node_exporter is another user"
     assert (nights.folder / HISTORY).stat().st_mode & 0o777 == 0o600
 
@@ -452,7 +467,7 @@ def test_alerts_fire_on_the_nights_they_are_for(
     nights.night("tue")
     nights.age(24)
     nights.night("wed")
-    metrics = re.sub(r"(night_time_seconds) .*", r"\1 0", nights.metrics.read_text())
+    metrics = re.sub(r"(night_time_seconds{.*}) .*", r"\1 0", nights.metrics.read_text())
     check_alerts(tmp_path, metrics, hours * 60, firing)
 
 
@@ -463,17 +478,35 @@ def test_a_night_that_was_given_up_is_an_alert(nights: Nights, tmp_path: Path) -
     nights.night("tue")
     nights.age(24)
     assert nights.night("tue") == (7, [])
-    metrics = re.sub(r"(night_time_seconds) .*", r"\1 0", nights.metrics.read_text())
+    metrics = re.sub(r"(night_time_seconds{.*}) .*", r"\1 0", nights.metrics.read_text())
     check_alerts(tmp_path, metrics, 60, {"VerfedgnnNightFailed"})
 
 
-def test_the_examples_start_the_command(nights: Nights) -> None:
-    """Each example's command line is one that `night` takes."""
-    unit = (EXAMPLES / "nightly" / "verfedgnn-nightly.service").read_text()
-    lines = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("ExecStart=")]
-    lines.append((EXAMPLES / "nightly" / "crontab").read_text().splitlines()[-1].split("&& ")[1])
-    for line in lines:
-        program, *words = shlex.split(line)
-        assert program.endswith("verfedgnn")
-        words[1] = str(nights.folder / words[1].strip("/").replace("/", "-"))
-        assert CliRunner().invoke(app, words).exit_code == 0, line
+@pytest.mark.parametrize("name", ["film", "hub", "shop"])
+def test_the_examples_start_the_command(nights: Nights, name: str) -> None:
+    """Each example's command line is one that `night` takes, and its metrics are where the page says."""
+    unit = (EXAMPLES / "nightly" / "verfedgnn-nightly@.service").read_text()
+    line = next(line.partition("=")[2] for line in unit.splitlines() if line.startswith("ExecStart="))
+    if name == "shop":
+        line = (EXAMPLES / "nightly" / "crontab").read_text().splitlines()[-1].split("&& ")[1].split(" > ")[0]
+    else:
+        conf = (EXAMPLES / "nightly" / f"{name}.conf").read_text().splitlines()[-1]
+        line = line.replace("%i", name).replace("$NIGHT", conf.removeprefix("NIGHT="))
+    program, *words = shlex.split(line)
+    assert program == "/opt/verfedgnn/bin/verfedgnn"
+    assert words[3] == f"/var/cache/verfedgnn/{name}.prom"
+    words[1], words[3] = str(nights.folder), str(nights.metrics)
+    assert CliRunner().invoke(app, words).exit_code == 0, line
+    assert nights.metrics.exists()
+
+
+def test_the_unit_starts_a_failed_night_again_and_opens_nothing_but_metrics() -> None:
+    unit = (EXAMPLES / "nightly" / "verfedgnn-nightly@.service").read_text()
+    settings = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and line[0] != "#")
+    assert settings["Restart"] == "on-failure"
+    assert settings["RestartPreventExitStatus"] == str(EXITS["given up"])
+    wanted = {EXITS[word] for word in ("kept", "nothing new", "stopped")}
+    assert set(map(int, settings["SuccessExitStatus"].split())) == wanted
+    assert (settings["StateDirectoryMode"], settings["UMask"]) == ("0700", "0077")
+    assert (settings["CacheDirectory"], settings["CacheDirectoryMode"]) == ("verfedgnn", "0755")
+    assert settings["KillMode"] == "mixed", "the night forwards the signal"

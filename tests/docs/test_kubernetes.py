@@ -40,7 +40,12 @@ _POD = {
         {"name": str, "persistentVolumeClaim": {"claimName": str, "readOnly": bool}, "emptyDir": {}},
     ],
 }  # fmt: skip
-_TEMPLATE = {"metadata": {"labels": {"app": str}}, "spec": _POD}
+_TEMPLATE = {
+    "metadata": {
+        "labels": {"app": str}, "annotations": {"prometheus.io/scrape": str, "prometheus.io/port": str},
+    },
+    "spec": _POD,
+}  # fmt: skip
 SCHEMA: dict[str, Any] = {
     "v1 PersistentVolumeClaim": {"accessModes": [str], "resources": {"requests": {"storage": str}}},
     "v1 Service": {
@@ -125,12 +130,16 @@ def test_probes_volumes_and_selectors_lead_somewhere() -> None:
     for pod in pods():
         volumes = {volume["name"] for volume in pod["volumes"]}
         for container in pod["containers"]:
+            mounted = {mount["name"] for mount in container["volumeMounts"]}
+            if not container["image"].startswith("verfedgnn"):
+                assert mounted <= volumes
+                continue
             ports = {port["name"] for port in container["ports"]}
             assert container["startupProbe"]["httpGet"]["path"] == "/healthz"
             assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                 assert container[probe]["httpGet"]["port"] in ports
-            assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+            assert mounted == volumes
     names = {each["metadata"]["name"] for _, each in objects()}
     service = next(each for _, each in objects() if each["kind"] == "Service")
     assert service["spec"]["selector"]["app"] in names
@@ -146,7 +155,19 @@ def test_the_image_has_what_the_manifests_and_compose_start() -> None:
 
 
 def commands() -> list[list[str]]:
-    return [container["args"] for pod in pods() for container in pod["containers"]]
+    containers = [container for pod in pods() for container in pod["containers"]]
+    return [each["args"] for each in containers if each["image"].startswith("verfedgnn")]
+
+
+def test_the_metrics_of_nights_are_where_the_exporter_looks() -> None:
+    nights = [words for words in commands() if words[0] == "night"]
+    assert {Path(words[words.index("--textfile") + 1]).parent for words in nights} == {Path("/data/metrics")}
+    exporters = [
+        container for pod in pods() for container in pod["containers"] if container["name"] == "metrics"
+    ]
+    assert len(exporters) == len(nights) == 2
+    for each in exporters:
+        assert "--collector.textfile.directory=/data/metrics" in each["args"]
 
 
 def test_their_options_are_ours() -> None:

@@ -159,3 +159,9 @@ def test_every_dependency_is_pinned() -> None:
 
 def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_continuous_integration_has_what_tests_would_be_skipped_without() -> None:
+    installed = re.search(r"apt-get install (.*)", (ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert installed is not None
+    assert {"chromium-browser", "prometheus"} <= set(installed[1].split())

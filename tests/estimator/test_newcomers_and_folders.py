@@ -75,7 +75,7 @@ def test_mistakes_about_newcomers_are_explained(fitted: vf.VerFedRecommender) ->
         fitted.recommend(ratings=[(item, 5)])  # type: ignore[call-overload]
     with pytest.raises(vf.RunError, match="item 'nothing' is in no catalogue; known items look like"):
         fitted.recommend(ratings={"nothing": 5})
-    with pytest.raises(vf.RunError, match="no party 'music' in this run; use one of"):
+    with pytest.raises(vf.RunError, match="no such party here; use one of"):
         fitted.recommend(ratings={"music": {item: 5}})
     with pytest.raises(vf.RunError, match="call recommend once for each newcomer"):
         fitted.recommend(["a", "b"], ratings={item: 5})  # type: ignore[call-overload]

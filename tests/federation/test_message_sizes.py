@@ -14,8 +14,8 @@ from hub import SERVER, wait_until
 from verfedgnn.federation.coordinator_service import MOST_OFFENCES
 from verfedgnn.federation.transport import TransportEvent, size_of
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.aggregation import largest_message
 from verfedgnn.protocol.messages import RoundReply, Welcome, decode, encode, encode_parts
+from verfedgnn.protocol.replica import largest_message
 
 
 def test_a_full_copy_is_held_once_for_all_parties() -> None:
@@ -56,7 +56,7 @@ def test_a_full_copy_is_held_once_for_all_parties() -> None:
 def test_every_message_of_a_training_is_within_its_announced_size(preset: str, parties: int) -> None:
     """The largest arrays that the configuration allows, unpackable: the bounds hold, and are not loose by more than a few times."""
     from verfedgnn.privacy.protections import protection_of
-    from verfedgnn.protocol.aggregation import neighbourhood_shape, neighbourhood_type
+    from verfedgnn.protocol.forward_backward import neighbourhood_shape, neighbourhood_type
 
     config = vf.Config.preset(preset, masking=True)
     model = Model(config.model, 20_000)

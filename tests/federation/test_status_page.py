@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import re
 import resource
 import socket
 import subprocess
@@ -119,9 +118,3 @@ def test_the_examples_ask_for_health_where_the_status_is() -> None:
     for member in services.values():
         address = member["command"][member["command"].index("--status") + 1]
         assert f"http://{address}/healthz" in member["healthcheck"]["test"][-1]
-    for name in ("coordinator", "party"):
-        text = (root / "examples" / "systemd" / f"verfedgnn-{name}.service").read_text()
-        found = re.search(r"--status (\S+) ", text)
-        assert found is not None
-        assert "ExecStartPost=-/usr/bin/curl --fail" in text
-        assert f"http://{found[1]}/healthz\n" in text

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from test_federation import assert_same, in_round, local, trial
 from typer.testing import CliRunner
 
 import verfedgnn as vf
+from alert_rules import check_alerts
 from hub import SERVER, Killed, agree, wait_until
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import Interrupted
@@ -90,6 +92,10 @@ def test_a_stopped_party_is_stalled_on_every_side(
     assert f'verfedgnn_party_stalled{{party="{late}"}} 1.0' in text
     assert f'verfedgnn_waits_for{{party="{late}"}} 1.0' in text
     check_examples(text)
+    if shutil.which("promtool"):
+        check_alerts(tmp_path, text, 3, {"VerfedgnnPartyStalled"})
+        waiting = {"VerfedgnnTrainingWaits", "VerfedgnnNoProgress"}
+        check_alerts(tmp_path, text, 8, {"VerfedgnnPartyStalled"} | waiting)
 
 
 def check_examples(text: str) -> None:

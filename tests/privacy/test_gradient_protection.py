@@ -17,9 +17,8 @@ from verfedgnn.core.key_stream import KeyStream, NoiseKey
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.privacy.accounting import privacy_report
 from verfedgnn.privacy.protections import add_laplace, protection_of, quantize_ternary
-from verfedgnn.protocol.aggregation import participation_scale
 from verfedgnn.protocol.coordinator import Coordinator
-from verfedgnn.protocol.replica import step
+from verfedgnn.protocol.replica import participation_scale
 
 SIGMAS = 5.0
 """Statistical tests fail beyond five standard errors: less than once in a million by chance; see test_projection.py."""
@@ -201,18 +200,3 @@ def test_participation_scale_without_oneself() -> None:
     assert participation_scale(items, [1]) == 3
     assert participation_scale(items, [0, 1], without=0) == 50 / 20
     assert participation_scale(items, [0], without=0) == 0
-
-
-@pytest.mark.parametrize("shape", [(70_000, 7), (3,), (2, 20, 20)])
-def test_a_step_in_pieces_is_a_step(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bit: replicas on machines of any size must agree."""
-    start = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
-    found = []
-    for piece in (1 << 10, 1 << 18, 1 << 30):
-        monkeypatch.setattr("verfedgnn.protocol.replica.PIECE", piece)
-        parameters, sums, gradient = (value.clone() for value in start)
-        sums.square_()
-        step(parameters, sums, gradient, 0.1)
-        found.append(torch.stack([parameters, sums]))
-    assert torch.equal(found[0], found[2])
-    assert torch.equal(found[1], found[2])

@@ -161,15 +161,6 @@ def test_draws_follow_the_distribution(variance: float) -> None:
     assert stats.chi2.sf(statistic, len(chance) - 1) > ERROR_RATE
 
 
-@pytest.mark.parametrize("variance", [0.01, 30.0, 512.0**2])
-def test_the_guide_finds_what_a_binary_search_finds(variance: float) -> None:
-    table = skellam_table(variance)
-    words = KeyStream(simulated_secret(2, 0)).words((50_000,))
-    edges = [table.high, table.high - np.uint64(1), table.high + np.uint64(1)]
-    words = np.concatenate([words, *edges, np.array([0, 2**64 - 1], np.uint64)])
-    assert (table.count(words) == np.searchsorted(table.high, words, side="right")).all()
-
-
 def test_undecided_draws_use_64_more_bits() -> None:
     """A word that equals an entry's first 64 bits is decided by the entry's other bits."""
     noise = SkellamNoise(30.0, NoiseKey(simulated_secret(0, 0)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,11 @@ from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.privacy.rating_dp import (
     add_item_noise,
-    add_validation_noise,
     fit_budget,
     rating_epsilon,
     release_gradient,
+    release_validation,
     sensitivity,
-    sum_validation,
     unit,
 )
 from verfedgnn.privacy.release_events import Release, ReleaseEvent, compose_epsilon
@@ -124,7 +122,7 @@ def test_integers_are_gradients_to_a_fraction_of_the_noise() -> None:
 def test_epsilon_is_that_of_gaussian_noise_to_rounding() -> None:
     """Fine integers: the Skellam bound comes near alpha / (2 z^2), and users and items make twice that."""
     config = private(noise_multiplier=10.0)
-    event = ReleaseEvent("GaussianDpEvent", (("noise_multiplier", 10.0),))
+    event = ReleaseEvent("GaussianDpEvent", {"noise_multiplier": 10.0})
     normal = compose_epsilon([Release("gradients", 80, event)], 1e-6)
     assert normal <= rating_epsilon(config, rounds=40, validations=0) <= 1.02 * normal
 
@@ -233,16 +231,6 @@ def test_embeddings_stay_within_their_bound(small_parties: list[vf.PartyData]) -
     assert float(users.norm(dim=1).max()) <= config.model.bound * (1 + 1e-5)
 
 
-def test_masks_change_nothing(small_parties: list[vf.PartyData]) -> None:
-    """Integers modulo 2^32: masked and unmasked sums are the same, and so are the public parameters."""
-    plain = federation(small_parties, private(epochs=3))
-    masked = federation(small_parties, private(epochs=3), policy=replace(LOCAL, masks=True))
-    for _ in range(3):
-        plain.round()
-        masked.round()
-    assert torch.equal(plain.coordinator.replica.parameters, masked.coordinator.replica.parameters)
-
-
 def test_a_private_run_repeats_resumes_and_reports(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
     config = private(epochs=6, evaluate_every=2)
     whole = vf.train(small_parties, config)
@@ -283,7 +271,5 @@ def test_noise_that_all_parties_can_remove_promises_nothing(
 
 def test_noised_validation_is_bounded_by_the_scale() -> None:
     config = private(noise_multiplier=1e-9)
-    error, count = add_validation_noise(
-        sum_validation(torch.tensor([1.0, 4.0, 1e9]), (1.0, 5.0), config), (1.0, 5.0), config, key(0)
-    )
+    error, count = release_validation(torch.tensor([1.0, 4.0, 1e9]), (1.0, 5.0), config, key(0))
     assert (error, count) == (pytest.approx(21.0), 3)

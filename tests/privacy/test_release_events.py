@@ -33,7 +33,7 @@ REST: dict[str, Any] = {"users": 9, "rows": 1, "protected": True, "randomness": 
 
 def gaussian(noise: float) -> ReleaseEvent:
     """The event of Gaussian noise of `noise` times the l2 sensitivity, whose exact curve is known."""
-    return ReleaseEvent("GaussianDpEvent", (("noise_multiplier", noise),))
+    return ReleaseEvent("GaussianDpEvent", {"noise_multiplier": noise})
 
 
 def normal_delta(mu: float, at: float) -> float:

@@ -20,7 +20,7 @@ from verfedgnn import ProtocolError
 from verfedgnn.core.errors import DivergedError
 from verfedgnn.privacy.masking import to_residues, wrap_signed
 from verfedgnn.protocol import messages as align
-from verfedgnn.protocol.aggregation import from_fixed, to_fixed
+from verfedgnn.protocol.forward_backward import from_fixed, to_fixed
 from verfedgnn.protocol.integer_packing import TYPES, pack_integers, unpack_integers
 from verfedgnn.protocol.messages import (
     HEADER,

@@ -115,7 +115,7 @@ def test_a_pooled_method_sees_what_users_have_elsewhere(small_parties: list[vf.P
 def test_descents_predict_by_their_equations(small_parties: list[vf.PartyData]) -> None:
     """SVD++, I-AutoRec and LightGCN along edges are the dense formulas of their papers."""
     (table, *_) = prepare(small_parties, vf.Config.preset("best", **{"split.kind": "rating"}), CPU)
-    own = OwnRatings.of(table.input)
+    own = OwnRatings(table.input)
     rated = torch.zeros(own.graph.users, own.graph.items)
     rated[table.train.user.long(), table.train.item.long()] = 1.0
     count = rated.sum(1, keepdim=True).clamp(min=1)
@@ -400,7 +400,7 @@ def test_a_party_can_train_any_method_alone(name: str) -> None:
 
 def test_fedpergnn_sums_of_attention_fit_the_wire(small_parties: list[vf.PartyData]) -> None:
     """With noise on its weights attention grows far beyond what 32 bits hold beside their fraction."""
-    from verfedgnn.protocol.aggregation import from_fixed, neighbourhood_type, to_fixed
+    from verfedgnn.protocol.forward_backward import from_fixed, neighbourhood_type, to_fixed
 
     config = configured("fedpergnn", "gat")
     assert neighbourhood_type(config) == np.int64

@@ -229,8 +229,8 @@ def test_a_newcomer_over_http(run: vf.Run, client: Any) -> None:
 @pytest.mark.parametrize(
     ("rating", "status", "cause"),
     [
-        ({"item": "no such item", "rating": 3}, 404, "ratings.0: there is no such item"),
-        ({"item": "0", "rating": 99}, 400, "ratings.0: the rating is outside the scale"),
+        ({"item": "no such item", "rating": 3}, 404, "item 'no such item' is in no catalogue"),
+        ({"item": "0", "rating": 99}, 400, "the rating of item"),
         ({"item": "0"}, 400, "ratings.0.rating: field required"),
         ({"item": "0", "rating": 3, "more": 1}, 400, "ratings.0.more"),
     ],

@@ -61,7 +61,7 @@ def test_parameters_that_nobody_reads_are_a_mistake(client: Any, path: str) -> N
         ("/v1/recommendations?user=1&k=1001", 400, "correct the request"),
         ("/v1/recommendations?user=1&party=nobody", 404, "use one of"),
         ("/v1/recommendations?user=1&colour=red", 400, "columns: "),
-        ("/v1/similar?item=nothing", 404, "as in the data"),
+        ("/v1/similar?item=nothing", 404, "known items look like"),
         ("/nowhere", 404, "openapi.json"),
     ],
 )

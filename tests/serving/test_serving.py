@@ -245,13 +245,6 @@ def keep_party(run: vf.Run, party: int) -> vf.Run:
     )
 
 
-def test_similar_ids_are_found() -> None:
-    index = IdIndex(np.array(["bob", "anna.kl", "", *(f"u{n:04}" for n in range(2000)), "anna.k"]))
-    assert index.find_similar("anna.l", 2) == ["anna.kl", "anna.k"]
-    assert "u0123" in index.find_similar("u01x23", 3)
-    assert index.find_similar("zzz", 2) == [], "nothing is like it"
-
-
 def test_ids_are_found_by_text_and_by_their_start() -> None:
     ids = IdIndex(np.array(["2", "10", "1", "21", "x y"]))
     assert [ids.find(text) for text in ("10", "x y", "3", "", "100")] == [1, 4, None, None, None]

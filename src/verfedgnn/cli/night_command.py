@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from threading import TIMEOUT_MAX, Timer
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -277,22 +277,27 @@ def _record(folder: Path, result: Night, textfile: Path | None) -> None:
             file.flush()
             os.fsync(file.fileno())
     if textfile is not None:
-        _write_metrics(textfile, read_nights(folder))
+        _write_metrics(textfile, folder)
 
 
 def _prune(folder: Path, keep: int) -> None:
-    """Remove the oldest nights that are over, but not the served run and the best ones that were promoted."""
+    """Remove the oldest nights that are over, but not the served run and the best ones, and what only resuming the others needs."""
     from verfedgnn.evaluation.promotion import read_best
 
     current = folder / CURRENT
     kept = {current.resolve()} if current.exists() else set()
     if (current / "metrics.json").is_file():
         kept |= set(read_best(current.resolve()).values())
-    finished = [folder / each.night for each in read_nights(folder) if each.result in DONE]
+    over = [folder / each.night for each in read_nights(folder) if each.result in DONE]
     with writing(folder):
-        for place in finished[:-keep]:
-            if place.is_dir() and not place.is_symlink() and place.resolve() not in kept:
+        for place in over:
+            if not place.is_dir() or place.is_symlink():
+                continue
+            if place in over[:-keep] and place.resolve() not in kept:
                 shutil.rmtree(place)
+            else:
+                for checkpoint in list(place.rglob("checkpoint")):
+                    shutil.rmtree(checkpoint)
 
 
 @contextmanager
@@ -311,23 +316,26 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _write_metrics(path: Path, history: Sequence[Night]) -> None:
-    """Write the last night, and how often in a row none was promoted, as metrics for Prometheus."""
-    last: dict[str, Any] = asdict(history[-1]) if history else {}
-    idle = 0
+def _write_metrics(path: Path, folder: Path) -> None:
+    """Write the last night of a folder, and how often in a row none was promoted, as metrics for Prometheus."""
+    history = read_nights(folder)
+    last, idle = history[-1], 0
     for each in reversed(history):
         if each.result in ("promoted", "trained"):
             break
         idle += each.result != "begun"
-    started = datetime.fromisoformat(last["started"]).timestamp() if last else 0.0
-    lines = [f'verfedgnn_night_result{{result="{word}"}} {int(last.get("result") == word)}' for word in EXITS]
-    lines += [
-        f"verfedgnn_night_time_seconds {started:.0f}",
-        f"verfedgnn_night_duration_seconds {last.get('seconds', 0):.1f}",
-        f"verfedgnn_nights_without_promotion {idle}",
-    ]
+    where = f"folder={json.dumps(str(folder.resolve()))}"
+    values: dict[str, float] = {
+        f'night_result{{{where},result="{word}"}}': int(last.result == word) for word in EXITS
+    }
+    values |= {
+        f"night_time_seconds{{{where}}}": int(last.due(0).timestamp()),
+        f"night_duration_seconds{{{where}}}": last.seconds,
+        f"nights_without_promotion{{{where}}}": idle,
+    }
     with writing(path):
+        make_folder(path.parent)
         part = path.with_suffix(".part")
-        part.write_text("\n".join(lines) + "\n", "utf-8")
+        part.write_text("".join(f"verfedgnn_{name} {value}\n" for name, value in values.items()), "utf-8")
         part.chmod(0o644)  # node_exporter is another user
         part.replace(path)

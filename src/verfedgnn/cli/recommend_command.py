@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from verfedgnn.cli.next_step import command_text, show_next
@@ -113,26 +114,18 @@ def _read_rated(run: Run, texts: list[str]) -> dict[str, Any]:
 
 
 def _check_user(run: Run, folder: Path, user: str, party: str | None) -> None:
-    """Raise `RunError` for a user whom the run does not know; it names similar ids and the way to serve someone new."""
-    from verfedgnn.serving.catalogue import IdIndex
-    from verfedgnn.serving.run_answers import find_popular_item
-
+    """Raise `RunError` for a user whom the run does not know; it shows ids and the way to serve someone new."""
     table = run.parties[0].ratings
     if user and (table.user_ids == user).any():
         return
     owner = next((each for each in run.parties if each.name == party), run.parties[0])
-    rating = f"{owner.name}:{find_popular_item(owner.ratings)}={owner.ratings.scale[1]:g}"
+    popular = owner.ratings.item_ids[np.bincount(owner.ratings.item).argmax()]
+    rating = f"{owner.name}:{popular}={owner.ratings.scale[1]:g}"
     words = ["recommend", str(folder), "--rated", rating]
     command = command_text([*words, *([] if party is None else ["--party", party])])
-    similar = IdIndex(table.user_ids).find_similar(user, 3)
-    quoted = [f"'{each}'" for each in similar or table.user_ids[table.known_users[:2]]]
-    near = (
-        f"similar ids are {', '.join(quoted)}"
-        if similar
-        else f"none with a similar id; ids look like {' and '.join(quoted)}"
-    )
+    looks = " and ".join(f"'{each}'" for each in table.user_ids[table.known_users[:2]])
     raise RunError(
-        f"user '{user}' was not in training; this run knows {len(table.known_users):,} users, {near}. "
+        f"user '{user}' was not in training; this run knows {len(table.known_users):,} users, and ids look like {looks}. "
         f"For someone new, pass their ratings, for example: {command}"
     )
 

@@ -83,7 +83,6 @@ def serve(
         import uvicorn  # noqa: F401
 
         from verfedgnn.serving.request_guard import read_keys
-        from verfedgnn.serving.server import ServeOptions
         from verfedgnn.serving.server import serve as serve_run
     except ModuleNotFoundError as error:
         raise ConfigError(
@@ -97,7 +96,6 @@ def serve(
         )
     split = read_split(run, split_test, split_key)
     run = find_run(run)
-    options = ServeOptions(run, party, keys, threads, access_log, split)
     try:
         with _listen(host, port) as listener:
             name = f"[{host}]" if ":" in host else host
@@ -114,7 +112,16 @@ def serve(
                     )
                 output.remark(f"next: open {address} in a browser")
 
-            serve_run(options, listener, ready)
+            serve_run(
+                run,
+                listener,
+                ready,
+                party=party,
+                keys=keys,
+                threads=threads,
+                access_log=access_log,
+                split=split,
+            )
     except KeyboardInterrupt:
         pass  # Ctrl-C and SIGTERM are the normal ways to stop a server
 
@@ -123,7 +130,7 @@ def confirm(
     clicks: Annotated[
         Path,
         typer.Argument(
-            help="CSV file with the columns bucket and clicked (1, 0 or a count), and as a rule user, who may have several rows."
+            help="CSV file with the columns user, bucket and clicked (1, 0 or a count); a user may have several rows."
         ),
     ],
     output: Output = STANDARD,
@@ -141,10 +148,6 @@ def confirm(
     output.result(asdict(found) | {"sentence": found.sentence}, table, found.sentence)
     if found.unmarked:
         output.remark(f"left out {found.unmarked:,} rows without bucket")
-    if found.one_row_each:
-        output.warn(
-            "without a column user, each row counts as a customer; several rows of one make the interval too narrow"
-        )
 
 
 def read_split(run: Path, percent: int | None, key: Path | None) -> SplitTest | None:

@@ -21,9 +21,8 @@ from verfedgnn.federation.transcript import ALIGNMENT, CONTRIBUTORS, Statements,
 from verfedgnn.federation.transport import Transport
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol import messages as msg
-from verfedgnn.protocol.aggregation import largest_alignment
 from verfedgnn.protocol.party import Candidate
-from verfedgnn.protocol.replica import split_updates
+from verfedgnn.protocol.replica import largest_alignment, split_updates
 from verfedgnn.runs.ledger import Ledger
 
 SILENT_SECONDS = 8.0

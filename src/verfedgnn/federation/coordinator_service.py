@@ -29,10 +29,10 @@ from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
 from verfedgnn.federation.transport import Transport, TransportEvent
 from verfedgnn.privacy.masking import check_public_key
 from verfedgnn.protocol import messages as msg
-from verfedgnn.protocol.aggregation import largest_alignment
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.masks import list_statement
 from verfedgnn.protocol.party_state import name_mask_purpose
+from verfedgnn.protocol.replica import largest_alignment
 from verfedgnn.protocol.states import COORDINATOR_STATES
 from verfedgnn.protocol.user_alignment import CoordinatorAlignment
 from verfedgnn.runs.nights import read_nights

@@ -58,9 +58,8 @@ class UserBasis:
         try:
             root = torch.linalg.inv(torch.linalg.cholesky(prior.double()))
         except RuntimeError:
-            raise DivergedError(
-                "training diverged: users' vectors grew without bound; check the ratings for extreme values"
-            ) from None
+            cause = "training diverged: users' vectors grew without bound"
+            raise DivergedError(f"{cause}; check the ratings for extreme values") from None
         values, vectors = torch.linalg.eigh(root @ gram.double() @ root.T)
         return cls((root.T @ vectors).to(gram), values.clamp(min=0).to(gram))
 

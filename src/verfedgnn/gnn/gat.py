@@ -51,9 +51,8 @@ class GAT(Operator):
 
         to_user = _relative(of_users, of_items, edge_user, edge_item)
         sums = graph.sum_items(torch.cat([items, torch.ones_like(items[:, :1])], -1), to_user)
-        neighbourhood = self.gather(
-            sums[:, :-1], sums[:, -1:], others, graph, lambda s: 1 / (1 + s.clamp(min=0))
-        )
+        own, weight = sums[:, :-1], sums[:, -1:]
+        neighbourhood = self.gather(own, weight, others, graph, lambda s: 1 / (1 + s.clamp(min=0)))
 
         to_item = _relative(of_items, of_users, edge_item, edge_user)
         from_users = graph.sum_users(torch.cat([users, torch.ones_like(users[:, :1])], -1), to_item)

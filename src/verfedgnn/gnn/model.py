@@ -70,7 +70,7 @@ class Model:
         self.shapes: dict[str, tuple[int, ...]] = {"users": (users, config.dim)}
         """Shapes of the public parameters by name."""
         if self.solved is not None:
-            self.shapes = self.solved.per_user
+            self.shapes = dict(self.solved.per_user)
         elif config.biases:
             self.shapes["user_bias"] = (users, 1)
         self.per_user = tuple(self.shapes)
@@ -174,7 +174,6 @@ class Model:
         return Propagation(h_users, h_items, neighbourhoods)
 
 
-@dataclass(frozen=True)
 class SolvedLayout:
     """The public parameters of a model whose items are solved at home, and the small sums that its parties share.
 
@@ -183,61 +182,37 @@ class SolvedLayout:
     column that is released.
     """
 
-    number: int
-    """Number of users N."""
-    config: ModelConfig
-
-    @property
-    def lists(self) -> bool:
+    def __init__(self, users: int, config: ModelConfig) -> None:
+        self.number = users
+        """Number of users N."""
+        self.config = config
+        self.lists = not config.biases
         """Whether the model orders lists instead of predicting ratings."""
-        return not self.config.biases
-
-    @property
-    def columns(self) -> int:
+        self.columns = config.dim + config.biases
         """K, the columns of the table `users`."""
-        return self.config.dim + (0 if self.lists else 1)
-
-    @property
-    def rater_columns(self) -> int:
+        self.rater_columns = 3 * config.raters + 1 if config.raters else 0
         """Columns of the table `raters`; 0 without a second model."""
-        return 3 * self.config.raters + 1 if self.config.raters else 0
-
-    @property
-    def released(self) -> int:
+        self.released = self.columns + self.rater_columns
         """Columns of a user in a release."""
-        return self.columns + self.rater_columns
-
-    @property
-    def per_user(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tables with a row per user."""
         columns = {"users": self.columns, "raters": self.rater_columns, "totals": 2}
-        return {name: (self.number, width) for name, width in columns.items() if width}
-
-    @property
-    def sum_shapes(self) -> dict[str, tuple[int, ...]]:
+        self.per_user = {name: (users, width) for name, width in columns.items() if width}
+        """Shapes of the tables with a row per user."""
+        width, wide = self.columns, config.raters + 1
+        second = {"rater_gram": (wide, wide), "deviation": (1,)} if config.raters else {}
+        gram = (2, width, width) if self.lists else (width, width)
+        self.sum_shapes: dict[str, tuple[int, ...]] = {"gram": gram, **second, "moments": (self.released,)}
         """Shapes of the small sums that parties share in a round."""
-        width, wide = self.columns, self.config.raters + 1
-        shapes: dict[str, tuple[int, ...]] = {"gram": (2, width, width) if self.lists else (width, width)}
-        if self.rater_columns:
-            shapes |= {"rater_gram": (wide, wide), "deviation": (1,)}
-        return shapes | {"moments": (self.released,)}
-
-    @property
-    def slots(self) -> int:
-        """Length of `sums`: room for all small sums on their way to the coordinator, and for the shared values on their way back."""
+        self.shared_size = 2 * width**2 + self.released
+        """How many values at the start of `sums` are in use."""
         up = LIMBS * sum(map(math.prod, self.sum_shapes.values()))
-        return max(up, BYTES * self.shared_size + self.released)
+        self.slots = max(up, BYTES * self.shared_size + self.released)
+        """Length of `sums`: room for all small sums on their way to the coordinator, and for the shared values on their way back."""
 
     def shared(self, sums: Tensor) -> dict[str, Tensor]:
         """Return G, Lambda and the units of columns as views of `sums`."""
         size, shape = self.columns**2, (self.columns, self.columns)
         gram, prior, units = torch.split(sums[: self.shared_size], [size, size, self.released])
         return {"gram": gram.view(shape), "prior": prior.view(shape), "units": units}
-
-    @property
-    def shared_size(self) -> int:
-        """How many values at the start of `sums` are in use."""
-        return 2 * self.columns**2 + self.released
 
     def draw(self, views: Mapping[str, Tensor], rng: np.random.Generator) -> None:
         """Draw the users' vectors before the first round, in place; biases follow from the first sums."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,22 +53,15 @@ def privacy_report(
         parties: Data of the parties that the report is for, for the guarantee of their most active users.
     """
     protection = protection_of(config)
-    sent = [
-        *protection.releases(releases),
-        *([Release("neighbourhoods", exchanges)] if config.exchange != "off" else []),
-        *protection.validation_releases(validations),
-    ]
-    gradients = {
-        "mechanism": config.gradients.mechanism,
-        "clip": config.gradients.clip,
-        "releases": releases,
-        **protection.guarantee(releases, validations),
-    }
-    validation = {"releases": validations, **protection.validation_guarantee()}
+    sent = protection.releases(releases)
+    if config.exchange != "off":
+        sent.append(Release("neighbourhoods", exchanges))
+    sent += protection.validation_releases(validations)
+    gradients = {"mechanism": config.gradients.mechanism, "clip": config.gradients.clip, "releases": releases}
     report: dict[str, Any] = {
-        "gradients": gradients,
+        "gradients": gradients | protection.guarantee(releases, validations),
         "neighbourhoods": _neighbourhoods(config, users, rows, protected, exchanges),
-        "validation": validation,
+        "validation": {"releases": validations, **protection.validation_guarantee()},
         "masking": "the coordinator sees sums over the active parties only" if config.masking else "off",
         "randomness": randomness,
         "events": [release.to_dict() for release in sent],
@@ -98,10 +92,8 @@ def _persons(
             "epsilon": whole,
             "guarantee": f"epsilon {name_epsilon(whole)} at delta {DELTA:g} for every user",
         }
-    people = {
-        party.name: person_report(config, party, rounds=releases, validations=validations)
-        for party in parties
-    }
+    counts = {"rounds": releases, "validations": validations}
+    people = {party.name: person_report(config, party, **counts) for party in parties}
     texts = []
     for which in ("median", "largest"):
         worst = max((person[which] for person in people.values()), key=lambda person: person["epsilon"])
@@ -145,27 +137,20 @@ def person_epsilon(config: Config, *, training: int, validation: int, rounds: in
 
 def person_report(config: Config, data: PartyInput, *, rounds: int, validations: int) -> dict[str, Any]:
     """Return the epsilon of the median and of the most active user of a party. It is for the party's own eyes."""
-    ratings = np.stack(
-        [np.bincount(part.user.cpu().numpy(), minlength=data.users) for part in (data.train, data.valid)], 1
-    )
+    users = [part.user.cpu().numpy() for part in (data.train, data.valid)]
+    ratings = np.stack([np.bincount(user, minlength=data.users) for user in users], 1)
     active = ratings[ratings.sum(1) > 0]
-    chosen = {
-        name: dict(zip(("training", "validation"), map(int, counts), strict=True))
-        for name, counts in (("median", np.ceil(np.median(active, 0))), ("largest", active.max(0)))
-    }
-    return {
-        name: {
-            **ratings,
-            "epsilon": person_epsilon(config, **ratings, rounds=rounds, validations=validations),
-        }
-        for name, ratings in chosen.items()
-    }
+    report = {}
+    for name, numbers in (("median", np.ceil(np.median(active, 0))), ("largest", active.max(0))):
+        person = dict(zip(("training", "validation"), map(int, numbers), strict=True))
+        epsilon = person_epsilon(config, **person, rounds=rounds, validations=validations)
+        report[name] = {**person, "epsilon": epsilon}
+    return report
 
 
 def _scaled(release: Release, factor: float) -> Release:
     """Return a release whose inputs differ `factor` times as much; without a difference it is not a release."""
-    if not factor:
+    if not factor or release.event is None:
         return Release(release.what, 0)
-    assert release.event is not None
-    changed = {name: value * factor**2 for name, value in release.event.parameters}
-    return Release(release.what, release.count, ReleaseEvent(release.event.name, tuple(changed.items())))
+    changed = {name: value * factor**2 for name, value in release.event.parameters.items()}
+    return replace(release, event=ReleaseEvent(release.event.name, changed))

@@ -66,39 +66,31 @@ def make_pseudonyms(ids: Sequence[bytes], key: bytes) -> NDArray[np.uint8]:
         mac.update(text)
         return mac.finalize()[:WIDTH]
 
-    return _as_rows(b"".join(map(pseudonym, ids)), WIDTH)
+    return np.frombuffer(b"".join(map(pseudonym, ids)), np.uint8).reshape(-1, WIDTH)
 
 
 def sort_order(pseudonyms: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Return the permutation that sorts pseudonyms byte by byte."""
-    high, low = _words(pseudonyms)
-    return np.lexsort((low, high))
+    return np.argsort(_texts(pseudonyms), kind="stable")
 
 
 def check_set(pseudonyms: NDArray[np.uint8]) -> None:
     """Raise `ProtocolError` unless the pseudonyms are sorted and distinct."""
-    high, low = _words(pseudonyms)
-    if not np.all((high[:-1] < high[1:]) | ((high[:-1] == high[1:]) & (low[:-1] < low[1:]))):
+    texts = _texts(pseudonyms)
+    if not np.all(texts[:-1] < texts[1:]):
         raise ProtocolError("its pseudonyms are not sorted, or some occur twice")
 
 
 def count_shared(sets: Sequence[NDArray[np.uint8]]) -> list[int]:
     """Return for each party how many of its pseudonyms (n_p, 16), sorted and distinct, some other party has, too."""
-    user = _number_users(np.concatenate(list(sets)))
-    ends = np.cumsum([len(one) for one in sets])[:-1]
-    parties = np.bincount(user)
-    return [int((parties[users] > 1).sum()) for users in np.split(user, ends)]
+    users, parties = _number_users(sets)
+    return [int((parties[own] > 1).sum()) for own in users]
 
 
-def _number_users(every: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return a number for each pseudonym; equal pseudonyms have the same number."""
-    order = sort_order(every)
-    high, low = (word[order] for word in _words(every))
-    first = np.ones(len(every), bool)
-    first[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-    user = np.empty(len(every), np.int64)
-    user[order] = np.cumsum(first) - 1
-    return user
+def _number_users(sets: Sequence[NDArray[np.uint8]]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
+    """Return a number for each pseudonym of each party, equal for equal ones, and the number of parties of each user."""
+    _, user, parties = np.unique(_texts(np.concatenate(list(sets))), return_inverse=True, return_counts=True)
+    return np.split(user, np.cumsum([len(one) for one in sets])[:-1]), parties
 
 
 def match_users(
@@ -115,34 +107,22 @@ def match_users(
         The row of each pseudonym (n_p,), -1 for users left out, and the number of rows. The number is 0 if several parties
         share no user at all.
     """
-    every = np.concatenate(list(sets))
-    ends = np.cumsum([len(one) for one in sets])[:-1]
-    user = _number_users(every)
-    parties = np.bincount(user)
+    users, parties = _number_users(sets)
     if len(sets) > 1 and (parties > 1).sum() <= probes:
         return [np.full(len(one), -1) for one in sets], 0
     rows = np.full(len(parties), -1)
     placed = np.flatnonzero(parties >= fewest)
-    rows[placed] = _random_permutation(len(placed))
-    return np.split(rows[user], ends), len(placed)
+    rows[placed] = np.argsort(np.frombuffer(os.urandom(8 * len(placed)), np.uint64), kind="stable")
+    return [rows[own] for own in users], len(placed)
 
 
-def _random_permutation(count: int) -> NDArray[np.int64]:
-    return np.argsort(np.frombuffer(os.urandom(8 * count), np.uint64), kind="stable")
-
-
-def _words(pseudonyms: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the two halves of each pseudonym as numbers that compare like its bytes."""
+def _texts(pseudonyms: NDArray[np.uint8]) -> NDArray[np.bytes_]:
+    """Return the pseudonyms as texts of one width, which compare byte by byte."""
     if pseudonyms.dtype != np.uint8 or pseudonyms.ndim != 2 or pseudonyms.shape[1] != WIDTH:
         raise ProtocolError(
             f"pseudonyms are bytes of shape (n, {WIDTH}), not {pseudonyms.dtype} of {pseudonyms.shape}"
         )
-    words = np.ascontiguousarray(pseudonyms).view(">u8").astype(np.uint64)
-    return words[:, 0], words[:, 1]
-
-
-def _as_rows(data: bytes, width: int) -> NDArray[np.uint8]:
-    return np.frombuffer(data, np.uint8).reshape(-1, width)
+    return np.ascontiguousarray(pseudonyms).view(f"S{WIDTH}").reshape(-1)
 
 
 class Sealer:
@@ -167,13 +147,11 @@ class Sealer:
     def open(self, peer_public: str, context: bytes, sealed: bytes) -> bytes:
         """Decrypt what the party with that public key sealed for this one in the same context."""
         try:
-            return self._cipher(peer_public, context, sends=False).decrypt(
-                sealed[:_NONCE], sealed[_NONCE:], None
-            )
+            cipher = self._cipher(peer_public, context, sends=False)
+            return cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], None)
         except (InvalidTag, ValueError):
-            raise ProtocolError(
-                "a sealed message was changed on its way, or its sender or receiver is another party"
-            ) from None
+            problem = "a sealed message was changed on its way, or its sender or receiver is another party"
+            raise ProtocolError(problem) from None
 
     def _cipher(self, peer_public: str, context: bytes, *, sends: bool) -> ChaCha20Poly1305:
         try:
@@ -232,29 +210,24 @@ class CurveKey:
 
     def blind(self, ids: Sequence[bytes]) -> bytes:
         """Return H(x)^k for each id x."""
-        chunks = [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
-        return self._join(_blind, chunks)
+        return self._join(_blind, ids, CHUNK, self._key)
 
     def apply(self, points: bytes) -> bytes:
         """Return P^k for each point P; refuse anything that is not a point of the curve."""
-        return self._raise_points(self._key, points)
+        return self._join(_raise_to, points, CHUNK * POINT, self._key)
 
     def remove(self, points: bytes) -> bytes:
         """Return P^(1/k) for each point P."""
         inverse = pow(int.from_bytes(self._key), -1, _ORDER)
-        return self._raise_points(inverse.to_bytes(32), points)
+        return self._join(_raise_to, points, CHUNK * POINT, inverse.to_bytes(32))
 
-    def _raise_points(self, key: bytes, points: bytes) -> bytes:
-        if len(points) % POINT:
-            raise ProtocolError(f"a list of points has {len(points):,} bytes, not a multiple of {POINT}")
-        step = CHUNK * POINT
-        return self._join(
-            _raise_to, [points[start : start + step] for start in range(0, len(points), step)], key
-        )
-
-    def _join(self, work: Callable[..., bytes], chunks: Sequence[Any], key: bytes | None = None) -> bytes:
+    def _join(self, work: Callable[..., bytes], values: Sequence[Any], size: int, key: bytes) -> bytes:
+        """Apply `work` with a key to chunks of `values`, and join the points that it returns."""
+        if isinstance(values, bytes) and len(values) % POINT:
+            raise ProtocolError(f"a list of points has {len(values):,} bytes, not a multiple of {POINT}")
+        chunks = [values[start : start + size] for start in range(0, len(values), size)]
         try:
-            return b"".join(self._each(work, [key or self._key] * len(chunks), chunks))
+            return b"".join(self._each(work, [key] * len(chunks), chunks))
         except BrokenProcessPool:
             raise VerFedGNNError(
                 "a process that aligns users ended early: use --processes 1 or give the machine more memory;"
@@ -264,10 +237,8 @@ class CurveKey:
 
 def hash_points(points: bytes) -> NDArray[np.uint8]:
     """Return the first 128 bits of SHA-256 of each point, of shape (n, 16)."""
-    digests = (
-        sha256(points[start : start + POINT]).digest()[:WIDTH] for start in range(0, len(points), POINT)
-    )
-    return _as_rows(b"".join(digests), WIDTH)
+    digests = (sha256(points[at : at + POINT]).digest()[:WIDTH] for at in range(0, len(points), POINT))
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, WIDTH)
 
 
 def _blind(key: bytes, ids: Sequence[bytes]) -> bytes:

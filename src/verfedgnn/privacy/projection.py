@@ -83,18 +83,11 @@ class Projection(IdentityProjection):
     """The projection Phi for N users, defined by its seed alone and therefore equal on every device."""
 
     def __init__(
-        self,
-        users: int,
-        *,
-        ratio: float,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-        cache_values: int = CACHE_VALUES,
+        self, users: int, *, ratio: float, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
         super().__init__(users)
-        self.seed = seed
-        self.device = torch.device(device)
-        self.rows = count_rows(users, ratio)
+        self.seed, self.device = seed, torch.device(device)
+        self.rows = max(1, int(users / ratio))
         # Theorem 1. With one user, q = N: the value would be sent times a known number.
         self.protected = 2 * self.rows <= users + 1 and self.rows < users
         values = self.rows * users
@@ -103,7 +96,8 @@ class Projection(IdentityProjection):
                 f"the projection of {users:,} users has {values:.1e} values, too many to draw in every round; "
                 f"use {option('preset', 'best')}, which exchanges no neighbourhoods"
             )
-        self._cache: list[Piece] | None = [] if values <= cache_values else None
+        self._cache: list[Piece] = []
+        self._is_cached = values <= CACHE_VALUES
 
     def project(self, x: Tensor) -> Tensor:
         """Compute Y = Phi X: (N, C) -> (q, C) (eq. 13)."""
@@ -120,12 +114,9 @@ class Projection(IdentityProjection):
         return x
 
     def _pieces(self) -> Iterator[Piece]:
-        if self._cache is None:
-            return self._drawn()
-        if not self._cache:
-            joined = torch.cat([phi for _, phi in self._drawn()], -1)
-            self._cache.append((slice(0, self.users), joined))
-        return iter(self._cache)
+        if self._is_cached and not self._cache:
+            self._cache = [(slice(0, self.users), torch.cat([phi for _, phi in self._drawn()], -1))]
+        return iter(self._cache) if self._is_cached else self._drawn()
 
     def _drawn(self) -> Iterator[Piece]:
         width = max(1, TILE_VALUES // self.rows)
@@ -136,11 +127,6 @@ class Projection(IdentityProjection):
             rng.standard_normal(out=values[0], dtype=np.float32)
             values *= np.float32(1 / math.sqrt(self.rows))
             yield columns, torch.from_numpy(values).to(self.device)
-
-
-def count_rows(users: int, ratio: float) -> int:
-    """Return q for N users: N / ratio, rounded down, at least 1."""
-    return max(1, int(users / ratio))
 
 
 def make_exchange(config: Config, users: int, device: torch.device | str = "cpu") -> Exchange:

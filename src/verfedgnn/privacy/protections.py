@@ -6,7 +6,7 @@ guarantees (`releases`, `guarantee`), and how to describe it (`shown`, `named`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.key_stream import KeyStream, NoiseKey
 from verfedgnn.privacy import rating_dp
 from verfedgnn.privacy import release_events as events
-from verfedgnn.privacy.masking import wrap_signed
+from verfedgnn.privacy.masking import GRADIENT, MaskStream, remove_masks, wrap_signed
 from verfedgnn.privacy.release_events import Release
 
 PIECE = 1 << 16
@@ -31,9 +31,6 @@ TOO_LARGE = 20.0
 LARGEST_ROUNDED = (100, 127)
 """Range of the largest rounded value that a party may release; 127 fits into 8 bits."""
 NEIGHBOURING = "two gradients of one party that differ by at most 1 in l1 after rescaling and clipping"
-
-Unmasking = Callable[[NDArray[Any]], NDArray[Any]]
-"""Removes the masks from a sum."""
 
 
 class SumError(ProtocolError):
@@ -55,15 +52,14 @@ class Protection:
     """Largest rounded value; 0 if nothing is rounded."""
     bits: int = 0
     """Bits of a masked value, in which the sum of all parties has room."""
+    own_type: np.dtype[Any] = np.dtype(np.float32)
+    """Array type of one party's release."""
+    sum_type: np.dtype[Any] = np.dtype(np.float32)
+    """Array type of a sum of releases."""
 
     def __init__(self, config: Config, parties: int = 1) -> None:
-        self.config = config
+        self.config, self.masked, self.parties = config, config.masking, parties
         self.settings: Any = config.gradients
-        self.masked = config.masking
-        self.own_type: np.dtype[Any] = np.dtype(np.float32)
-        """Array type of one party's release."""
-        self.sum_type: np.dtype[Any] = np.dtype(np.float32)
-        """Array type of a sum of releases."""
 
     # -- protect -------------------------------------------------------------------------------------------
 
@@ -92,16 +88,13 @@ class Protection:
         """Return a release in the type of the sum, if it is masked."""
         return release.astype(self.sum_type) if self.masked else release
 
-    def add_up(
-        self, releases: Sequence[NDArray[Any]], unmask: Unmasking = lambda total: total
-    ) -> NDArray[Any]:
-        """Add up releases in the order of the parties, and `unmask` their sum; raise `SumError` if it is out of range."""
+    def add_up(self, releases: Sequence[NDArray[Any]], masks: Sequence[MaskStream] = ()) -> NDArray[Any]:
+        """Add up releases in the order of the parties, and remove the `masks`; raise `SumError` if the sum is out of range."""
         total = np.zeros(releases[0].shape, self.sent_type if self.masked else self.sum_type)
         for values in releases:
             total += values  # masked values modulo 2^bits
-        total = unmask(total)
         if self.masked:
-            total = wrap_signed(total, self.bits)
+            total = wrap_signed(remove_masks(total, masks, GRADIENT), self.bits)
         if not self.fits(total, len(releases)):
             raise SumError(
                 "the masked values of this round do not add up to gradients: a party sent other values"
@@ -142,10 +135,10 @@ class TernaryProtection(Protection):
     shown = "quantized to -1, 0, 1"
     named = "ternary"
     is_noisy = True
+    own_type = np.dtype(np.int8)
 
     def __init__(self, config: Config, parties: int = 1) -> None:
         super().__init__(config, parties)
-        self.own_type = np.dtype(np.int8)
         self.sum_type = np.dtype(np.int8 if parties <= 127 else np.int16 if parties <= 32767 else np.int32)
         self.bits = (2 * parties).bit_length()
 
@@ -217,17 +210,12 @@ class SkellamProtection(Protection):
     named = "noised"
     is_noisy = True
     bits = 32
-
-    def __init__(self, config: Config, parties: int = 1) -> None:
-        super().__init__(config, parties)
-        self.parties = parties
-        self.own_type = self.sum_type = np.dtype(np.int32)
+    own_type = sum_type = np.dtype(np.int32)
 
     def protect(self, gradient: Tensor, key: NoiseKey, *, sharing: int = 1) -> NDArray[Any]:
         """Return the gradient as integers, with the party's share of the noise."""
-        return rating_dp.release_gradient(
-            gradient, self.config, parties=self.parties, sharing=sharing, key=key
-        )
+        parties = self.parties
+        return rating_dp.release_gradient(gradient, self.config, parties=parties, sharing=sharing, key=key)
 
     def worth(self, scale: float) -> float:
         """Return the value of the unit of the integers."""
@@ -271,6 +259,7 @@ class RoundedProtection(Protection):
     """Releases of solved models, rounded at random to 8 bits (`protocol/solved_round.py`)."""
 
     named = "rounded"
+    own_type = np.dtype(np.int16)
 
     def __init__(self, config: Config, parties: int = 1) -> None:
         super().__init__(config, parties)
@@ -278,7 +267,6 @@ class RoundedProtection(Protection):
         self.shown = "rounded to 8 bits" + (", with noise" if self.noise else "")
         self.largest = largest_rounded(parties)
         self.bits = bits_of_sum(self.largest, parties)
-        self.own_type = np.dtype(np.int16)
         self.sum_type = np.dtype(np.int16 if self.bits <= 16 else np.int32)
 
     def rounding(self, key: NoiseKey) -> KeyStream:

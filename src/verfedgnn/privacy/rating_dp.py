@@ -77,24 +77,29 @@ def noise_multiplier(config: Config) -> float:
     return config.gradients.noise_multiplier
 
 
+def deviation(config: Config) -> float:
+    """Return the standard deviation of the noise on a gradient."""
+    return noise_multiplier(config) * sensitivity(config)
+
+
 def unit(config: Config) -> float:
     """Return the integer that represents 1, a power of two: gradients are sent as multiples of 1/unit."""
-    return _power_of_two(STEPS, noise_multiplier(config) * sensitivity(config))
+    return _power_of_two(STEPS / deviation(config))
 
 
 def item_unit(config: Config) -> float:
     """Return the integer that represents 1 in item rows."""
-    return _power_of_two(ITEM_STEPS, noise_multiplier(config) * sensitivity(config))
+    return _power_of_two(ITEM_STEPS / deviation(config))
 
 
 def validation_unit(config: Config) -> float:
     """Return the integer that represents the largest squared error, and one rating in a count."""
-    return _power_of_two(VALIDATION_STEPS, noise_multiplier(config))
+    return _power_of_two(VALIDATION_STEPS / noise_multiplier(config))
 
 
-def _power_of_two(steps: float, deviation: float) -> float:
-    """Return the power of two that gives noise of this deviation about that many steps."""
-    return float(2.0 ** round(math.log2(steps / deviation)))
+def _power_of_two(value: float) -> float:
+    """Return the power of two near a value."""
+    return float(2.0 ** round(math.log2(value)))
 
 
 def release_gradient(
@@ -108,7 +113,7 @@ def release_gradient(
     scale = unit(config)
     limit = (2**31 - 1) // max(1, parties) - 1
     values = np.clip(np.rint(gradient.cpu().numpy().astype(np.float64) * scale), -limit // 2, limit // 2)
-    variance = (noise_multiplier(config) * sensitivity(config) * scale) ** 2 / max(1, sharing - 1)
+    variance = (deviation(config) * scale) ** 2 / max(1, sharing - 1)
     return (values + SkellamNoise(variance, key).draw(values.shape)).astype(np.int32)
 
 
@@ -118,7 +123,7 @@ def add_item_noise(gradients: dict[str, Tensor], config: Config, key: NoiseKey) 
     They never leave the party, but later messages are computed from them.
     """
     scale = item_unit(config)
-    noise = SkellamNoise((noise_multiplier(config) * sensitivity(config) * scale) ** 2, key)
+    noise = SkellamNoise((deviation(config) * scale) ** 2, key)
 
     def noised(value: Tensor) -> Tensor:
         whole = np.rint(value.cpu().numpy().astype(np.float64) * scale) + noise.draw(tuple(value.shape))
@@ -127,27 +132,18 @@ def add_item_noise(gradients: dict[str, Tensor], config: Config, key: NoiseKey) 
     return {name: noised(value) for name, value in gradients.items()}
 
 
-def sum_validation(squared: Tensor, scale: tuple[float, float], config: Config) -> Tensor:
-    """Return the sum of squared errors as an integer of a fine unit, and their number (2,).
-
-    Each squared error is clipped at the square of the scale's width and rounded.
-    """
-    widest = (scale[1] - scale[0]) ** 2
-    total = squared.double().clamp(max=widest).mul(validation_unit(config) / widest).round_().sum()
-    return torch.tensor([int(total), len(squared)])
-
-
-def add_validation_noise(
-    sums: Tensor, scale: tuple[float, float], config: Config, key: NoiseKey
+def release_validation(
+    squared: Tensor, scale: tuple[float, float], config: Config, key: NoiseKey
 ) -> tuple[float, int]:
-    """Return the sum of squared errors and their number with noise, from what `sum_validation` returned."""
-    widest = (scale[1] - scale[0]) ** 2
-    steps = validation_unit(config)
+    """Return the sum of squared errors and their number, with noise.
+
+    Each squared error is clipped at the square of the scale's width and rounded to a fine unit.
+    """
+    widest, steps = (scale[1] - scale[0]) ** 2, validation_unit(config)
+    exact = int(squared.double().clamp(max=widest).mul(steps / widest).round_().sum())
     noise = SkellamNoise((noise_multiplier(config) * steps) ** 2, key).draw((2,)).tolist()
-    squared, counted = sums.tolist()
-    total = squared + noise[0]
-    count = round(counted * steps) + noise[1]
-    return max(0.0, total * widest / steps), max(1, round(count / steps))
+    count = round(len(squared) * steps) + noise[1]
+    return max(0.0, (exact + noise[0]) * widest / steps), max(1, round(count / steps))
 
 
 def training_releases(config: Config, rounds: int) -> list[Release]:
@@ -162,8 +158,7 @@ def _rows_event(config: Config, scale: float, rows: int) -> events.ReleaseEvent:
     """Return the event of the noised rows that what is protected affects, in integers of 1/`scale`."""
     columns = rows * _columns(config)
     l2 = sensitivity(config) * scale + math.sqrt(columns)  # rounding may move every coordinate by one more
-    variance = (noise_multiplier(config) * sensitivity(config) * scale) ** 2
-    return events.skellam(variance, l2, math.sqrt(columns) * l2)
+    return events.skellam((deviation(config) * scale) ** 2, l2, math.sqrt(columns) * l2)
 
 
 def _columns(config: Config) -> int:
@@ -197,15 +192,11 @@ def sampling_delta(config: Config, *, rounds: int, validations: int, epsilon: fl
 
     It counts the draws on the rows that what is protected affects, at every party that contributes to the noise.
     """
-    z = noise_multiplier(config)
-    draws = _columns(config) * rounds
-    users = MOST_PARTIES * draws * total_variation((z * sensitivity(config) * unit(config)) ** 2)
-    items = (
-        (ratings_cap(config) or 1)
-        * draws
-        * total_variation((z * sensitivity(config) * item_unit(config)) ** 2)
-    )
-    valid = 2 * validations * total_variation((z * validation_unit(config)) ** 2)
+    draws, rows = _columns(config) * rounds, ratings_cap(config) or 1
+    users = MOST_PARTIES * draws * total_variation((deviation(config) * unit(config)) ** 2)
+    items = rows * draws * total_variation((deviation(config) * item_unit(config)) ** 2)
+    variance = (noise_multiplier(config) * validation_unit(config)) ** 2
+    valid = 2 * validations * total_variation(variance)
     return (1 + math.exp(min(epsilon, 700.0))) * (users + items + valid)
 
 
@@ -226,11 +217,9 @@ def fit_budget(config: Config, *, wanted: float) -> Config:
     def spent(z: float) -> float:
         return rating_epsilon(chosen(z), rounds=rounds, validations=validations)
 
-    low = 0.01
-    high = 1.0
+    low, high = 0.01, 1.0
     while spent(high) > wanted:
-        low = high
-        high = 2 * high
+        low, high = high, 2 * high
         if high > LARGEST:
             raise ConfigError(
                 f"no noise keeps {rounds:,} rounds within epsilon = {wanted:g} at delta = {events.DELTA:g}; "
@@ -271,40 +260,10 @@ class SkellamTable:
     """First 64 bits of each entry."""
     low: NDArray[np.uint64]
     """Other 64 bits of each entry."""
-    guide: NDArray[np.int64]
-    """For the first `guide_bits` bits of a word, the number of entries up to the least such word."""
-
-    @classmethod
-    def of(cls, least: int, entries: list[int]) -> SkellamTable:
-        """Return the table of entries that are multiples of 2^-128."""
-        high = np.array([entry >> 64 for entry in entries], np.uint64)
-        low = np.array([entry & (1 << 64) - 1 for entry in entries], np.uint64)
-        bits = len(entries).bit_length()
-        words = np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits)
-        return cls(least, high, low, np.searchsorted(high, words, side="right"))
-
-    @property
-    def guide_bits(self) -> int:
-        """Number of bits of a word that the guide knows."""
-        return len(self.guide).bit_length() - 1
 
     def entry(self, place: int) -> int:
         """Return an entry, a multiple of 2^-128."""
         return int(self.high[place]) << 64 | int(self.low[place])
-
-    def count(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return how many entries' first 64 bits are at most each word, as `np.searchsorted` does.
-
-        The guide leaves a step or two of the search for nearly all words, which is several times as fast.
-        """
-        places: NDArray[np.int64] = self.guide[words >> np.uint64(64 - self.guide_bits)]
-        last = len(self.high) - 1
-        for _ in range(2):
-            places += self.high[np.minimum(places, last)] <= words
-        np.minimum(places, last + 1, out=places)
-        left = np.flatnonzero(self.high[np.minimum(places, last)] <= words)
-        places[left] = np.searchsorted(self.high, words[left], side="right")
-        return places
 
 
 @lru_cache(maxsize=8)
@@ -338,7 +297,9 @@ def skellam_table(variance: float) -> SkellamTable:
         beyond -= weight
     # P(Z <= -k) = P(Z >= k), and P(Z <= k - 1) = 1 - P(Z >= k).
     entries = [*reversed(tails), *((1 << 128) - tail for tail in tails)]
-    return SkellamTable.of(-len(tails), entries)
+    high = np.array([entry >> 64 for entry in entries], np.uint64)
+    low = np.array([entry & (1 << 64) - 1 for entry in entries], np.uint64)
+    return SkellamTable(-len(tails), high, low)
 
 
 def _farthest(variance: float) -> int:
@@ -355,18 +316,15 @@ class SkellamNoise:
 
     def draw(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
         """Draw the next variables."""
-        high = self._table.high
+        table = self._table
         words = self._stream.words((math.prod(shape),))
-        places = self._table.count(words)
-        for undecided in np.flatnonzero(high[places - 1] == words):
-            places[undecided] = self._decide(words[undecided])
-        return (places + self._table.least).reshape(shape)
-
-    def _decide(self, word: np.uint64) -> int:
-        """Return the place of a draw whose first 64 bits are those of an entry."""
-        value = int(word) << 64 | int(self._stream.words((1,))[0])
-        first, last = (int(np.searchsorted(self._table.high, word, side=side)) for side in ("left", "right"))
-        return first + sum(self._table.entry(place) <= value for place in range(first, last))
+        places = np.searchsorted(table.high, words, side="right")
+        for undecided in np.flatnonzero(table.high[places - 1] == words):  # only all 128 bits decide
+            value = int(words[undecided]) << 64 | int(self._stream.words((1,))[0])
+            first = int(np.searchsorted(table.high, words[undecided], side="left"))
+            below = (table.entry(place) <= value for place in range(first, places[undecided]))
+            places[undecided] = first + sum(below)
+        return (places + table.least).reshape(shape)
 
 
 def total_variation(variance: float) -> float:

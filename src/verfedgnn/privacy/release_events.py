@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
 """Orders alpha at which Renyi divergences are composed. The Skellam bound is proven for integer orders."""
@@ -26,18 +26,11 @@ DELTA = 1e-6
 """Delta at which a composed epsilon is reported."""
 
 
-@dataclass(frozen=True)
-class ReleaseEvent:
-    """Privacy loss of one release: the name of an event in `dp-accounting` with its parameters, or `total
-    variation`.
-    """
+class ReleaseEvent(NamedTuple):
+    """Privacy loss of one release: an event of `dp-accounting` by name, with its parameters, or `total variation`."""
 
     name: str
-    parameters: tuple[tuple[str, float], ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the event for a report."""
-        return {"event": self.name, **dict(self.parameters)}
+    parameters: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -50,16 +43,13 @@ class Release:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the release for a report."""
-        return {
-            "what": self.what,
-            "count": self.count,
-            **(self.event.to_dict() if self.event else {"event": None}),
-        }
+        name, parameters = self.event or (None, {})
+        return {"what": self.what, "count": self.count, "event": name, **parameters}
 
 
 def laplace(epsilon: float) -> ReleaseEvent:
     """Return the event of Laplace noise of 1/epsilon times the l1 sensitivity."""
-    return ReleaseEvent("LaplaceDpEvent", (("noise_multiplier", 1 / epsilon),))
+    return ReleaseEvent("LaplaceDpEvent", {"noise_multiplier": 1 / epsilon})
 
 
 def skellam(variance: float, l2: float, l1: float) -> ReleaseEvent:
@@ -75,34 +65,32 @@ def skellam(variance: float, l2: float, l1: float) -> ReleaseEvent:
     """
     rho = l2**2 / (2 * variance) * (1 + 1 / variance)
     xi = max(0.0, (6 * l1 - l2**2) / (4 * variance**2))
-    return ReleaseEvent("ZCDpEvent", (("rho", rho), ("xi", xi)))
+    return ReleaseEvent("ZCDpEvent", {"rho": rho, "xi": xi})
 
 
 def ternary(r: float) -> ReleaseEvent:
     """Return the event of Def. 4.2 on gradients that differ by 1 in l1, a total variation of at most 1/r."""
-    return ReleaseEvent("total variation", (("delta", min(1.0, 1 / r)),))
+    return ReleaseEvent("total variation", {"delta": min(1.0, 1 / r)})
 
 
 def compose_epsilon(releases: Iterable[Release], delta: float = DELTA) -> float:
     """Compose noisy releases and return their epsilon at `delta`."""
-    from dp_accounting.dp_event import GaussianDpEvent, LaplaceDpEvent, ZCDpEvent  # takes a second to load
+    from dp_accounting import dp_event  # takes a second to load
     from dp_accounting.rdp import RdpAccountant
-
-    kinds = {kind.__name__: kind for kind in (GaussianDpEvent, LaplaceDpEvent, ZCDpEvent)}
 
     accountant = RdpAccountant(ORDERS)
     for release in releases:
-        if not release.count:
-            continue
-        assert release.event is not None, f"{release.what} have no differential privacy"
-        event = kinds[release.event.name](**dict(release.event.parameters))
-        accountant.compose(event, release.count)
+        if release.count:
+            assert release.event is not None, f"{release.what} have no differential privacy"
+            event = getattr(dp_event, release.event.name)(**release.event.parameters)
+            accountant.compose(event, release.count)
     return float(accountant.get_epsilon(delta))
 
 
 def compose_total_variation(releases: Iterable[Release]) -> float:
     """Compose ternary releases and return their delta at epsilon = 0."""
-    events = [(release.event, release.count) for release in releases]
     return 1 - math.prod(
-        (1 - dict(event.parameters)["delta"]) ** count for event, count in events if event is not None
+        (1 - dict(release.event.parameters)["delta"]) ** release.count
+        for release in releases
+        if release.event
     )

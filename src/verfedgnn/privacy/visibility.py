@@ -63,20 +63,17 @@ def _released(config: Config) -> tuple[str, str]:
 
 def _own_rows(config: Config, others: str) -> list[tuple[str, str, str]]:
     """Return the rows that only some forms of the model have."""
-    if config.model.form == "propagation":
-        return [("sums over users' neighbourhoods", *_sums(config, others))]
     if config.model.solved:
         released = _released(config)
         counts = ("number of each user's ratings and the sum of what item means leave of them", *released)
         return [counts, ("mean squares of the columns of item embeddings", *released)]
-    return []
-
-
-def _sums(config: Config, others: str) -> tuple[str, str]:
+    if config.model.form != "propagation":
+        return []
+    sums, how = "sums over users' neighbourhoods", "projected to fewer rows"
     if config.exchange == "off":
-        return NOBODY, NOBODY
+        return [(sums, NOBODY, NOBODY)]
     whose = "only the sum of all parties'" if config.masking else "each party's"
-    return f"{whose}, projected to fewer rows", f"{others}, projected to fewer rows"
+    return [(sums, f"{whose}, {how}", f"{others}, {how}")]
 
 
 # Every field of a message that a party sends where single ratings are protected, and how it is protected.

@@ -14,13 +14,11 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
@@ -30,17 +28,17 @@ from verfedgnn.core.random_streams import SharedStream, shared_generator
 from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, remove_masks
+from verfedgnn.privacy.masking import NEIGHBOURHOOD, remove_masks
 from verfedgnn.protocol import messages as msg
-from verfedgnn.protocol.aggregation import FULL_COPY, largest_array, largest_message
+from verfedgnn.protocol import replica as replicas
 from verfedgnn.protocol.masks import MaskedRound, fewest_survivors, mask_context, sum_digest
 from verfedgnn.protocol.messages import Finish, Hello, Message, Place, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.replica import (
+    FULL_COPY,
     CheckpointState,
     Replica,
-    Update,
+    RoundSum,
     parameters_digest,
-    reply_problem,
     to_tensor,
 )
 from verfedgnn.protocol.states import COORDINATOR_STATES, CoordinatorAction, CoordinatorState
@@ -62,31 +60,21 @@ class ClosedRound:
     """Whether the round has no update, because its sum could not be completed."""
 
 
-@dataclass(frozen=True)
-class NeighbourhoodSum:
-    """A sum of neighbourhoods that the coordinator hands out."""
-
-    parties: list[int]
-    round: int
-    """Round in which these parties sent their neighbourhoods."""
-    total: NDArray[np.integer[Any]] | None
+NO_SUM = RoundSum(0, [], np.zeros(0, np.int32))
 
 
-NO_SUM = NeighbourhoodSum([], 0, None)
-
-
+@dataclass
 class Membership:
     """The parties of a training, in the order that fixes every sum. A round needs `quorum` of them."""
 
-    def __init__(self, names: Sequence[str], quorum: int) -> None:
-        self.names = list(names)
-        self.quorum = quorum
-        self.hellos: dict[str, Hello] = {}
-        """The last Hello of every party that ever joined."""
-        self.present: set[str] = set()
-        """Parties that were welcomed and not lost since."""
-        self.slow: set[str] = set()
-        """Connected parties that missed a round; their late reply brings them back."""
+    names: list[str]
+    quorum: int
+    hellos: dict[str, Hello] = field(default_factory=dict)
+    """The last Hello of every party that ever joined."""
+    present: set[str] = field(default_factory=set)
+    """Parties that were welcomed and not lost since."""
+    slow: set[str] = field(default_factory=set)
+    """Connected parties that missed a round; their late reply brings them back."""
 
     @property
     def complete(self) -> bool:
@@ -98,11 +86,6 @@ class Membership:
         """Indices of the parties that are present."""
         return [i for i, name in enumerate(self.names) if name in self.present]
 
-    def lose(self, name: str, *, slow: bool) -> None:
-        """Mark a party as gone, or as slow."""
-        self.present.discard(name)
-        (self.slow.add if slow else self.slow.discard)(name)
-
     def bring_back(self, name: str) -> bool:
         """Mark a slow party as present; return whether it was slow."""
         if name not in self.slow:
@@ -112,37 +95,33 @@ class Membership:
         return True
 
 
+@dataclass
 class BestValidation:
     """The best validation so far, and the last result of every party."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.errors: dict[str, tuple[float, int]] = {}
-        """Squared error and count of each party's last validation."""
-        self.digests: dict[int, str] = {}
-        """Hash of the public parameters at each validation, by round."""
-        self.error = math.inf
-        self.round = 0
-        self.since = 0
-        """Number of validations since the best one."""
-        self.holders: set[str] = set()
-        """Parties that took part in it and have not rejoined since, so they have its parameters."""
+    config: Config
+    errors: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Squared error and count of each party's last validation."""
+    digests: dict[int, str] = field(default_factory=dict)
+    """Hash of the public parameters at each validation, by round."""
+    error: float = math.inf
+    round: int = 0
+    since: int = 0
+    """Number of validations since the best one."""
+    holders: set[str] = field(default_factory=set)
+    """Parties that took part in it and have not rejoined since, so they have its parameters."""
 
     def judge(
         self, round: int, replies: Mapping[str, RoundReply], names: Sequence[str], digest: str
     ) -> float:
         """Return the error over all parties, and note it if it is the best; an absent party counts with its last validation."""
-        for name, reply in replies.items():
-            self.errors[name] = (reply.error or 0.0, reply.count or 0)
+        self.errors |= {name: (reply.error or 0.0, reply.count or 0) for name, reply in replies.items()}
         known = [self.errors[name] for name in names if name in self.errors]
         error = mean_error(sum(error for error, _ in known), sum(count for _, count in known), self.config)
         self.digests[round] = digest
         self.since += 1
         if error < self.error:
-            self.error = error
-            self.round = round
-            self.since = 0
-            self.holders = set(replies)
+            self.error, self.round, self.since, self.holders = error, round, 0, set(replies)
         return error
 
     @property
@@ -182,22 +161,19 @@ class Coordinator:
         masked: bool = False,
         start: Tensor | None = None,
     ) -> None:
-        self.config = config
-        self.names = list(names)
-        self.device = torch.device(device)
-        self.agreement = agreement
-        self.training = training
-        self.masked = masked and config.masking
+        self.config, self.names, self.device = config, list(names), torch.device(device)
+        self.agreement, self.training, self.masked = agreement, training, masked and config.masking
         self.start = start
         """Public parameters of the training that this one continues; None if it begins anew."""
         self.state = CoordinatorState.GATHERING
         self.active_count = active_count(config, len(self.names))
         """Number of parties that take part in a round when all are present."""
-        self.members = Membership(names, len(self.names) if quorum is None else quorum)
+        self.members = Membership(self.names, len(self.names) if quorum is None else quorum)
         self.replica: Replica
         """The public parameters and their optimiser's state, once all parties have joined."""
-        self.updates: deque[Update] = deque(maxlen=KEPT_UPDATES)
+        self.updates: deque[RoundSum] = deque(maxlen=KEPT_UPDATES)
         self.neighbourhood_sum = NO_SUM
+        """The sum of neighbourhoods that the coordinator hands out."""
         self.parameters_round: dict[str, int] = {}
         """Round of the public parameters that each party has."""
         self.sums_received: dict[str, int] = {}
@@ -246,10 +222,7 @@ class Coordinator:
         if hello.agreement != self.agreement:
             return "its federation file (roster, certificates or rules) is not the coordinator's; run `verfedgnn federation accept`"
         if hello.training not in (None, self.training):
-            return (
-                f"its checkpoint belongs to training {hello.training}, this one is {self.training}; start it with "
-                "another --out"
-            )
+            return f"its checkpoint belongs to training {hello.training}, this one is {self.training}; start it with another --out"
         if hello.training is None and replied:
             return "it has taken part in this training, and its run folder does not know that; use its previous --out"
         if hello.released is not None and hello.released < replied:
@@ -263,9 +236,7 @@ class Coordinator:
         if (hello.mask_key is None) == self.config.masking:
             return "its key for masks is missing, or the configuration has no masks; use the coordinator's configuration"
         if not hello.scale[0] <= hello.scale[1]:
-            return (
-                "its rating scale is upside down: the lowest rating is above the highest; check its ratings"
-            )
+            return "its rating scale is upside down: the lowest rating exceeds the highest; check its ratings"
         before = self.members.hellos.get(hello.party, hello)
         sizes = [(h.users, h.items, h.ratings) for h in (before, hello)]
         if (sizes[0], tuple(before.scale)) != (sizes[1], tuple(hello.scale)):
@@ -291,14 +262,17 @@ class Coordinator:
         problem = too_few(self.config, min(self.active_count, self.members.quorum), len(self.names))
         if problem is not None:
             raise ConfigError(problem)
-        items = [hello.items for hello in hellos]
-        self.model = Model(self.config.model, hellos[0].users)
-        self.ratings = sum(hello.ratings for hello in hellos)
+        self.model = model = Model(self.config.model, hellos[0].users)
+        ratings = sum(hello.ratings for hello in hellos)
         self.typical = sum(typical_rating(hello.scale) for hello in hellos) / len(hellos)
-        self.replica = Replica(
-            self.config, self.model, items, self.ratings, self.typical, self.device, self.start
-        )
-        self.rounds = self.replica.rounds
+        sizes = [hello.items for hello in hellos], ratings, self.typical
+        self.replica = replica = Replica(self.config, model, *sizes, self.device, self.start)
+        self.rounds = replica.rounds
+        width = replica.protection.sent_type.itemsize
+        self.largest_array = replicas.largest_array(self.config, model, width)
+        """Bytes of the largest array that a reply may hold."""
+        self.largest_message = replicas.largest_message(self.config, model, width)
+        """Bytes of the largest message that a party may send: a RoundReply."""
 
     @property
     def public(self) -> Tensor:
@@ -321,7 +295,7 @@ class Coordinator:
             stay=self.members.hellos[name].stay,
             training=self.training,
             config=self.config.digest(),
-            ratings=self.ratings,
+            ratings=self.replica.ratings,
             typical=self.typical,
             round=self.replica.round,
             **(self.replica.full_copy() if self.replica.round else {}),
@@ -330,9 +304,9 @@ class Coordinator:
 
     def lose(self, name: str, *, slow: bool = False) -> None:
         """Continue without a party until it joins again or, if it is only slow, until its reply comes."""
-        if not slow:
-            self._gone.add(name)
-        self.members.lose(name, slow=slow)
+        self.members.present.discard(name)
+        self.members.slow.discard(name)
+        (self.members.slow if slow else self._gone).add(name)
 
     # -- one round: open, receive, close -----------------------------------------------------------------
 
@@ -358,22 +332,15 @@ class Coordinator:
         self.drawn = self.draw_active(self.round, present) if among is None else list(among)
         self.open_parties, self.replies, self._gone = {}, {}, set()
         evaluate = self.replica.evaluates_in(self.round)
+        facts: dict[str, Any] = {"round": self.round, "attempt": self.attempt, "active": self.drawn}
         starts: dict[tuple[int, int], RoundStart] = {}
         for index in present:
             name = self.names[index]
-            if index not in self.drawn and not evaluate:
-                continue
             situation = self.parameters_round[name], self.sums_received.get(name, 0)
-            if situation not in starts:
-                starts[situation] = RoundStart(
-                    round=self.round,
-                    attempt=self.attempt,
-                    active=self.drawn,
-                    evaluate=evaluate,
-                    best_round=self.best.round,
-                    **self._changes_for(name),
-                )
-            self.open_parties[name] = starts[situation]
+            if index in self.drawn or evaluate:
+                if situation not in starts:
+                    starts[situation] = RoundStart(**facts, evaluate=evaluate, **self._changes_for(name))
+                self.open_parties[name] = starts[situation]
         if self.masked:
             self.masks = MaskedRound(self.place, self.drawn)
         return self.open_parties
@@ -398,31 +365,31 @@ class Coordinator:
         COORDINATOR_STATES.after(self.state, type(message), name)
         assert isinstance(message, msg.MaskShares | msg.ListSignature | msg.Unmask)
         self.members.bring_back(name)
-        if self.masks is None or self.masks.place != message.place:
+        masks = self.masks
+        if masks is None or masks.place != message.place:
             return
-        if isinstance(message, msg.MaskShares) and (
-            self.state is not CoordinatorState.SHARING or self.masks.request != message.request
-        ):
+        asked = self.state is CoordinatorState.SHARING and masks.request
+        if isinstance(message, msg.MaskShares) and message.request != asked:
             return
-        problem = self.masks.take(self.names.index(name), message)
+        problem = masks.take(self.names.index(name), message)
         if problem is not None:
             raise ProtocolError(f"{name}: {problem}")
 
     def receive(self, name: str, reply: RoundReply) -> bool:
         """Take a party's reply; return False if it is late and was ignored. Raise `ProtocolError` if it does not fit the round."""
         COORDINATOR_STATES.after(self.state, RoundReply, name)
-        known = self.parameters_round
-        late = reply.place < self.place
-        late |= self.state in (CoordinatorState.AGREEING, CoordinatorState.UNMASKING)
+        known, start = self.parameters_round, self.open_parties.get(name)
+        late = reply.place < self.place or self.state in (
+            CoordinatorState.AGREEING,
+            CoordinatorState.UNMASKING,
+        )
         if late and name in known:
             if self.members.bring_back(name):
                 known[name] = min(reply.round, self.replica.round + 1) - 1
             return False
-        start = self.open_parties.get(name)
         if start is None or name in self.replies or self.state is CoordinatorState.SHARING:
             raise ProtocolError(f"{name}: no reply is due from this party")
-        active = self.names.index(name) in self.drawn
-        problem = reply_problem(reply, start, self.replica, active=active)
+        problem = self.replica.find_problem(reply, start, active=self.names.index(name) in self.drawn)
         if problem is not None:
             raise ProtocolError(f"{name}: {problem}")
         known[name] = self.replica.round
@@ -447,38 +414,38 @@ class Coordinator:
             digest = "" if last is NO_SUM else sum_digest(last.parties, last.round, last.total)
             streams = self.masks.streams(mask_context(start, replica, digest))
         gradients = [reply.gradient for reply in replies if reply.gradient is not None]
-        total = replica.protection.add_up(gradients, partial(remove_masks, streams=streams, use=GRADIENT))
+        total = replica.protection.add_up(gradients, streams)
         shared = [reply.neighbourhoods for reply in replies if reply.neighbourhoods is not None]
         if shared:
             summed = np.asarray(np.sum(shared, 0, dtype=shared[0].dtype))  # modulo its bits
             summed = remove_masks(summed, streams, NEIGHBOURHOOD).view(f"i{summed.itemsize}")
-            self.neighbourhood_sum = NeighbourhoodSum(parties, self.round, summed)
-        error = self._end_round(CoordinatorAction.CLOSE)
+            self.neighbourhood_sum = RoundSum(self.round, parties, summed)
+        closed = self._end_round(CoordinatorAction.CLOSE)
         # Nobody would use the step of the last round, and all members end in the same state without it.
         if self.config.means_only or not self.done:
             if replica.solved is not None:
                 released = torch.from_numpy(total).to(self.device)
                 update = replica.solved.compute_update(replica.parameters, replica.accumulator, released)
                 total = update.astype(replica.protection.sum_type)
-            self._apply(Update(self.round, parties, total))
+            self._apply(RoundSum(self.round, parties, total))
         if self.config.means_only:  # the first step has all that is shared
             replica.best = (self.round, replica.parameters.clone())
             self.best.holders = set()
-        return ClosedRound(self.round, error)
+        return closed
 
     def abandon(self) -> ClosedRound:
         """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
-        error = self._end_round(CoordinatorAction.ABANDON)
-        self._apply(Update(self.round, [], np.zeros(0, self.replica.protection.sum_type)))
-        return ClosedRound(self.round, error, abandoned=True)
+        closed = self._end_round(CoordinatorAction.ABANDON)
+        self._apply(RoundSum(self.round, [], np.zeros(0, self.replica.protection.sum_type)))
+        return closed
 
-    def _apply(self, update: Update) -> None:
+    def _apply(self, update: RoundSum) -> None:
         """Take the public step of an update, and keep the update for the parties."""
         self.replica.apply(update)
         self.updates.append(update)
 
-    def _end_round(self, action: CoordinatorAction) -> float | None:
-        """End the open round and return its validation error; None if it has no validation."""
+    def _end_round(self, action: CoordinatorAction) -> ClosedRound:
+        """End the open round, and judge its validation."""
         error = None
         if self.replies and any(start.evaluate for start in self.open_parties.values()):
             error = self.best.judge(self.round, self.replies, self.names, self.replica.digest())
@@ -486,7 +453,7 @@ class Coordinator:
                 self.replica.keep_best(self.round)
         self._advance(action)
         self.open_parties, self.masks = {}, None
-        return error
+        return ClosedRound(self.round, error, action is CoordinatorAction.ABANDON)
 
     def _changes_for(self, name: str) -> dict[str, Any]:
         """Return the fields of a RoundStart with updates and sums that a party lacks, or with a full copy instead of updates."""
@@ -495,16 +462,17 @@ class Coordinator:
         size = sum(update.total.nbytes for update in updates)
         complete = len(updates) >= replica.round - known and size <= FULL_COPY * replica.model.size
         updates = updates if complete else []
-        has_sum = self.sums_received.get(name) == self.neighbourhood_sum.round
-        shared = NO_SUM if has_sum else self.neighbourhood_sum
-        totals = [update.total for update in updates if update.parties]
+        shared, totals = self.neighbourhood_sum, [update.total for update in updates if update.parties]
+        if self.sums_received.get(name) == shared.round:
+            shared = NO_SUM
         return {
+            "best_round": self.best.round,
             "updates_from": known + 1,
             "update_parties": [update.parties for update in updates],
+            "updates": np.concatenate(totals) if totals else None,
             "neighbourhood_parties": shared.parties,
             "neighbourhood_round": shared.round,
-            "updates": np.concatenate(totals) if totals else None,
-            "neighbourhoods": shared.total,
+            "neighbourhoods": shared.total if shared.parties else None,
             **({} if complete else replica.full_copy()),
         }
 
@@ -530,15 +498,13 @@ class Coordinator:
             self._advance(CoordinatorAction.OPEN)
             shares = [(self.names[index], masks.round_shares(index)) for index in masks.active]
             return [*shares, *self.open_parties.items()]
+        action = CoordinatorAction.UNMASK
         if self.state is CoordinatorState.ROUND:
-            masks.survivors = [i for i in masks.active if self.names[i] in self.replies]
-            self.commitment = masks.survivors
-            complete = masks.survivors == masks.active
-            self._advance(CoordinatorAction.UNMASK if complete else CoordinatorAction.AGREE)
-        else:
-            self._advance(CoordinatorAction.UNMASK)
-        message = masks.survivor_message()
-        names = [self.names[index] for index in masks.survivors]
+            self.commitment = masks.survivors = [i for i in masks.active if self.names[i] in self.replies]
+            if masks.survivors != masks.active:
+                action = CoordinatorAction.AGREE
+        self._advance(action)
+        message, names = masks.survivor_message(), [self.names[index] for index in masks.survivors]
         return [(name, message) for name in names if name not in self._gone]
 
     @property
@@ -569,21 +535,9 @@ class Coordinator:
         if self.state is not CoordinatorState.ROUND:
             return len(set(masks.survivors) - absent) >= masks.threshold
         survivors = [index for index in masks.active if index not in absent]
-        smallest = min(self.members.quorum, self.active_count)
-        fewest = fewest_survivors(
-            self.config, parties=len(self.names), active=len(self.drawn), smallest=smallest
-        )
+        smallest, parties = min(self.members.quorum, self.active_count), len(self.names)
+        fewest = fewest_survivors(self.config, parties=parties, active=len(self.drawn), smallest=smallest)
         return self.commitment in (None, survivors) and len(survivors) >= fewest
-
-    @property
-    def largest_array(self) -> int:
-        """Bytes of the largest array that a reply may hold."""
-        return largest_array(self.config, self.model, self.replica.protection.sent_type.itemsize)
-
-    @property
-    def largest_message(self) -> int:
-        """Bytes of the largest message that a party may send: a RoundReply."""
-        return largest_message(self.config, self.model, self.replica.protection.sent_type.itemsize)
 
     # -- the end, and checkpoints ------------------------------------------------------------------------
 
@@ -609,8 +563,7 @@ class Coordinator:
         """Return everything that training changed, between two rounds."""
         best, shared = self.best, self.neighbourhood_sum
         hellos = [self.members.hellos[name] for name in self.names]
-        values: dict[str, Any] = {
-            **{name: getattr(self, name) for name in _KEPT},
+        values = {name: getattr(self, name) for name in _KEPT} | {
             "hellos": [hello.model_dump_json(exclude={"mask_key", "mask_signature"}) for hello in hellos],
             "errors": best.errors,
             "digests": list(best.digests.items()),
@@ -621,7 +574,7 @@ class Coordinator:
         }
         arrays = {**self.replica.arrays(), "best": self.replica.best[1].cpu().numpy()}
         arrays |= {f"update.{i}": update.total for i, update in enumerate(self.updates)}
-        if shared.total is not None:
+        if shared.parties:
             arrays["neighbourhoods"] = shared.total
         return CheckpointState(arrays, values)
 
@@ -641,7 +594,7 @@ class Coordinator:
         self.replica.load(arrays, self.round)
         self.replica.best = (best.round, to_tensor(arrays["best"], self.device))
         for i, (round, parties) in enumerate(values["updates"]):
-            self.updates.append(Update(round, parties, arrays[f"update.{i}"]))
+            self.updates.append(RoundSum(round, parties, arrays[f"update.{i}"]))
         if "neighbourhoods" in arrays:
             parties, round = values["neighbourhoods"]
-            self.neighbourhood_sum = NeighbourhoodSum(parties, round, arrays["neighbourhoods"])
+            self.neighbourhood_sum = RoundSum(round, parties, arrays["neighbourhoods"])

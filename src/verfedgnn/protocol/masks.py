@@ -6,6 +6,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,20 +17,9 @@ from verfedgnn.config import Config
 from verfedgnn.config.rules import fewest_parties_in_sum
 from verfedgnn.core.array_files import hash_arrays
 from verfedgnn.core.errors import ProtocolError
+from verfedgnn.privacy import masking
 from verfedgnn.privacy.id_matching import Sealer
-from verfedgnn.privacy.masking import (
-    SEED,
-    MaskKey,
-    MaskSeeds,
-    MaskStream,
-    add_masks,
-    check_public_key,
-    lost_streams,
-    recover_seeds,
-    self_stream,
-    share_threshold,
-    to_residues,
-)
+from verfedgnn.privacy.masking import SEED, MaskSeeds, MaskStream, share_threshold
 from verfedgnn.privacy.protections import SumError
 from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.messages import Place, RoundStart
@@ -136,10 +126,7 @@ class PartyMasks:
     """Masks of one party. Every stay has a new key, and every attempt of a round has new seeds."""
 
     def __init__(self, name: str, config: Config, policy: Policy, commitments: ListCommitments) -> None:
-        self.name = name
-        self.config = config
-        self.policy = policy
-        self.commitments = commitments
+        self.name, self.config, self.policy, self.commitments = name, config, policy, commitments
         self._sealer = Sealer()
         self._purpose = name_mask_purpose(policy.alignment)
         self.key: str | None = self._sealer.public
@@ -169,28 +156,25 @@ class PartyMasks:
                 self._take_shares(message)
         return None
 
-    # -- keys and shares ---------------------------------------------------------------------------------
-
     def _share(self, message: msg.ShareRequest) -> msg.MaskShares:
         """Draw the seeds of a round, and seal a share of them for every other party."""
         if message.place <= self._last:
             raise self._error(f"asks for new masks of round {message.round}, which was answered")
         self._stay_keys = self._check_keys(message)
         attempt = self._secrets = RoundSecrets(message.place, message.active, message.request)
-        key = attempt.seeds.key.public
-        rows = []
+        key, rows = attempt.seeds.key.public, b""
         for party, share in zip(attempt.active, attempt.seeds.split(len(attempt.active)), strict=True):
             if party == self._index:
                 attempt.shares[party] = share
-                rows.append(bytes(SEALED))
+                rows += bytes(SEALED)
             else:
                 about = self._about(attempt, self._index, party, key)
-                rows.append(self._sealer.seal(self._stay_keys[party], about, share))
+                rows += self._sealer.seal(self._stay_keys[party], about, share)
         return msg.MaskShares(
             **named(attempt.place),
             request=attempt.request,
             key=key,
-            sealed=np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), SEALED),
+            sealed=np.frombuffer(rows, np.uint8).reshape(-1, SEALED),
             committed=self.commitments.find(self._training, message.round),
         )
 
@@ -209,7 +193,7 @@ class PartyMasks:
             raise self._error("sent public keys that are not those of the parties")
         for (party, key), signature in zip(keys.items(), message.mask_signatures, strict=True):
             self.policy.vouching.check(self._purpose, party, key, signature)
-            check_public_key(key)
+            masking.check_public_key(key)
         return keys
 
     def _about(self, attempt: RoundSecrets, sender: int, receiver: int, key: str) -> bytes:
@@ -229,29 +213,23 @@ class PartyMasks:
         if keys[self._index] != attempt.seeds.key.public or len(set(keys.values())) != len(keys):
             raise self._error("sent mask keys that are not those of the parties")
         for row, (party, key) in zip(sealed, keys.items(), strict=True):
-            if party == self._index:
-                continue
-            about = self._about(attempt, party, self._index, key)
-            try:
-                share = self._sealer.open(self._stay_keys[party], about, row.tobytes())
-            except ProtocolError:
-                raise self._error(
-                    f"sent shares of party {party} that do not open; they were changed or replayed"
-                ) from None
-            if len(share) != 2 * SEED:
-                raise self._error(f"sent shares of party {party} of another length")
-            attempt.shares[party] = share
+            if party != self._index:
+                about = self._about(attempt, party, self._index, key)
+                try:
+                    attempt.shares[party] = self._sealer.open(self._stay_keys[party], about, row.tobytes())
+                except ProtocolError:
+                    problem = f"sent shares of party {party} that do not open; they were changed or replayed"
+                    raise self._error(problem) from None
         attempt.keys = keys
 
-    # -- masks -------------------------------------------------------------------------------------------
-
-    def check_start(self, message: RoundStart) -> None:
-        """Raise `ProtocolError` unless the shares of all parties of a round are here."""
+    def check_start(self, message: RoundStart) -> RoundSecrets | None:
+        """Return the secrets of a round; raise `ProtocolError` unless the shares of all its parties are here."""
         attempt, active = self._secrets, message.active
         if not self.policy.masks:
-            return
+            return None
         if attempt is None or attempt.place != message.place or attempt.active != active or not attempt.keys:
             raise self._error(f"starts round {message.round} without the shares of its parties")
+        return attempt
 
     def hide(
         self, values: NDArray[Any], message: RoundStart, context: bytes, use: int, bits: int
@@ -260,15 +238,12 @@ class PartyMasks:
 
         `context` is that of the round (`mask_context`).
         """
-        self.check_start(message)
-        attempt = self._secrets
-        if self.policy.masks and attempt is not None:
+        attempt = self.check_start(message)
+        if attempt is not None:
             attempt.answered = True
             self._last = message.place
-            values = add_masks(values, attempt.seeds.streams(self._index, attempt.keys, context), use)
-        return to_residues(values, bits)
-
-    # -- unmasking ---------------------------------------------------------------------------------------
+            values = masking.add_masks(values, attempt.seeds.streams(self._index, attempt.keys, context), use)
+        return masking.to_residues(values, bits)
 
     def _answer_survivors(self, message: msg.Survivors) -> msg.ListSignature | msg.Unmask:
         """Commit to a survivor list; sign it if a party was lost, and reveal shares once enough parties committed to it."""
@@ -280,13 +255,11 @@ class PartyMasks:
             raise self._error("names survivors that did not take part")
         if self._index not in survivors:
             raise self._error("asks a party to unmask a sum that it is not part of")
-        fewest = fewest_survivors(
-            self.config, parties=self._parties, active=len(active), smallest=self.policy.smallest
-        )
+        smallest = self.policy.smallest
+        fewest = fewest_survivors(self.config, parties=self._parties, active=len(active), smallest=smallest)
         if len(survivors) < fewest:
-            raise self._error(
-                f"asks to unmask a sum over {len(survivors)} of {len(active)} parties, fewer than {fewest}"
-            )
+            count = f"{len(survivors)} of {len(active)} parties"
+            raise self._error(f"asks to unmask a sum over {count}, fewer than {fewest}")
         self.commitments.commit(self._training, message.round, survivors)
         if survivors != active:
             statement = list_statement(self._training, attempt.place, active, survivors)
@@ -295,25 +268,19 @@ class PartyMasks:
                 return msg.ListSignature(**named(attempt.place), signature=signature)
             self._check_signatures(message, statement, share_threshold(len(active)))
         self._secrets = None  # from here on, no second share can leave
-        rows = [
-            attempt.shares[party][:SEED] if party in survivors else attempt.shares[party][SEED:]
-            for party in active
-        ]
-        shares = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, SEED)
-        return msg.Unmask(**named(attempt.place), shares=shares)
+        halves = {True: slice(SEED), False: slice(SEED, None)}
+        rows = b"".join(attempt.shares[party][halves[party in survivors]] for party in active)
+        return msg.Unmask(**named(attempt.place), shares=np.frombuffer(rows, np.uint8).reshape(-1, SEED))
 
     def _check_signatures(self, message: msg.Survivors, statement: str, needed: int) -> None:
         """Raise `ProtocolError` unless enough survivors have signed the list."""
-        signatures = message.signatures or []
+        signatures, valid = message.signatures or [], 0
         if len(signatures) != len(message.survivors):
             raise self._error("sent another number of signatures than of survivors")
-        valid = 0
         for party, signature in zip(message.survivors, signatures, strict=True):
-            try:
+            with suppress(ProtocolError):
                 self.policy.vouching.check("survivors", party, statement, signature)
-            except ProtocolError:
-                continue
-            valid += 1
+                valid += 1
         if valid < needed:
             raise self._error(
                 f"shows {valid} signatures of its survivor list, but {needed} parties must have signed the same list"
@@ -334,13 +301,9 @@ class NoMasks(PartyMasks):
 
     def handle(self, message: msg.Message) -> msg.Message | None:
         """Raise `ProtocolError`: no message about masks is expected."""
-        raise ProtocolError(
-            f"{self.name}: the coordinator sent a message about masks, but this party draws none"
-        )
+        raise self._error("sent a message about masks, but this party draws none")
 
-    def hide(
-        self, values: NDArray[Any], message: RoundStart, context: bytes, use: int, bits: int
-    ) -> NDArray[Any]:
+    def hide(self, values: NDArray[Any], *_: Any) -> NDArray[Any]:
         """Return `values`."""
         return values
 
@@ -352,8 +315,7 @@ class MaskedRound:
     """The masks of one attempt of a round among the `active` parties, from their shares to the unmasked sum."""
 
     def __init__(self, place: Place, active: Sequence[int]) -> None:
-        self.place = place
-        self.active = list(active)
+        self.place, self.active = place, list(active)
         self.request = secrets.token_hex(8)
         """Name of the request for shares."""
         self.threshold = share_threshold(len(self.active))
@@ -401,12 +363,10 @@ class MaskedRound:
 
     def round_shares(self, index: int) -> msg.RoundShares:
         """Return the keys and shares for one party."""
-        column = self.active.index(index)
-        return msg.RoundShares(
-            **named(self.place),
-            round_keys=[self.shares[sender].key for sender in self.active],
-            sealed=np.stack([self.shares[sender].sealed[column] for sender in self.active]),
-        )
+        column, shares = self.active.index(index), [self.shares[sender] for sender in self.active]
+        sealed = np.stack([message.sealed[column] for message in shares])
+        keys = [message.key for message in shares]
+        return msg.RoundShares(**named(self.place), round_keys=keys, sealed=sealed)
 
     def survivor_message(self) -> msg.Survivors:
         """Return the survivor list, with the signatures once they are collected."""
@@ -422,11 +382,11 @@ class MaskedRound:
             for index in sorted(self.reveals)[: self.threshold]
         }
         streams = []
-        for index, seed in zip(self.active, recover_seeds(shares), strict=True):
+        for index, seed in zip(self.active, masking.recover_seeds(shares), strict=True):
             if index in keys:
-                streams.append(self_stream(seed, context))
-            elif MaskKey(seed).public != self.shares[index].key:
+                streams.append(masking.self_stream(seed, context))
+            elif masking.MaskKey(seed).public != self.shares[index].key:
                 raise SumError("the revealed shares do not add up to the key of a lost party")
             else:
-                streams += lost_streams(seed, index, keys, context)
+                streams += masking.lost_streams(seed, index, keys, context)
         return streams

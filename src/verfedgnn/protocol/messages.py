@@ -38,9 +38,8 @@ Buffer = bytes | bytearray | memoryview
 EncodedMessage = tuple[Buffer, ...]
 """The bytes of one message, in parts that follow each other."""
 
-Bytes = Annotated[NDArray[np.integer[Any]], SkipValidation]
+Integers = Annotated[NDArray[np.integer[Any]], SkipValidation]
 Floats = Annotated[NDArray[np.float32], SkipValidation]
-Fixed = Annotated[NDArray[np.integer[Any]], SkipValidation]
 
 KINDS: dict[int, type[Message]] = {}
 """All message classes by the number in the header."""
@@ -79,8 +78,8 @@ def encode_parts(message: Message) -> EncodedMessage:
     them at the cost of one.
     """
     text = message.model_dump_json(exclude=set(message.arrays)).encode()
-    arrays = {name: getattr(message, name) for name in message.arrays}
-    present = {name: _packed(value) for name, value in arrays.items() if value is not None}
+    arrays = ((name, getattr(message, name)) for name in message.arrays)
+    present = {name: _packed(value) for name, value in arrays if value is not None}
     table, names = make_table(present) if present else (b"", [])
     body_size = len(table) + sum(array.nbytes for array in present.values())
     head = HEADER.pack(MAGIC, VERSION, message.kind, len(text), body_size) + text + table
@@ -116,11 +115,9 @@ def decode(data: Buffer, most: int = MAX_ARRAY) -> Message:
     if kind not in KINDS:
         raise ProtocolError(f"unknown message kind {kind}")
     if text_size > MAX_JSON or len(data) != HEADER.size + text_size + body_size:
-        raise ProtocolError(
-            f"message lengths do not fit: {text_size} + {body_size} bytes announced, {len(data)} received"
-        )
-    cls = KINDS[kind]
-    text = bytes(data[HEADER.size : HEADER.size + text_size])
+        announced = f"{text_size} + {body_size} bytes announced"
+        raise ProtocolError(f"message lengths do not fit: {announced}, {len(data)} received")
+    cls, text = KINDS[kind], bytes(data[HEADER.size : HEADER.size + text_size])
     arrays = _arrays(cls, memoryview(data)[HEADER.size + text_size :], most) if body_size else {}
     missing = [name for name in cls.arrays if cls.model_fields[name].is_required() and name not in arrays]
     if missing:
@@ -159,9 +156,8 @@ def _is_finite(values: NDArray[Any]) -> bool:
 @cache
 def _plain(cls: type[Message]) -> type[BaseModel]:
     """Return a model of the JSON part alone, so that arrays cannot be smuggled in as JSON."""
-    fields: dict[str, Any] = {
-        n: (f.annotation, f) for n, f in cls.model_fields.items() if n not in cls.arrays
-    }
+    plain = {name: field for name, field in cls.model_fields.items() if name not in cls.arrays}
+    fields: dict[str, Any] = {name: (field.annotation, field) for name, field in plain.items()}
     return create_model(cls.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
@@ -277,12 +273,12 @@ class RoundStart(AttemptMessage):
     """Round of the first update in `updates`."""
     update_parties: list[list[int]]
     """For each update, the parties whose gradients it sums; empty for an abandoned round, which has no update."""
-    updates: Bytes | Floats | None = None
+    updates: Integers | Floats | None = None
     """Summed protected gradients, one round after the other."""
     neighbourhood_parties: list[int]
     """Parties whose neighbourhoods `neighbourhoods` sums; empty without a sum."""
     neighbourhood_round: int = Field(0, ge=0)
-    neighbourhoods: Fixed | None = None
+    neighbourhoods: Integers | None = None
     """Sum of neighbourhoods (K, q, C) in fixed point, unless the party has it already."""
     parameters: Floats | None = None
     """Full copy instead of updates, for a party that missed many."""
@@ -300,9 +296,9 @@ class RoundReply(AttemptMessage):
 
     kind = 4
     arrays: ClassVar = {"gradient": "any", "neighbourhoods": "fixed"}
-    gradient: Bytes | Floats | None = None
+    gradient: Integers | Floats | None = None
     """Protected gradient of the public parameters: signs, residues if masked, or real numbers."""
-    neighbourhoods: Fixed | None = None
+    neighbourhoods: Integers | None = None
     """The party's neighbourhoods (K, q, C) in fixed point, projected or masked."""
     error: float | None = Field(None, ge=0, le=1e30, allow_inf_nan=False)
     """If asked: squared errors summed over the party's validation ratings, or 1 - NDCG@20 summed over its users."""
@@ -331,7 +327,7 @@ class MaskShares(AttemptMessage):
     arrays: ClassVar = {"sealed": "fixed"}
     request: str = Field(max_length=64)
     key: str = Field(pattern=_KEY)
-    sealed: Bytes
+    sealed: Integers
     """One row for each active party: that party's shares, sealed for it."""
     committed: list[int] | None = None
     """The survivor list that the party committed to in an earlier attempt of this round, if there was one."""
@@ -344,7 +340,7 @@ class RoundShares(AttemptMessage):
     arrays: ClassVar = {"sealed": "fixed"}
     round_keys: list[Annotated[str, Field(pattern=_KEY)]]
     """Public mask keys of the active parties, in order."""
-    sealed: Bytes
+    sealed: Integers
 
 
 class Survivors(AttemptMessage):
@@ -368,7 +364,7 @@ class Unmask(AttemptMessage):
 
     kind = 14
     arrays: ClassVar = {"shares": "fixed"}
-    shares: Bytes
+    shares: Integers
     """One share for each active party, in order."""
 
 
@@ -479,7 +475,7 @@ class Sealed(AlignmentMessage):
     arrays: ClassVar = {"data": "any"}
     peer: int = Field(ge=0)
     """Index of the recipient on the way up, of the sender on the way down."""
-    data: Bytes
+    data: Integers
 
 
 class Pseudonyms(AlignmentMessage):
@@ -487,7 +483,7 @@ class Pseudonyms(AlignmentMessage):
 
     kind = 19
     arrays: ClassVar = {"values": "any"}
-    values: Bytes
+    values: Integers
     """Pseudonyms (n, 16), sorted and distinct."""
 
 
@@ -498,7 +494,7 @@ class UserRows(AlignmentMessage):
     arrays: ClassVar = {"rows": "fixed"}
     users: int = Field(ge=0, lt=MOST_USERS)
     """Number of rows of the federation; 0 if the parties share no user."""
-    rows: Fixed
+    rows: Integers
     """Rows (n,) in the order of the pseudonyms, -1 for users who do not take part."""
 
 

@@ -25,36 +25,22 @@ from verfedgnn.core.metrics import mean_by_user, squared_errors
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import NoiseStream, PartyStream
 from verfedgnn.privacy import masking, rating_dp
+from verfedgnn.protocol import forward_backward as passes
 from verfedgnn.protocol import messages as msg
-from verfedgnn.protocol.aggregation import (
-    FULL_COPY,
-    from_fixed,
-    largest_array,
-    largest_message,
-    neighbourhood_type,
-    participation_scale,
-    to_fixed,
-)
-from verfedgnn.protocol.forward_backward import Batch, PassResult, compute
+from verfedgnn.protocol import replica as replicas
+from verfedgnn.protocol.forward_backward import Batch, PassResult
 from verfedgnn.protocol.masks import ListCommitments, NoMasks, PartyMasks, mask_context, sum_digest
 from verfedgnn.protocol.messages import RoundReply, RoundStart, Welcome
-from verfedgnn.protocol.party_state import (
-    LOCAL,
-    PartyProgress,
-    PartySetup,
-    Policy,
-    ReceivedNeighbourhoods,
-    SentNeighbourhoods,
-)
+from verfedgnn.protocol.party_state import LOCAL, PartyProgress, PartySetup, Policy
+from verfedgnn.protocol.party_state import ReceivedNeighbourhoods as Received
+from verfedgnn.protocol.party_state import SentNeighbourhoods as Sent
 from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, NoLedger, ReleaseLedger
 from verfedgnn.protocol.replica import (
     Replica,
     check_full_copy,
     check_public,
-    check_start,
     parameters_digest,
     rounds_per_epoch,
-    to_tensor,
 )
 from verfedgnn.protocol.solved_round import SolvedStep
 from verfedgnn.protocol.states import PARTY_STATES, PartyState
@@ -74,18 +60,13 @@ class Party:
 
     def __init__(self, candidate: Candidate, index: int, replica: Replica) -> None:
         self.setup = setup = candidate.setup
-        self.name = setup.name
-        self.config = setup.config
-        self.data = setup.data
-        self.model = setup.model
-        self.progress = candidate.progress
+        self.name, self.config, self.data, self.model = candidate.name, setup.config, setup.data, setup.model
+        self.progress, self.masks, self.ledger = candidate.progress, candidate.masks, candidate.ledger
         self.index = index
         """The party's place in the order that fixes every sum."""
         self.replica = replica
-        self.graph = setup.make_graph(sum(replica.items))
         self.exchange = replica.exchange
-        self.masks = candidate.masks
-        self.ledger = candidate.ledger
+        self.graph = setup.make_graph(sum(replica.items))
         self._last = (0, 0)
         """The last attempt that was answered. None is answered twice, so no mask is used twice."""
         self._shuffled: tuple[int, Pairs] = (-1, setup.targets.train)
@@ -120,7 +101,7 @@ class Party:
         """Raise `ProtocolError` unless the round was agreed on, and is new."""
         if start.place <= self._last:
             raise ProtocolError(f"{self.name}: the coordinator starts round {start.round} a second time")
-        check_start(start, self.replica, self.index, self.setup.policy.smallest)
+        self.replica.check_start(start, self.index, self.setup.policy.smallest)
         self.ledger.check_round(start.round)
         if trains:
             self.masks.check_start(start)
@@ -139,19 +120,19 @@ class Party:
     def compute(self, start: RoundStart, *, trains: bool) -> PassResult | SolvedStep:
         """Solve the items, or compute one pass of propagation, with gradients if the party `trains`."""
         public = self.replica.parameters
-        if self.model.solved is None:
-            result = self._propagate(public, self.batch(start.round) if trains else None)
-            if not result.public_gradient.sum().isfinite():
-                raise DivergedError(
-                    f"training diverged at '{self.name}' in round {start.round}; lower training.lr"
-                )
-            return result
-        rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, start.round)
-        drawn = torch.from_numpy(rng.random(len(self.setup.solved_targets), np.float32))
-        step = self._solve_items(public, drawn.to(self.setup.device))
-        for name, values in step.private.items():  # also without training: the model that is validated
-            self.progress.private.parameters[name].copy_(values)
-        return step
+        if self.model.solved is not None:
+            rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, start.round)
+            drawn = torch.from_numpy(rng.random(len(self.setup.solved_targets), np.float32))
+            step = self._solve_items(public, drawn.to(self.setup.device))
+            for name, values in step.private.items():  # also without training: the model that is validated
+                self.progress.private.parameters[name].copy_(values)
+            return step
+        result = self._propagate(public, self.batch(start.round) if trains else None)
+        if not result.public_gradient.sum().isfinite():
+            raise DivergedError(
+                f"training diverged at '{self.name}' in round {start.round}; lower training.lr"
+            )
+        return result
 
     def _validate(self, start: RoundStart, home: PassResult | SolvedStep) -> NDArray[Any]:
         """Keep the evaluated model, and return its validation error and count, protected as configured."""
@@ -163,9 +144,8 @@ class Party:
         squared = squared_errors(model["users"], model["items"], valid)
         if rating_dp.protects_users(self.config):  # each user counts once
             squared = mean_by_user(squared, valid)
-        sums = rating_dp.sum_validation(squared, self.data.scale, self.config)
         key = noise_key(setup, NoiseStream.VALIDATION, start, [squared])
-        return np.array(rating_dp.add_validation_noise(sums, self.data.scale, self.config, key))
+        return np.array(rating_dp.release_validation(squared, self.data.scale, self.config, key))
 
     def release(self, start: RoundStart, home: PassResult | SolvedStep) -> dict[str, NDArray[Any]]:
         """Step the private parameters, and return what leaves the party by kind, before masks."""
@@ -176,8 +156,8 @@ class Party:
             return {GRADIENT: self.replica.solved.encode_release(public, home, protection, key)}
         values = {}
         if home.neighbourhoods is not None:
-            kind = neighbourhood_type(self.config)
-            fixed = to_fixed(home.neighbourhoods, len(self.replica.items), 8 * kind.itemsize)
+            bits = 8 * passes.neighbourhood_type(self.config).itemsize
+            fixed = passes.to_fixed(home.neighbourhoods, len(self.replica.items), bits)
             values[NEIGHBOURHOODS] = fixed.cpu().numpy()
         private, gradients = self.progress.private, home.private_gradients
         if self.config.gradients.protects_ratings:
@@ -198,25 +178,20 @@ class Party:
 
     def _reply(self, start: RoundStart, released: dict[str, NDArray[Any]]) -> RoundReply:
         """Mask the values of sums and return the reply."""
-        context = mask_context(start, self.replica, self.progress.received.digest)
-        reply: dict[str, Any] = {}
+        context, progress = mask_context(start, self.replica, self.progress.received.digest), self.progress
+        reply: dict[str, Any] = {"round": start.round, "attempt": start.attempt}
         if VALIDATION in released:
             error, count = released[VALIDATION].tolist()
-            digest = self.replica.digest()
-            self.progress.announced = (start.round, digest)
-            reply |= {"error": error, "count": int(count), "digest": digest}
+            progress.announced = (start.round, self.replica.digest())
+            reply |= {"error": error, "count": int(count), "digest": self.replica.digest()}
         if NEIGHBOURHOODS in released:
-            values = released[NEIGHBOURHOODS]
-            self.progress.sent = SentNeighbourhoods(start.round, values)
-            bits = 8 * values.itemsize
+            progress.sent = Sent(start.round, released[NEIGHBOURHOODS])
+            values, bits = released[NEIGHBOURHOODS], 8 * released[NEIGHBOURHOODS].itemsize
             reply[NEIGHBOURHOODS] = self.masks.hide(values, start, context, masking.NEIGHBOURHOOD, bits)
         if GRADIENT in released:
-            protection = self.replica.protection
-            values = protection.summand(released[GRADIENT])
-            reply[GRADIENT] = self.masks.hide(values, start, context, masking.GRADIENT, protection.bits)
-        return RoundReply(round=start.round, attempt=start.attempt, **reply)
-
-    # -- the model -------------------------------------------------------------------------------------------
+            values, bits = self.replica.protection.summand(released[GRADIENT]), self.replica.protection.bits
+            reply[GRADIENT] = self.masks.hide(values, start, context, masking.GRADIENT, bits)
+        return RoundReply(**reply)
 
     def batch(self, round: int) -> Batch:
         """Return the batch of a round: a slice of this epoch's shuffle of all ratings, or all of them."""
@@ -226,14 +201,16 @@ class Party:
         epoch, slot = divmod(round - 1, count)
         if self._shuffled[0] != epoch:
             rng = self.setup.randomness.generator(PartyStream.SHUFFLE, epoch)
-            order = torch.from_numpy(rng.permutation(len(pairs))).to(pairs.user.device)
-            self._shuffled = (epoch, pairs.take(order))
+            self._shuffled = (
+                epoch,
+                pairs.take(torch.from_numpy(rng.permutation(len(pairs))).to(pairs.user.device)),
+            )
         part = slice(slot * len(pairs) // count, (slot + 1) * len(pairs) // count)
         return Batch(self._shuffled[1].take(part), 1 / count)
 
     def _propagate(self, public: Tensor, batch: Batch | None = None) -> PassResult:
         """Compute one pass with public parameters and the party's own."""
-        return compute(
+        return passes.compute(
             self.model,
             self.graph,
             public,
@@ -253,10 +230,11 @@ class Party:
     def _served(self, users: Tensor, items: Tensor) -> dict[str, Tensor]:
         """Return an evaluated model that predicts in the party's own rating scale."""
         users, items = self.setup.targets.to_rating_scale(users, items)
-        embeddings = self.progress.private.parameters["items"].clone()
-        return {"users": users, "items": items, "embeddings": embeddings}
-
-    # -- the end ---------------------------------------------------------------------------------------------
+        return {
+            "users": users,
+            "items": items,
+            "embeddings": self.progress.private.parameters["items"].clone(),
+        }
 
     def finish(self, message: msg.Finish) -> FinishedTraining:
         """Return the model of the best validation, which the party may have missed."""
@@ -264,17 +242,15 @@ class Party:
         kept_round, public = self.replica.best
         if message.parameters is not None:
             check_public(message.parameters, self.model)
-            public = to_tensor(message.parameters, self.setup.device)
+            public = replicas.to_tensor(message.parameters, self.setup.device)
         elif kept_round != message.best_round:
             raise ProtocolError(
                 f"{self.name}: the coordinator finishes without the parameters of round {message.best_round}, "
                 "which this party does not have; rejoin to get them"
             )
         if parameters_digest(public) != message.digest:
-            raise ProtocolError(
-                f"{self.name}: the public parameters of the result are not those that the coordinator announced; "
-                "rejoin to get them"
-            )
+            problem = "the public parameters of the result are not those that the coordinator announced"
+            raise ProtocolError(f"{self.name}: {problem}; rejoin to get them")
         progress = self.progress
         progress.keep_best(message.best_round)
         if progress.best[0] != message.best_round or not progress.best[1]:
@@ -288,24 +264,16 @@ class Party:
 
 
 def read_neighbourhoods(
-    message: RoundStart,
-    index: int,
-    replica: Replica,
-    *,
-    sent: SentNeighbourhoods,
-    last: ReceivedNeighbourhoods,
-) -> ReceivedNeighbourhoods:
+    message: RoundStart, index: int, replica: Replica, *, sent: Sent, last: Received
+) -> Received:
     """Return the others' share of a sum of neighbourhoods, scaled to all other parties (Sec. 4.6).
 
     `sent` is what this party sent into the sum, `last` the sum it received before.
     """
-    config = replica.config
-    total = message.neighbourhoods
+    total, round = message.neighbourhoods, message.neighbourhood_round
     assert total is not None
     # Masks depend on this hash, so those of parties that received different sums do not cancel.
-    values = total if config.masking else None
-    round = message.neighbourhood_round
-    digest = sum_digest(message.neighbourhood_parties, round, values)
+    digest = sum_digest(message.neighbourhood_parties, round, total if replica.config.masking else None)
     if last.digest == digest:
         return last
     if index in message.neighbourhood_parties:
@@ -313,9 +281,9 @@ def read_neighbourhoods(
             # The party lost what it sent into this sum. Its last estimate serves until the next sum.
             return replace(last, digest=digest, round=round)
         total = total - sent.values
-    scale = participation_scale(replica.items, message.neighbourhood_parties, index)
+    scale = replicas.participation_scale(replica.items, message.neighbourhood_parties, index)
     rest = torch.from_numpy(total).to(replica.parameters.device)
-    return ReceivedNeighbourhoods(digest, round, from_fixed(rest).mul_(scale))
+    return Received(digest, round, passes.from_fixed(rest).mul_(scale))
 
 
 def noise_key(
@@ -371,26 +339,20 @@ class Candidate:
         self.commitments = commitments or ListCommitments()
         self.stay = ""
         """Random name of the Hello that waits for a Welcome; empty if none does."""
-        self.masks = self._new_masks()
-
-    @property
-    def largest_array(self) -> int:
+        self.masks: PartyMasks
+        """The masks of this stay, with a key of its own."""
+        model, copy = self.setup.model, replicas.FULL_COPY
+        self.largest_array = replicas.largest_array(config, model, copy)
         """Bytes of the largest packed array that a RoundStart may hold; missed updates take at most a full copy."""
-        return largest_array(self.setup.config, self.setup.model, FULL_COPY)
-
-    @property
-    def largest_message(self) -> int:
+        self.largest_message = replicas.largest_message(config, model, 2 * copy)
         """Bytes of the largest message that the coordinator may send: a RoundStart with a full copy, missed updates and a sum."""
-        return largest_message(self.setup.config, self.setup.model, 2 * FULL_COPY)
 
     def hello(self) -> msg.Hello:
         """Return the first message of a new stay, with a new mask key."""
-        setup = self.setup
+        setup, entries = self.setup, self.ledger.entries
         round, digest = self.progress.verified
-        masks = self.masks = self._new_masks()
-        entries = self.ledger.entries
-        # A party that was killed before its first checkpoint knows its training from what it has released.
-        training = self.progress.training or (entries[0].training if entries else None)
+        masks = PartyMasks if setup.config.masking else NoMasks
+        self.masks = masks(self.name, setup.config, setup.policy, self.commitments)
         self.stay = secrets.token_hex(8)
         return msg.Hello(
             party=self.name,
@@ -402,84 +364,64 @@ class Candidate:
             stay=self.stay,
             agreement=setup.policy.agreement,
             alignment=setup.policy.alignment,
-            training=training,
+            # A party that was killed before its first checkpoint knows its training from what it has released.
+            training=self.progress.training or (entries[0].training if entries else None),
             round=round,
             digest=digest or None,
             released=self.ledger.last_released,
             lost=self.ledger.lost,
-            mask_key=masks.key,
-            mask_signature=masks.signature,
+            mask_key=self.masks.key,
+            mask_signature=self.masks.signature,
         )
 
     def welcome(self, message: Welcome, replica: Replica | None = None) -> Party:
-        """Return the joined party. On one machine all parties share one `replica`; otherwise the party makes its own."""
-        self._check(message)
-        self.masks.join(message.training, message.index, len(message.items))
-        joined = self.party_class(self, message.index, replica or self._make_replica(message))
-        self.ledger.check_training(message.training, joined.replica.rounds)
-        self.progress.training = message.training
-        return joined
+        """Return the joined party. On one machine all parties share one `replica`; otherwise the party makes its own.
 
-    def _check(self, message: Welcome) -> None:
-        """Raise `ProtocolError` unless a Welcome answers the open Hello, and is from the federation that the party meant to join."""
+        Raise `ProtocolError` unless the Welcome answers the open Hello, and is from the federation that the party meant to join.
+        """
         if not self.stay or message.stay != self.stay:
             raise ProtocolError(f"{self.name}: received a Welcome without an open Hello; say hello again")
         self.stay = ""
-        setup, counts = self.setup, message.items
-        config, policy = setup.config, setup.policy
-        if message.config != config.digest():
+        setup, counts, most = self.setup, message.items, self.setup.policy.most_rounds
+        if message.config != setup.config.digest():
             raise ProtocolError("the coordinator's configuration is not the one agreed on")
-        if (
-            not message.index < len(counts)
-            or counts[message.index] != setup.announced_items
-            or min(counts) < 1
-        ):
+        if not message.index < len(counts) or counts[message.index] != setup.announced_items:
             raise ProtocolError("the coordinator's item counts are not those of this federation")
-        if policy.place not in (None, (message.index, len(counts))):
+        if setup.policy.place not in (None, (message.index, len(counts))):
             raise ProtocolError("the coordinator's roster is not the one agreed on")
         if message.ratings < setup.announced_ratings:
             raise ProtocolError("the coordinator counts fewer training ratings than this party has")
-        rounds = config.training.epochs * rounds_per_epoch(config.training, message.ratings)
-        if rounds > policy.most_rounds:
+        training = setup.config.training
+        rounds = training.epochs * rounds_per_epoch(training, message.ratings)
+        if rounds > most:
             raise ProtocolError(
                 f"the coordinator counts {message.ratings:,} training ratings, which makes {rounds:,} rounds, and the agreement "
-                f"allows {policy.most_rounds:,}: if all parties have so many ratings, raise max_rounds in federation.toml at all "
-                "members"
+                f"allows {most:,}: if all parties have so many ratings, raise max_rounds in federation.toml at all members"
             )
         if message.round or msg.copied_state(message):
             check_full_copy(message, setup.model)
         if self.progress.training not in (None, message.training):
             raise ProtocolError("the coordinator runs another training than that of this party's checkpoint")
+        self.masks.join(message.training, message.index, len(counts))
+        joined = self.party_class(self, message.index, replica or self._make_replica(message))
+        self.ledger.check_training(message.training, joined.replica.rounds)
+        self.progress.training = message.training
+        return joined
 
     def _make_replica(self, message: Welcome) -> Replica:
         """Return a replica with the public parameters of a Welcome, or as drawn from the agreed seed if it has none.
 
         Raise `ProtocolError` if they are not those that the coordinator announced.
         """
-        setup = self.setup
-        replica = Replica(
-            setup.config,
-            setup.model,
-            message.items,
-            message.ratings,
-            message.typical,
-            setup.device,
-            self.start,
+        setup, sizes = self.setup, (message.items, message.ratings, message.typical)
+        replica = Replica(setup.config, setup.model, *sizes, setup.device, self.start)
+        problem = (
+            "the coordinator does not begin with the public parameters that the agreed seed gives here; use the same version of "
+            "verfedgnn everywhere"
         )
-        copy = msg.copied_state(message)
-        if copy:
+        if copy := msg.copied_state(message):
             replica.load(copy, message.round)
+            problem = "the public parameters received are not those that the coordinator announced"
         if replica.state_digest() != message.digest:
-            problem = (
-                "the public parameters received are not those that the coordinator announced"
-                if copy
-                else "the coordinator does not begin with the public parameters that the agreed seed gives here; use the same "
-                "version of verfedgnn everywhere"
-            )
             raise ProtocolError(f"{self.name}: {problem}")
         return replica
-
-    def _new_masks(self) -> PartyMasks:
-        """Return masks with a new key."""
-        masks = PartyMasks if self.setup.config.masking else NoMasks
-        return masks(self.name, self.setup.config, self.setup.policy, self.commitments)

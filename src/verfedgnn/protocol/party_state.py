@@ -32,20 +32,14 @@ class Vouching(Protocol):
 
     def sign(self, purpose: str, key: str) -> str:
         """Return this party's signature of its own key for one purpose."""
+        return ""
 
     def check(self, purpose: str, party: int, key: str, signature: str) -> None:
         """Raise `ProtocolError` unless `key` belongs to that party, for that purpose."""
 
 
-class NoVouching:
-    """Nobody vouches for keys, as on one machine."""
-
-    def sign(self, purpose: str, key: str) -> str:
-        """Return an empty signature."""
-        return ""
-
-    def check(self, purpose: str, party: int, key: str, signature: str) -> None:
-        """Accept every key."""
+class NoVouching(Vouching):
+    """Nobody vouches for keys, as on one machine: signatures are empty, and every key is accepted."""
 
 
 @dataclass(frozen=True)
@@ -149,16 +143,6 @@ def edge_order(data: PartyInput) -> Tensor:
     return torch.argsort(data.train.user.long() * data.items + data.train.item.long())
 
 
-def deviations(train: Pairs, data: PartyInput) -> NDArray[np.float64]:
-    """Return each rating less the mean of its item, in units of the party's scale."""
-    _, item, rating = arrays(train)
-    mean = rating.mean()
-    count = np.bincount(item, minlength=data.items)
-    offset = np.bincount(item, rating - mean, data.items) / (count + ITEM_DAMPING)
-    units: NDArray[np.float64] = (rating - mean - offset[item]) / scale_unit(data.scale)
-    return units
-
-
 @dataclass(frozen=True)
 class PartySetup:
     """The fixed facts about one party."""
@@ -186,18 +170,13 @@ class PartySetup:
         return Targets.of(self.data, self.config)
 
     @property
-    def name(self) -> str:
-        """Name of the party."""
-        return self.data.name
-
-    @property
     def announced_items(self) -> int:
         """Number of items to announce; where single ratings are protected, that of the declared catalogue."""
         if not self.config.gradients.protects_ratings:
             return self.data.items
         if self.data.catalogue is None:
             raise DataError(
-                f"party '{self.name}' has no declared catalogue to announce; declare one with {option('catalogue')}"
+                f"party '{self.data.name}' has no declared catalogue to announce; declare one with {option('catalogue')}"
             )
         return self.data.catalogue
 
@@ -214,23 +193,33 @@ class PartySetup:
     @cached_property
     def solved_targets(self) -> Tensor:
         """What the solver of items fits, in the order of the graph's edges by user (E,): targets, or for lists the pairs' weights."""
-        if not self.targets.ranks:
-            return self.targets.train.rating.to(self.device)
-        train = self.data.train
-        weights = pair_weights(train.rating[edge_order(self.data)], upper_quarter(self.data.scale))
-        return weights.to(self.device)
+        fitted = self.targets.train.rating
+        if self.targets.ranks:
+            fitted = pair_weights(
+                self.data.train.rating[edge_order(self.data)], upper_quarter(self.data.scale)
+            )
+        return fitted.to(self.device)
 
     def make_graph(self, all_items: int) -> Graph:
         """Build the party's graph from its training ratings; `all_items` counts the items of all parties."""
-        train = self.data.train
-        neighbour = (train.rating >= self.threshold).cpu().numpy()
+        data = self.data
+        user, item, rating = arrays(data.train)
+        neighbour = (data.train.rating >= self.threshold).cpu().numpy()
+        values = None
+        if (
+            self.config.model.raters
+        ):  # each rating less the mean of its item, in half units of the party's scale
+            mean = rating.mean()
+            count = np.bincount(item, minlength=data.items)
+            offset = np.bincount(item, rating - mean, data.items) / (count + ITEM_DAMPING)
+            values = ((rating - mean - offset[item]) / scale_unit(data.scale))[neighbour] / 2
         graph = build_graph(
-            train.user.cpu().numpy()[neighbour],
-            train.item.cpu().numpy()[neighbour],
-            users=self.data.users,
-            items=self.data.items,
-            ratio=all_items / self.data.items,
-            values=deviations(train, self.data)[neighbour] / 2 if self.config.model.raters else None,
+            user[neighbour],
+            item[neighbour],
+            users=data.users,
+            items=data.items,
+            ratio=all_items / data.items,
+            values=values,
         )
         return move_graph(graph, self.device)
 
@@ -269,18 +258,15 @@ class PrivateParameters:
 
     def read(self, stored: Mapping[str, NDArray[Any]], prefix: str) -> PrivateParameters:
         """Return what `arrays` stored; raise `RunError` if its shapes differ from these."""
-        for name, value in self.parameters.items():
-            shape = stored[f"{prefix}.parameters.{name}"].shape
-            if shape != value.shape:
-                raise RunError(
-                    f"the checkpoint has {shape[0]:,} {name}, the ratings have {len(value):,}; give the same data"
-                )
-        return PrivateParameters(
-            *(
-                {name: to_tensor(stored[f"{prefix}.{kind}.{name}"], v.device) for name, v in values.items()}
-                for kind, values in vars(self).items()
-            )
-        )
+        read: dict[str, dict[str, Tensor]] = {"parameters": {}, "accumulators": {}}
+        for kind, values in read.items():
+            for name, value in self.parameters.items():
+                values[name] = to_tensor(stored[f"{prefix}.{kind}.{name}"], value.device)
+                if values[name].shape != value.shape:
+                    raise RunError(
+                        f"the checkpoint has {len(values[name]):,} {name}, the ratings have {len(value):,}; give the same data"
+                    )
+        return PrivateParameters(**read)
 
 
 @dataclass(frozen=True)
@@ -307,8 +293,9 @@ class RoundSnapshot:
     """A party's state before a round. If the coordinator repeats the round, the party goes back to it."""
 
     round: int
+    """The round; 0 before the first."""
     private: PrivateParameters
-    sent: SentNeighbourhoods
+    sent: SentNeighbourhoods = SentNeighbourhoods()
 
 
 @dataclass
@@ -316,6 +303,7 @@ class PartyProgress:
     """A party's private parameters, exchange and evaluated models in one training."""
 
     private: PrivateParameters
+    snapshot: RoundSnapshot
     device: torch.device
     sent: SentNeighbourhoods = SentNeighbourhoods()
     received: ReceivedNeighbourhoods = ReceivedNeighbourhoods()
@@ -328,7 +316,6 @@ class PartyProgress:
     """Round and hash of the public parameters in its last validation reply."""
     verified: tuple[int, str] = (0, "")
     """Round and hash of the last validation where the coordinator confirmed the hash."""
-    snapshot: RoundSnapshot | None = None
 
     @classmethod
     def initial(cls, setup: PartySetup) -> PartyProgress:
@@ -336,8 +323,8 @@ class PartyProgress:
         rng = setup.randomness.generator(PartyStream.ITEM_EMBEDDINGS)
         drawn = setup.model.initial_private(rng, setup.data.items, typical_rating(setup.data.scale))
         start = {name: value.to(setup.device) for name, value in drawn.items()}
-        zero = {name: torch.zeros_like(value) for name, value in start.items()}
-        return cls(PrivateParameters(start, zero), setup.device)
+        private = PrivateParameters(start, {name: torch.zeros_like(value) for name, value in start.items()})
+        return cls(private, RoundSnapshot(0, private), setup.device)
 
     def keep_best(self, best_round: int) -> None:
         """Keep the last evaluated model if its round is the best so far."""
@@ -352,14 +339,12 @@ class PartyProgress:
         self.keep_best(best_round)
         if 0 < self.announced[0] < round:
             self.verified = self.announced
-        if self.snapshot is not None and self.snapshot.round == round:
+        if self.snapshot.round == round:
             self.private, self.sent = self.snapshot.private.clone(), self.snapshot.sent
         else:
             self.snapshot = RoundSnapshot(round, self.private.clone(), self.sent)
         if self.received.round >= round:
             self.received = ReceivedNeighbourhoods()
-
-    # -- checkpoints -----------------------------------------------------------------------------------------
 
     def models(self) -> CheckpointState:
         """Return the evaluated models: large, and new only after a validation."""
@@ -373,19 +358,18 @@ class PartyProgress:
 
     def checkpoint(self) -> CheckpointState:
         """Return everything else that training changed."""
-        values: dict[str, Any] = {
+        before = self.snapshot
+        values = {
             "training": self.training,
             "verified": self.verified,
             "received": [self.received.digest, self.received.round],
             "sent": self.sent.round,
-            "snapshot": [0, 0],
+            "snapshot": [before.round, before.sent.round],
         }
-        arrays = self.private.arrays("private") | {"sent": self.sent.values}
+        arrays = self.private.arrays("private") | before.private.arrays("snapshot")
+        arrays |= {"sent": self.sent.values, "snapshot.sent": before.sent.values}
         if self.received.others is not None:
             arrays["received"] = self.received.others.cpu().numpy()
-        if self.snapshot is not None:
-            values["snapshot"] = [self.snapshot.round, self.snapshot.sent.round]
-            arrays |= self.snapshot.private.arrays("snapshot") | {"snapshot.sent": self.snapshot.sent.values}
         return CheckpointState({name: array for name, array in arrays.items() if array.size}, values)
 
     def restore(self, state: CheckpointState, models: CheckpointState) -> None:
@@ -409,7 +393,5 @@ class PartyProgress:
         digest, received = values["received"]
         self.received = ReceivedNeighbourhoods(digest, received, others)
         round, round_sent = values["snapshot"]
-        self.snapshot = None
-        if round:
-            before = sent(round_sent, "snapshot.sent")
-            self.snapshot = RoundSnapshot(round, self.private.read(arrays, "snapshot"), before)
+        before = sent(round_sent, "snapshot.sent")
+        self.snapshot = RoundSnapshot(round, self.private.read(arrays, "snapshot"), before)

@@ -11,7 +11,7 @@ parties. Such values are then made anew, which tells nothing more: a party helps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,25 +62,25 @@ class ReleaseLedger:
 
     def check_training(self, training: str, rounds: int) -> None:
         """Raise `ProtocolError` if this ledger belongs to another training, or to one with another number of rounds."""
-        self.training = training
-        self.rounds = rounds
+        self.training, self.rounds = training, rounds
         if not self.entries:
             return
-        if self.entries[0].rounds != rounds:
+        first = self.entries[0]
+        if first.rounds != rounds:
             raise ProtocolError(
-                f"the coordinator changes the number of rounds from {self.entries[0].rounds} to {rounds}; start a new training"
+                f"the coordinator changes the number of rounds from {first.rounds} to {rounds}; start a new training"
             )
-        if self.entries[0].training != training:
+        if first.training != training:
             raise ProtocolError(
-                f"this run has released values in training {self.entries[0].training}, and the coordinator runs {training}; "
+                f"this run has released values in training {first.training}, and the coordinator runs {training}; "
                 "choose another --out to agree to one more training"
             )
 
     def check_round(self, round: int) -> None:
         """Raise `ProtocolError` if a round is before the last release."""
-        if self.entries and round < self.entries[-1].round:
+        if round < self._newest:
             raise ProtocolError(
-                f"the coordinator asks again for round {round}, but this party has released round {self.entries[-1].round}; "
+                f"the coordinator asks again for round {round}, but this party has released round {self._newest}; "
                 "restore the coordinator's newest checkpoint, or start a new training"
             )
 
@@ -98,24 +98,30 @@ class ReleaseLedger:
         new = [kind for kind, name in names.items() if name not in before]
         if new:
             self.last = {names[kind]: made[kind] for kind in new} | self.last  # stored values may have left
-            kinds = {kind: self.mechanism(kind) for kind in new}
+            gradients = self.config.gradients
+            noised = gradients.mechanism if gradients.protects_ratings else "none"
+            mechanisms = {NEIGHBOURHOODS: "projected", GRADIENT: gradients.mechanism, VALIDATION: noised}
+            kinds = {kind: mechanisms[kind] for kind in new}
             entry = ReleaseEntry(self.training, self.rounds, round, list(active), kinds)
-            entry = replace(entry, epsilon=self._spent([*self.entries, entry]))
+            entry = replace(entry, epsilon=self._spent(entry))
             self.store(entry, self.last, len(self.entries))
             self.entries.append(entry)
         return {kind: self.last[name] for kind, name in names.items()}
 
     @property
+    def _newest(self) -> int:
+        return self.entries[-1].round if self.entries else 0
+
+    @property
     def last_released(self) -> int | None:
         """The last round of which something was released; 0 before the first."""
-        return self.entries[-1].round if self.entries else 0
+        return self._newest
 
     @property
     def lost(self) -> int:
         """The last round, if it was released and cannot be repeated because its values are lost; else 0."""
-        round = self.entries[-1].round if self.entries else 0
-        kept = set(self.last) if self.last_round == round else set()
-        return 0 if self._released(round) <= kept else round
+        kept = set(self.last) if self.last_round == self._newest else set()
+        return 0 if self._released(self._newest) <= kept else self._newest
 
     def check_age(self, known: int, where: str) -> None:
         """Raise `RunError` if there are fewer releases than the `known` ones that another file tells of."""
@@ -136,30 +142,24 @@ class ReleaseLedger:
         shared = kind == GRADIENT and self.config.gradients.protects_ratings
         return f"{kind} {list(active)}" if shared else kind
 
-    def mechanism(self, kind: str) -> str:
-        """Return the name of the mechanism that protects a kind of value."""
-        gradients = self.config.gradients
-        noised = gradients.mechanism if gradients.protects_ratings else "none"
-        return {NEIGHBOURHOODS: "projected", GRADIENT: gradients.mechanism}.get(kind, noised)
-
-    # -- what is spent -----------------------------------------------------------------------------------
-
-    def count(self, kind: str) -> int:
-        """Return in how many rounds a kind of value was released."""
-        return count_rounds(self.entries, kind)
+    def count(self, kind: str, *more: ReleaseEntry) -> int:
+        """Return in how many rounds a kind of value was released, with `more` entries."""
+        return len({entry.round for entry in (*self.entries, *more) if kind in entry.kinds})
 
     @property
     def epsilon(self) -> float | None:
         """Epsilon of single ratings, spent so far; None where the configuration does not protect them."""
-        return self.entries[-1].epsilon if self.entries else self._spent([])
+        return self.entries[-1].epsilon if self.entries else self._spent()
 
-    def _spent(self, entries: list[ReleaseEntry]) -> float | None:
+    def _spent(self, *more: ReleaseEntry) -> float | None:
         if not self.config.gradients.protects_ratings or "noise" in self.config.unprotected:
             return None
-        rounds, validations = (count_rounds(entries, kind) for kind in (GRADIENT, VALIDATION))
-        if not rounds + validations:
-            return 0.0
-        return rating_epsilon(self.config, rounds=rounds, validations=validations)
+        rounds, validations = (self.count(kind, *more) for kind in (GRADIENT, VALIDATION))
+        return (
+            rating_epsilon(self.config, rounds=rounds, validations=validations)
+            if rounds + validations
+            else 0.0
+        )
 
     def summary(self) -> dict[str, Any]:
         """Return what is spent, for a status page and metrics.json."""
@@ -167,16 +167,8 @@ class ReleaseLedger:
         return {**counts, "epsilon": self.epsilon}
 
 
-def count_rounds(entries: Iterable[ReleaseEntry], kind: str) -> int:
-    """Return in how many rounds a kind of value was released."""
-    return len({entry.round for entry in entries if kind in entry.kinds})
-
-
 class NoLedger(ReleaseLedger):
     """The account on one machine, where there is nobody to distrust: it records nothing."""
-
-    def check_training(self, training: str, rounds: int) -> None:
-        """Accept every training."""
 
     @property
     def last_released(self) -> int | None:

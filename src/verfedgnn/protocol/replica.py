@@ -6,7 +6,7 @@ Below it is what each side checks before it takes a message in, and the form of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -26,22 +26,22 @@ from verfedgnn.core.graph import clip_rows
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.projection import Exchange, make_exchange
 from verfedgnn.privacy.protections import protection_of
-from verfedgnn.protocol.aggregation import neighbourhood_shape, neighbourhood_type, participation_scale
-from verfedgnn.protocol.messages import RoundReply, RoundStart, Welcome, copied_state
+from verfedgnn.protocol.forward_backward import neighbourhood_shape, neighbourhood_type
+from verfedgnn.protocol.messages import BESIDES_ARRAYS, RoundReply, RoundStart, Welcome, copied_state
 from verfedgnn.protocol.solved_round import SolvedRound
 
 
 @dataclass(frozen=True)
-class Update:
-    """The update of the public parameters of one round."""
+class RoundSum:
+    """A sum over parties in one round: the update of the public parameters, or neighbourhoods."""
 
     round: int
     parties: list[int]
-    """Indices of the parties whose gradients the sum includes; empty if the round was abandoned."""
+    """Indices of the parties in the sum; empty without one, as in an abandoned round."""
     total: NDArray[Any]
 
 
-def split_updates(message: RoundStart, size: int) -> list[Update]:
+def split_updates(message: RoundStart, size: int) -> list[RoundSum]:
     """Split the updates of a message by round; `size` is the number of public parameters."""
     groups = message.update_parties
     ends = np.cumsum([size if group else 0 for group in groups])[:-1]
@@ -49,7 +49,7 @@ def split_updates(message: RoundStart, size: int) -> list[Update]:
     totals = np.split(updates, ends)
     rounds = range(message.updates_from, message.updates_from + len(groups))
     return [  # without updates, there is one empty total
-        Update(n, group, total) for n, group, total in zip(rounds, groups, totals, strict=False)
+        RoundSum(n, group, total) for n, group, total in zip(rounds, groups, totals, strict=False)
     ]
 
 
@@ -70,18 +70,16 @@ class Replica:
 
         With the public parameters `start` of another training, it continues from them, and counts ratings anew.
         """
-        self.config = config
-        self.model = model
+        self.config, self.model, self.ratings = config, model, ratings
         self.protection = protection_of(config, len(items))
         self.items = list(items)
         """Number of items of each party."""
-        self.ratings = ratings
-        """Training ratings of all parties."""
         self.solved = SolvedRound(model, model.solved, ratings, sum(items)) if model.solved else None
         """The arithmetic of rounds in which items are solved; None where they are trained."""
-        drawn = model.initial_public(config.seed, typical) if start is None else start.clone()
-        self.parameters = drawn.to(device)
-        if start is not None:
+        if start is None:
+            self.parameters = model.initial_public(config.seed, typical).to(device)
+        else:
+            self.parameters = start.clone().to(device)
             model.views(self.parameters)["totals"].zero_()
         self.accumulator = torch.zeros_like(self.parameters)
         self.round = 0
@@ -128,8 +126,7 @@ class Replica:
             if copy is None:
                 copy = values.to("cpu", copy=True).numpy()
                 copy.flags.writeable = False
-                self._copies[self.round, name] = copy
-            copies[name] = copy
+            copies[name] = self._copies[self.round, name] = copy
         return copies
 
     def load(self, arrays: Mapping[str, NDArray[np.float32]], round: int) -> None:
@@ -170,25 +167,25 @@ class Replica:
                 f"{self.round}; rejoin to get a full copy"
             )
 
-    def apply(self, update: Update) -> None:
+    def apply(self, update: RoundSum) -> None:
         """Take the public step of a round: the summed protected gradients of its parties, scaled to all (Sec. 4.6).
 
-        The regulariser of user parameters is added here. An abandoned round changes no parameter, and neither does an update that
-        was applied before.
+        An abandoned round changes no parameter, and neither does an update that was applied before.
         """
         if update.round <= self.round:
             return
-        if update.round != self.round + 1:
-            raise AssertionError(f"update of round {update.round} on a replica of round {self.round}")
+        assert update.round == self.round + 1, f"update of round {update.round} on a replica of {self.round}"
         self.round = update.round
-        if not update.parties:
-            return
         total = torch.from_numpy(update.total).to(self.parameters.device)
-        if self.solved is not None:
+        if update.parties and self.solved is not None:
             self.solved.apply_update(self.parameters, self.accumulator, total)
-            return
+        elif update.parties:
+            self._step(total, update.parties)
+
+    def _step(self, total: Tensor, parties: Sequence[int]) -> None:
+        """Take the step of a summed gradient of the `parties`, with the regularisers of the users."""
         training = self.config.training
-        factor = self.protection.worth(participation_scale(self.items, update.parties))
+        factor = self.protection.worth(participation_scale(self.items, parties))
         biased = self.model.config.biases
         regularisers = {
             "users": 2 * training.l2 / (self.rounds_per_epoch if biased else self.model.users),
@@ -196,13 +193,94 @@ class Replica:
         }
         now, sums = self.model.views(self.parameters), self.model.views(self.accumulator)
         for name, change in self.model.views(total).items():
-            for values, accumulated, summed in pieces(now[name], sums[name], change):
-                gradient = summed.to(torch.float32) * factor
-                if name in regularisers:
-                    gradient += regularisers[name] * values
-                step(values, accumulated, gradient, training.lr)
+            gradient = change.to(torch.float32) * factor
+            if name in regularisers:
+                gradient += regularisers[name] * now[name]
+            step(now[name], sums[name], gradient, training.lr)
         if self.model.config.bound is not None:
             now["users"].copy_(clip_rows(now["users"], self.model.config.bound))
+
+    # -- checks: a party checks every RoundStart, the coordinator checks every RoundReply -------------------------
+
+    def check_start(self, message: RoundStart, index: int, fewest: int) -> None:
+        """Raise `ProtocolError` unless a RoundStart asks for what was agreed on, and its sums have the right form.
+
+        `index` is the place of the receiving party; it adds to no sum over fewer than `fewest` parties.
+        """
+        number, active, parties = message.round, message.active, len(self.items)
+        groups, updates, shared = message.update_parties, message.updates, message.neighbourhoods
+        if number > self.rounds:
+            raise ProtocolError(
+                f"the coordinator starts round {number}, but {self.rounds} rounds were agreed on; start a new training"
+            )
+        if message.evaluate and not self.evaluates_in(number):
+            raise ProtocolError(
+                f"round {number} asks for a validation that was not agreed on; see training.evaluate_every"
+            )
+        if active != sorted(set(active)) or not active or not 0 <= active[0] <= active[-1] < parties:
+            raise ProtocolError(f"round {number} names parties that do not exist")
+        needed = max(fewest, fewest_parties_in_sum(self.config, parties))
+        if index in active and len(active) < needed:
+            raise ProtocolError(
+                f"round {number} asks for a sum over {len(active)} parties, fewer than the agreed {needed}"
+            )
+        if message.parameters is not None:
+            check_full_copy(message, self.model)
+        if any(not set(group) <= set(range(parties)) for group in (*groups, message.neighbourhood_parties)):
+            raise ProtocolError(f"round {number} brings sums over parties that do not exist")
+        if shared is not None:
+            expected = neighbourhood_shape(self.config, self.model)
+            if shared.shape != expected or shared.dtype.kind != "i":
+                raise ProtocolError(f"received neighbourhoods of shape {shared.shape} instead of {expected}")
+        if updates is None and not any(groups):
+            return
+        if updates is None or not any(groups) or message.updates_from < 1:
+            raise ProtocolError(f"round {number} brings updates of nobody")
+        shape, kind = (self.model.size * sum(map(bool, groups)),), self.protection.sum_type
+        if updates.shape != shape or updates.dtype != kind:
+            raise ProtocolError(
+                f"round {number} brings updates of shape {updates.shape} and type {updates.dtype}"
+            )
+        for update in split_updates(message, self.model.size):
+            if not self.protection.fits(update.total, len(update.parties)):
+                raise ProtocolError(
+                    f"round {number} brings a sum of signs with values of more than its {len(update.parties)} parties"
+                )
+
+    def find_problem(self, reply: RoundReply, start: RoundStart, *, active: bool) -> str | None:
+        """Return why a reply of a party, which is `active` or not, does not fit its RoundStart; None if it does."""
+        if reply.place != start.place:
+            return f"it replies to round {reply.round}, but round {start.round} is open"
+        config, protection = self.config, self.protection
+        gradient, shared = reply.gradient, reply.neighbourhoods
+        if (gradient is not None) != active or (shared is not None) != (active and config.exchange != "off"):
+            return "its reply does not hold what was asked for"
+        if gradient is not None:
+            if gradient.shape != (self.model.size,) or gradient.dtype != protection.sent_type:
+                return f"it sent a gradient of shape {gradient.shape} and type {gradient.dtype}"
+            # Checked here, where it is known whose gradient it is; a sum would not tell.
+            if not config.masking and not protection.fits(gradient, 1):
+                return "it sent a gradient with values that are not ternary"
+        if shared is not None:
+            shape, kind = shared.shape, shared.dtype
+            if shape != neighbourhood_shape(config, self.model) or kind != neighbourhood_type(config):
+                return f"it sent neighbourhoods of shape {shape} and type {kind}"
+        if start.evaluate:
+            if reply.error is None or reply.count is None:
+                return "its reply holds no validation error"
+            if reply.digest != self.digest():
+                return "its public parameters differ from the coordinator's; it must rejoin"
+        return None
+
+
+def participation_scale(items: Sequence[int], active: Sequence[int], without: int | None = None) -> float:
+    """Return sum of all M_i / sum of M_i over the active parties (Sec. 4.6), 0 if no party is left to scale.
+
+    `without` leaves one party out of both sums.
+    """
+    whole = sum(m for p, m in enumerate(items) if p != without)
+    part = sum(items[p] for p in active if p != without)
+    return whole / part if part else 0.0
 
 
 def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
@@ -221,30 +299,43 @@ def parameters_digest(*flat: Tensor) -> str:
 
 
 EPS = 1e-10
-PIECE = 1 << 18
-"""Values stepped at a time on the CPU, so that intermediate results stay in its cache."""
-PIECE_ON_GPU = 1 << 24
-"""Values stepped at a time on a GPU, so that intermediate results stay small."""
 
 
 def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, lr: float) -> None:
     """Take a step of Adagrad in place: G += g^2, x -= lr g / (sqrt(G) + eps)."""
-    for x, total, g in pieces(parameters, accumulator, gradient):
-        total += g * g
-        x -= (lr * g) / (total.sqrt() + EPS)
+    accumulator += gradient * gradient
+    parameters -= (lr * gradient) / (accumulator.sqrt() + EPS)
 
 
-def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield matching groups of rows of all tensors, as views."""
-    first = tensors[0]
-    most = PIECE_ON_GPU if first.is_cuda else PIECE
-    if first.numel() <= most:
-        return iter((tensors,))
-    rows = max(1, most // first[:1].numel())
-    return zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
+# -- sizes of messages -----------------------------------------------------------------------------------------
 
 
-# -- checks: a party checks every RoundStart, the coordinator checks every RoundReply ---------------------------------------
+FULL_COPY = 8
+"""Bytes per parameter of a full copy: the parameter and its accumulator."""
+ALIGNMENT_BYTES = 40
+"""Bytes a user in messages of the alignment: a point of the curve and its seal, or a pseudonym and an earlier row."""
+
+
+def largest_alignment(users: int) -> int:
+    """Return the bytes of the largest message about the alignment of a party with that many users."""
+    return BESIDES_ARRAYS + ALIGNMENT_BYTES * users
+
+
+def largest_message(config: Config, model: Model, width: int) -> int:
+    """Return the bytes of the largest message of a round, with `width` bytes for each public parameter and neighbourhoods."""
+    return BESIDES_ARRAYS + width * model.size + _neighbourhood_bytes(config, model)
+
+
+def largest_array(config: Config, model: Model, width: int) -> int:
+    """Return the bytes of the largest packed array in such a message."""
+    return max(width * model.size, _neighbourhood_bytes(config, model))
+
+
+def _neighbourhood_bytes(config: Config, model: Model) -> int:
+    return math.prod(neighbourhood_shape(config, model)) * neighbourhood_type(config).itemsize
+
+
+# -- public parameters from the coordinator ------------------------------------------------------------------------------
 
 
 LARGEST_PARAMETER = 1e6
@@ -256,73 +347,20 @@ _ROWS = 1 << 16
 """Number of user embeddings whose norms are computed at a time."""
 
 
-def check_start(message: RoundStart, replica: Replica, index: int, fewest: int) -> None:
-    """Raise `ProtocolError` unless a RoundStart asks for what was agreed on.
-
-    `index` is the place of the receiving party; it adds to no sum over fewer than `fewest` parties.
-    """
-    number = message.round
-    active = message.active
-    config = replica.config
-    parties = len(replica.items)
-    if number > replica.rounds:
-        raise ProtocolError(
-            f"the coordinator starts round {number}, but {replica.rounds} rounds were agreed on; start a new training"
-        )
-    if message.evaluate and not replica.evaluates_in(number):
-        raise ProtocolError(
-            f"round {number} asks for a validation that was not agreed on; see training.evaluate_every"
-        )
-    if active != sorted(set(active)) or not active or not 0 <= active[0] <= active[-1] < parties:
-        raise ProtocolError(f"round {number} names parties that do not exist")
-    needed = max(fewest, fewest_parties_in_sum(config, parties))
-    if index in active and len(active) < needed:
-        raise ProtocolError(
-            f"round {number} asks for a sum over {len(active)} parties, fewer than the agreed {needed}"
-        )
-    if message.parameters is not None:
-        check_full_copy(message, replica.model)
-    _check_sums(message, replica)
-
-
-def _check_sums(message: RoundStart, replica: Replica) -> None:
-    """Raise `ProtocolError` unless the sums in a RoundStart are over known parties and have the right form."""
-    number, size = message.round, replica.model.size
-    everybody = set(range(len(replica.items)))
-    groups = message.update_parties
-    if any(not set(group) <= everybody for group in (*groups, message.neighbourhood_parties)):
-        raise ProtocolError(f"round {number} brings sums over parties that do not exist")
-    shared = message.neighbourhoods
-    if shared is not None:
-        expected = neighbourhood_shape(replica.config, replica.model)
-        if shared.shape != expected or shared.dtype.kind != "i":
-            raise ProtocolError(f"received neighbourhoods of shape {shared.shape} instead of {expected}")
-    updates = message.updates
-    if updates is None and not any(groups):
-        return
-    if updates is None or not any(groups) or message.updates_from < 1:
-        raise ProtocolError(f"round {number} brings updates of nobody")
-    expected_size = size * sum(map(bool, groups))
-    if updates.shape != (expected_size,) or updates.dtype != replica.protection.sum_type:
-        raise ProtocolError(
-            f"round {number} brings updates of shape {updates.shape} and type {updates.dtype}"
-        )
-    for update in split_updates(message, size):
-        if not replica.protection.fits(update.total, len(update.parties)):
-            raise ProtocolError(
-                f"round {number} brings a sum of signs with values of more than its {len(update.parties)} parties"
-            )
-
-
 def check_full_copy(message: Welcome | RoundStart, model: Model) -> None:
     """Raise `ProtocolError` unless a message holds a full copy of a model's public parameters, within their bounds."""
-    accumulator = message.accumulator
     check_public(message.parameters, model)
-    if accumulator is None or accumulator.shape != (model.size,):
-        raise ProtocolError("the public parameters received do not have the size of this model's")
+    accumulator = _sized(message.accumulator, model)
     signed = model.solved is not None  # its last step, instead of sums of squares
     if not ((signed or accumulator.min() >= 0) and np.isfinite(accumulator).all()):
         raise _refused("the optimiser's sums of squares are negative or not finite")
+
+
+def _sized(values: NDArray[Any] | None, model: Model) -> NDArray[Any]:
+    """Return flat values of a copy; raise `ProtocolError` unless they have the model's size."""
+    if values is None or values.shape != (model.size,):
+        raise ProtocolError("the public parameters received do not have the size of this model's")
+    return values
 
 
 def check_public(parameters: NDArray[Any] | None, model: Model) -> None:
@@ -331,8 +369,7 @@ def check_public(parameters: NDArray[Any] | None, model: Model) -> None:
     The sensitivity of preset private assumes user embeddings within `model.bound`. Without a bound there is no such promise, and
     `LARGEST_PARAMETER` only keeps the arithmetic finite.
     """
-    if parameters is None or parameters.shape != (model.size,):
-        raise ProtocolError("the public parameters received do not have the size of this model's")
+    parameters = _sized(parameters, model)
     if not (parameters.max() <= LARGEST_PARAMETER and parameters.min() >= -LARGEST_PARAMETER):
         raise _refused(f"public parameters are not finite or beyond {LARGEST_PARAMETER:,.0f}")
     bound = model.config.bound
@@ -348,32 +385,6 @@ def _refused(problem: str) -> ProtocolError:
     return ProtocolError(
         f"the coordinator's parameters are refused: {problem}; rejoin once the coordinator sends those of the training"
     )
-
-
-def reply_problem(reply: RoundReply, start: RoundStart, replica: Replica, *, active: bool) -> str | None:
-    """Return why a reply of a party, which is `active` or not, does not fit its RoundStart; None if it does."""
-    if reply.place != start.place:
-        return f"it replies to round {reply.round}, but round {start.round} is open"
-    config, protection = replica.config, replica.protection
-    gradient, shared = reply.gradient, reply.neighbourhoods
-    if (gradient is not None) != active or (shared is not None) != (active and config.exchange != "off"):
-        return "its reply does not hold what was asked for"
-    if gradient is not None:
-        if gradient.shape != (replica.model.size,) or gradient.dtype != protection.sent_type:
-            return f"it sent a gradient of shape {gradient.shape} and type {gradient.dtype}"
-        # Checked here, where it is known whose gradient it is; a sum would not tell.
-        if not config.masking and not protection.fits(gradient, 1):
-            return "it sent a gradient with values that are not ternary"
-    if shared is not None:
-        shape, kind = shared.shape, shared.dtype
-        if shape != neighbourhood_shape(config, replica.model) or kind != neighbourhood_type(config):
-            return f"it sent neighbourhoods of shape {shape} and type {kind}"
-    if start.evaluate:
-        if reply.error is None or reply.count is None:
-            return "its reply holds no validation error"
-        if reply.digest != replica.digest():
-            return "its public parameters differ from the coordinator's; it must rejoin"
-    return None
 
 
 # -- the state of either side in a checkpoint ------------------------------------------------------------------------------

@@ -53,14 +53,14 @@ BIAS_DAMPING = 5.0
 """Number of ratings at the mean that a user's first bias counts in addition to its own."""
 ITEM_DAMPING = 5.0
 """Number of ratings at the party's mean that an item's mean counts in addition to its own."""
-FEWEST_DIMENSIONS = 2 * WIDE_LIMBS
-"""Shortest vectors that have room for the sums of the first round."""
 FEWEST_ITEMS = 2
 """Items for each column from which on a party shares the directions of its small sums."""
 TOTALS_NOISE = 4.0
 """Noise on a count and on a sum of residuals, in multiples of `gradients.noise`."""
 SUMS_NOISE = 0.1
 """Noise on an entry of a small sum, in multiples of `gradients.noise` and of the entry's size."""
+
+Tables = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -152,54 +152,50 @@ class SolvedRound:
         self, parameters: Tensor, step: SolvedStep, protection: Protection, key: NoiseKey
     ) -> NDArray[Any]:
         """Return a party's release, before masks: integers, or real numbers without protection."""
-        model, layout, noise = self.model, self.layout, protection.noise
-        stream = protection.rounding(key)
-        views = model.views(parameters)
-        kind = torch.float32 if stream is None else torch.int16
-        tables = {name: torch.zeros(shape, dtype=kind) for name, shape in model.shapes.items()}
+        layout, noise, stream = self.layout, protection.noise, protection.rounding(key)
+        views = self.model.views(parameters)
         sums = torch.cat([step.sums[name].flatten() for name in layout.sum_shapes]).cpu().double()
         gradient = step.gradient.cpu()
-        first = is_first(model, parameters)
         if stream is None:
-            tables["sums"][: len(sums)] = sums
-            if first:
-                tables["users"][:, :2] = gradient
-            else:
-                _put_columns(tables, gradient)
-            return model.flat(tables).numpy()
+            return self._join(sums, gradient, torch.float32)
         if noise:
             sizes = torch.cat([_noise_size(step.sums[name]).flatten() for name in layout.sum_shapes])
-            sums = sums + SUMS_NOISE * noise * sizes.double() * _normal(stream, tuple(sums.shape))
-        fixed = _to_fixed(sums, SUM_BITS, LIMBS)
-        tables["sums"][: LIMBS * len(sums)] = _to_limbs(fixed, LIMBS, LIMB_BASE).flatten()
-        if first:
+            sums = sums + SUMS_NOISE * noise * sizes.double() * _normal(stream, sums)
+        digits = _to_limbs(_to_fixed(sums, SUM_BITS, LIMBS), LIMBS, LIMB_BASE).flatten()
+        if is_first(self.model, parameters):
             if noise:
-                gradient = gradient + TOTALS_NOISE * noise * _normal(stream, tuple(gradient.shape))
+                gradient = gradient + TOTALS_NOISE * noise * _normal(stream, gradient)
                 gradient[:, 0] += TOTALS_NOISE * noise  # a number that is too small makes steps too long
-            digits = _to_limbs(_fixed_totals(gradient, WIDE_LIMBS), WIDE_LIMBS, LIMB_BASE)
-            tables["users"][:, :FEWEST_DIMENSIONS] = digits.flatten(1)
-        else:
-            units = layout.shared(views["sums"])["units"].cpu().double()
-            root = (views["totals"][:, :1].cpu().double() + 1).sqrt()
-            blur = noise * STEPS_PER_DEVIATION * _normal(stream, tuple(gradient.shape)) if noise else None
-            released = torch.empty(gradient.shape, dtype=torch.int16)
-            for rows in _blocks(released):
-                scaled = gradient[rows] / (root[rows] * units)
-                if blur is not None:
-                    scaled = scaled + blur[rows]
-                drawn = torch.from_numpy(stream.uniform(tuple(scaled.shape)))
-                released[rows] = (scaled + drawn).floor().clamp(-protection.largest, protection.largest)
-            _put_columns(tables, released)
-        return model.flat(tables).numpy()
+            return self._join(digits, _totals_to_limbs(gradient, WIDE_LIMBS, LIMB_BASE))
+        units = layout.shared(views["sums"])["units"].cpu().double()
+        root = (views["totals"][:, :1].cpu().double() + 1).sqrt()
+        blur = noise * STEPS_PER_DEVIATION * _normal(stream, gradient) if noise else None
+        released = torch.empty(gradient.shape, dtype=torch.int16)
+        for rows in _blocks(released):
+            scaled = gradient[rows] / (root[rows] * units)
+            if blur is not None:
+                scaled = scaled + blur[rows]
+            drawn = torch.from_numpy(stream.uniform(tuple(scaled.shape)))
+            released[rows] = (scaled + drawn).floor().clamp(-protection.largest, protection.largest)
+        return self._join(digits, released)
+
+    def _join(self, sums: Tensor, columns: Tensor, kind: torch.dtype = torch.int16) -> NDArray[Any]:
+        """Return a release or an update: `sums`, and the `columns` of the users (N, C) or fewer, in the model's flat form."""
+        tables = {name: torch.zeros(shape, dtype=kind) for name, shape in self.model.shapes.items()}
+        tables["sums"][: len(sums)] = sums
+        for name in USER_TABLES:
+            if name in tables:
+                part, columns = columns.tensor_split([tables[name].shape[1]], 1)
+                tables[name][:, : part.shape[1]] = part
+        return self.model.flat(tables).numpy()
 
     # -- the public step -------------------------------------------------------------------------------------
 
     def compute_update(self, parameters: Tensor, velocity: Tensor, total: Tensor) -> NDArray[Any]:
         """Return the update of the public parameters that follows from the sum of all parties' releases."""
         model, layout = self.model, self.layout
-        exact = total.is_floating_point()
+        exact, first = total.is_floating_point(), is_first(model, parameters)
         views = model.views(parameters)
-        first = is_first(model, parameters)
         sums = {name: part.to(parameters) for name, part in self._read_sums(total).items()}
         new = {name: view.clone() for name, view in views.items()}
         shared = layout.shared(new["sums"])
@@ -231,14 +227,7 @@ class SolvedRound:
         parts = zip(shapes.items(), torch.split(flat, sizes), strict=True)
         return {name: part.view(shape) for (name, shape), part in parts}
 
-    def _step(
-        self,
-        views: Mapping[str, Tensor],
-        velocity: Mapping[str, Tensor],
-        columns: Tensor,
-        sums: Mapping[str, Tensor],
-        new: Mapping[str, Tensor],
-    ) -> None:
+    def _step(self, views: Tables, velocity: Tables, columns: Tensor, sums: Tables, new: Tables) -> None:
         """Take the preconditioned step of every table, in `new`."""
         layout, ratings = self.layout, self.ratings
         if layout.lists:
@@ -258,27 +247,19 @@ class SolvedRound:
             )
             new["raters"].copy_(raters.tables)
 
-    def _encode_update(
-        self, old: Mapping[str, Tensor], new: Mapping[str, Tensor], *, first: bool
-    ) -> NDArray[np.int16]:
+    def _encode_update(self, old: Tables, new: Tables, *, first: bool) -> NDArray[np.int16]:
         """Return an update as integers of 8 bits: steps with an exponent per column, and the bytes of the shared values."""
-        model, layout = self.model, self.layout
-        tables = {name: torch.zeros(shape, dtype=torch.int16) for name, shape in model.shapes.items()}
-        shared = new["sums"][: layout.shared_size].cpu().contiguous().numpy().view(np.int8)
-        tables["sums"][: len(shared)] = torch.from_numpy(shared)
+        values = new["sums"][: self.layout.shared_size].cpu().contiguous().numpy()
+        shared = torch.from_numpy(values.view(np.int8))
         if first:
-            fixed = _fixed_totals(new["totals"].cpu(), WIDE_BYTES)
-            tables["users"][:, : 2 * WIDE_BYTES] = _to_limbs(fixed, WIDE_BYTES, UPDATE_BASE).flatten(1)
-        else:
-            steps = torch.cat([(new[name] - old[name]).cpu() for name in USER_TABLES if name in old], 1)
-            largest = steps.abs().amax(0).double().clamp(min=2.0**-60)
-            exponents = torch.ceil(torch.log2(largest / (UPDATE_BASE // 2 - 1)))
-            rounded = torch.empty(steps.shape, dtype=torch.int16)
-            for rows in _blocks(steps):
-                rounded[rows] = (steps[rows].double() / _powers_of_two(exponents)).round()
-            _put_columns(tables, rounded)
-            tables["sums"][len(shared) : len(shared) + layout.released] = exponents
-        return model.flat(tables).numpy()
+            return self._join(shared, _totals_to_limbs(new["totals"].cpu(), WIDE_BYTES, UPDATE_BASE))
+        steps = torch.cat([(new[name] - old[name]).cpu() for name in USER_TABLES if name in old], 1)
+        largest = steps.abs().amax(0).double().clamp(min=2.0**-60)
+        exponents = torch.ceil(torch.log2(largest / (UPDATE_BASE // 2 - 1)))
+        rounded = torch.empty(steps.shape, dtype=torch.int16)
+        for rows in _blocks(steps):
+            rounded[rows] = (steps[rows].double() / _powers_of_two(exponents)).round()
+        return self._join(torch.cat([shared.double(), exponents]), rounded)
 
     def apply_update(self, parameters: Tensor, velocity: Tensor, update: Tensor) -> None:
         """Apply an update to the public parameters in place, and note the step that each table took in `velocity`."""
@@ -294,8 +275,7 @@ class SolvedRound:
             shared = steps["sums"][:size].to(torch.int8).cpu().numpy().view(np.float32)
             views["sums"][: layout.shared_size] = torch.from_numpy(shared.copy()).to(parameters.device)
             if first:
-                limbs = steps["users"][:, : 2 * WIDE_BYTES].reshape(-1, 2, WIDE_BYTES)
-                totals = _from_limbs(limbs, UPDATE_BASE) / 2.0 ** torch.tensor(TOTAL_BITS).to(limbs)
+                totals = _totals_from_limbs(steps["users"], WIDE_BYTES, UPDATE_BASE)
                 _start_users(layout, views, totals.to(parameters))
             else:
                 exponents = steps["sums"][size : size + layout.released].to(parameters.dtype)
@@ -327,7 +307,7 @@ def own_totals(model: Model, graph: Graph, targets: Tensor) -> Tensor:
     return torch.stack([graph.user_degree[:, 0].to(targets), empty.index_add(0, edges, left)], 1)
 
 
-def _start_users(layout: SolvedLayout, views: Mapping[str, Tensor], totals: Tensor) -> None:
+def _start_users(layout: SolvedLayout, views: Tables, totals: Tensor) -> None:
     """Set counts and first biases in place; users without ratings start at 0.
 
     A training that continues another one keeps that one's biases.
@@ -340,11 +320,10 @@ def _start_users(layout: SolvedLayout, views: Mapping[str, Tensor], totals: Tens
     if layout.lists:
         return
     first = totals[:, 1] / (totals[:, 0] + BIAS_DAMPING)
-    biases = [views["users"][:, -1]]
-    if layout.rater_columns:
-        biases.append(views["raters"][:, layout.config.raters])
-    for column in biases:
-        column.copy_(torch.where(column == 0, first, column))
+    for name, place in (("users", -1), ("raters", layout.config.raters)):
+        if name in views:
+            column = views[name][:, place]
+            column.copy_(torch.where(column == 0, first, column))
 
 
 def _hide_directions(total: Tensor, items: int, *, lists: bool) -> Tensor:
@@ -376,9 +355,9 @@ def _noise_size(total: Tensor) -> Tensor:
     return (root.unsqueeze(-1) * root.unsqueeze(-2)).cpu()
 
 
-def _normal(stream: KeyStream, shape: tuple[int, ...]) -> Tensor:
-    """Draw normal numbers from a stream of uniform ones (Box and Muller)."""
-    radius, angle = (torch.from_numpy(stream.uniform(shape)) for _ in range(2))
+def _normal(stream: KeyStream, like: Tensor) -> Tensor:
+    """Draw as many normal numbers as there are in `like` from a stream of uniform ones (Box and Muller)."""
+    radius, angle = (torch.from_numpy(stream.uniform(tuple(like.shape))) for _ in range(2))
     return (-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * torch.pi * angle)
 
 
@@ -389,21 +368,20 @@ def _to_fixed(values: Tensor, fraction: int, limbs: int) -> Tensor:
     return fixed
 
 
-def _fixed_totals(totals: Tensor, limbs: int) -> Tensor:
-    """Return counts and sums of residuals (N, 2) as integers that fit into `limbs` limbs."""
-    columns = zip(totals.double().unbind(1), TOTAL_BITS, strict=True)
-    return torch.stack([_to_fixed(column, bits, limbs) for column, bits in columns], 1)
-
-
 # -- integers that travel ----------------------------------------------------------------------------------------
 
 
-def _put_columns(tables: Mapping[str, Tensor], columns: Tensor) -> None:
-    """Write the released columns (N, C) into the tables of the users."""
-    width = tables["users"].shape[1]
-    tables["users"].copy_(columns[:, :width])
-    if "raters" in tables:
-        tables["raters"].copy_(columns[:, width:])
+def _totals_to_limbs(totals: Tensor, limbs: int, base: int) -> Tensor:
+    """Return counts and sums of residuals (N, 2) as digits (N, 2 x limbs)."""
+    columns = zip(totals.double().unbind(1), TOTAL_BITS, strict=True)
+    fixed = torch.stack([_to_fixed(column, bits, limbs) for column, bits in columns], 1)
+    return _to_limbs(fixed, limbs, base).flatten(1)
+
+
+def _totals_from_limbs(users: Tensor, limbs: int, base: int) -> Tensor:
+    """Return the counts and sums of residuals (N, 2) whose digits, or sums of digits, are the first columns of `users`."""
+    digits = users[:, : 2 * limbs].reshape(-1, 2, limbs)
+    return _from_limbs(digits, base) / 2.0 ** torch.tensor(TOTAL_BITS).to(digits)
 
 
 def _to_limbs(values: Tensor, limbs: int, base: int) -> Tensor:
@@ -425,10 +403,7 @@ def _from_limbs(digits: Tensor, base: int) -> Tensor:
 def read_totals(model: Model, total: Tensor) -> Tensor:
     """Return counts and sums of residuals (N, 2) in a release of the first round, or in a sum of releases."""
     rows = model.views(total)["users"]
-    if total.is_floating_point():
-        return rows[:, :2]
-    limbs = rows[:, :FEWEST_DIMENSIONS].reshape(-1, 2, WIDE_LIMBS)
-    return _from_limbs(limbs, LIMB_BASE) / 2.0 ** torch.tensor(TOTAL_BITS).to(limbs)
+    return rows[:, :2] if total.is_floating_point() else _totals_from_limbs(rows, WIDE_LIMBS, LIMB_BASE)
 
 
 def read_columns(model: Model, total: Tensor) -> Tensor:

@@ -156,11 +156,11 @@ class CoordinatorAction(Enum):
 
 _ALWAYS = (msg.About, msg.Hello, msg.Refused, msg.Sealed, msg.Pseudonyms, msg.Aligned)
 """Messages that every state takes and that change no state."""
-_OF_ROUNDS = (msg.RoundReply, msg.MaskShares, msg.ListSignature, msg.Unmask)
+OF_ROUNDS = (msg.RoundReply, msg.MaskShares, msg.ListSignature, msg.Unmask)
 """Messages of the parties during rounds. A late one changes nothing, but brings a slow party back."""
 _OTHERS = {
     CoordinatorState.GATHERING: (msg.AlignHello,),
-    CoordinatorState.FINISHING: (*_OF_ROUNDS, msg.Finished),
+    CoordinatorState.FINISHING: (*OF_ROUNDS, msg.Finished),
     CoordinatorState.CANCELLED: (msg.Finished,),
 }
 """Messages that change no state, in states that do not just take those of rounds."""
@@ -196,14 +196,12 @@ _ACTIONS: dict[CoordinatorState, dict[Event, CoordinatorState]] = {
 
 COORDINATOR_STATES = StateTable(
     transitions={
-        state: {**dict.fromkeys((*_ALWAYS, *_OTHERS.get(state, _OF_ROUNDS)), state), **actions}
+        state: {**dict.fromkeys((*_ALWAYS, *_OTHERS.get(state, OF_ROUNDS)), state), **actions}
         for state, actions in _ACTIONS.items()
     },
-    remedies={
-        state: "say hello and wait for a Welcome"
-        if state is CoordinatorState.GATHERING
-        else "use the previous --out folder of this party, or start a new training"
-        for state in CoordinatorState
-    },
+    remedies=dict.fromkeys(
+        CoordinatorState, "use the previous --out folder of this party, or start a new training"
+    )
+    | {CoordinatorState.GATHERING: "say hello and wait for a Welcome"},
 )
 """The coordinator's state machine."""

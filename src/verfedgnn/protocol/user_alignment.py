@@ -22,19 +22,8 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, ProtocolError
 from verfedgnn.data.parties import UserRule, fewest_parties
-from verfedgnn.privacy.id_matching import (
-    POINT,
-    CurveKey,
-    Each,
-    Sealer,
-    check_set,
-    count_shared,
-    hash_points,
-    make_pseudonyms,
-    match_users,
-    select_unambiguous,
-    sort_order,
-)
+from verfedgnn.privacy import id_matching as matching
+from verfedgnn.privacy.id_matching import POINT, CurveKey, Each, Sealer
 from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.party_state import Vouching
 
@@ -86,10 +75,6 @@ class AlignmentRules:
     least_overlap: float = 0.0
     """Share of each party's users that some other party must have."""
 
-    def fewest_parties(self, parties: int) -> int:
-        """Return at how many of `parties` a user must be to take part."""
-        return fewest_parties(self.users, parties)
-
 
 KEYHOLDERS = 2
 """Parties that hold a key under ecdh: the first ones of the roster."""
@@ -117,11 +102,8 @@ class PartyAlignment:
         *,
         pad_to: int = 0,
     ) -> None:
-        self.name = name
-        self.rules = rules
-        self.vouching = vouching
-        self.each = each
-        forms, self._places = select_unambiguous(ids)
+        self.name, self.rules, self.vouching, self.each = name, rules, vouching, each
+        forms, self._places = matching.select_unambiguous(ids)
         if not len(forms):
             raise DataError(f"party '{name}' has no user whose id is unambiguous: check its column of users")
         self._table_users = len(ids)
@@ -150,13 +132,12 @@ class PartyAlignment:
     def hello(self) -> msg.AlignHello:
         """Return the first message, to be sent again whenever the connection was lost."""
         self._sealer = Sealer()
-        signature = self.vouching.sign("seal", self._sealer.public)
         return msg.AlignHello(
             party=self.name,
             agreement=self.rules.agreement,
             users=len(self._ids),
             seal_key=self._sealer.public,
-            seal_signature=signature,
+            seal_signature=self.vouching.sign("seal", self._sealer.public),
         )
 
     def handle(self, message: msg.Message) -> list[msg.Message]:
@@ -171,12 +152,16 @@ class PartyAlignment:
             return self._take_rows(message)
         if not message.peer < len(self._keys):
             raise ProtocolError("a sealed message comes from a party that does not exist")
-        for kind, take in ((_KEY, self._take_key), (_POINTS, self._take_points)):
-            if message.data[: len(kind) + 1].tobytes() == kind + b":":
-                sealed = message.data[len(kind) + 1 :].tobytes()
-                context = kind + bytes.fromhex(message.session)
-                return take(message.peer, self._sealer.open(self._keys[message.peer], context, sealed))
-        raise ProtocolError("a sealed message is of an unknown kind")
+        kind = message.data[: len(_POINTS) + 1].tobytes().partition(b":")[0]
+        if kind not in (_KEY, _POINTS):
+            raise ProtocolError("a sealed message is of an unknown kind")
+        sealed, context = message.data[len(kind) + 1 :].tobytes(), kind + bytes.fromhex(message.session)
+        opened = self._sealer.open(self._keys[message.peer], context, sealed)
+        if kind == _POINTS:
+            return self._take_points(message.peer, opened)
+        if message.peer or self.rules.method != "keyed" or len(opened) != 32:
+            raise ProtocolError("a key for pseudonyms comes from a party that does not draw it")
+        return [self._send_pseudonyms(matching.make_pseudonyms(self._ids, opened))]
 
     def _start(self, message: msg.AlignStart) -> list[msg.Message]:
         keys, signatures = message.seal_keys, message.seal_signatures
@@ -186,10 +171,7 @@ class PartyAlignment:
             return []  # answers an earlier hello
         for party, (key, signature) in enumerate(zip(keys, signatures, strict=True)):
             self.vouching.check("seal", party, key, signature)
-        self.session = message.session
-        self.index = message.index
-        self.rows = None
-        self._keys = keys
+        self.session, self.index, self._keys, self.rows = message.session, message.index, keys, None
         self._owners_seen: set[int] = set()
         if self.rules.method == "ecdh":
             self._curve_key = CurveKey(self.each)
@@ -198,16 +180,10 @@ class PartyAlignment:
             return []
         drawn = secrets.token_bytes(32)
         sealed = [self._seal(peer, _KEY, drawn) for peer in range(1, len(keys))]
-        return [*sealed, self._send_pseudonyms(make_pseudonyms(self._ids, drawn))]
-
-    def _take_key(self, peer: int, key: bytes) -> list[msg.Message]:
-        if peer or self.rules.method != "keyed" or len(key) != 32:
-            raise ProtocolError("a key for pseudonyms comes from a party that does not draw it")
-        return [self._send_pseudonyms(make_pseudonyms(self._ids, key))]
+        return [*sealed, self._send_pseudonyms(matching.make_pseudonyms(self._ids, drawn))]
 
     def _take_points(self, peer: int, data: bytes) -> list[msg.Message]:
-        owner = int.from_bytes(data[:4])
-        points = data[4:]
+        owner, points, most = int.from_bytes(data[:4]), data[4:], self.rules.most_users
         if self.rules.method != "ecdh" or not owner < len(self._keys) or owner in self._owners_seen:
             raise ProtocolError("a list of points is not due")
         way = self._way(owner)
@@ -215,14 +191,13 @@ class PartyAlignment:
             raise ProtocolError("a list of points comes from a party that should not have it")
         self._owners_seen.add(owner)
         if owner != self.index:
-            most = self.rules.most_users
             if most and len(points) > POINT * (most + PROBES):
                 raise ProtocolError("a list of points holds more users than the agreement allows")
             return self._pass_on(owner, self._curve_key.apply(points))
         if len(points) != POINT * len(self._ids):
             raise ProtocolError("this party's list of points came back with another length")
         final = points if self.index < KEYHOLDERS else self._curve_key.remove(points)
-        return [self._send_pseudonyms(hash_points(final))]
+        return [self._send_pseudonyms(matching.hash_points(final))]
 
     def _way(self, owner: int) -> list[int]:
         """Return the parties a list passes, in order: the keyholders other than its owner, and the owner at the end."""
@@ -232,12 +207,12 @@ class PartyAlignment:
         way = self._way(owner)
         following = way[0] if owner == self.index else way[way.index(self.index) + 1]
         if following == self.index:  # a federation of one party
-            return [self._send_pseudonyms(hash_points(points))]
+            return [self._send_pseudonyms(matching.hash_points(points))]
         return [self._seal(following, _POINTS, owner.to_bytes(4) + points)]
 
     def _send_pseudonyms(self, values: NDArray[np.uint8]) -> msg.Message:
         self._pseudonyms = values
-        self._order = sort_order(values)
+        self._order = matching.sort_order(values)
         return msg.Pseudonyms(session=self.session, values=values[self._order])
 
     def _take_rows(self, message: msg.UserRows) -> list[msg.Message]:
@@ -253,20 +228,19 @@ class PartyAlignment:
         placed = np.where(placed < 0, -1, placed - np.searchsorted(probes, placed))
         if (placed < 0).all():
             raise DataError("none of this party's users is at enough other parties: use --users any")
-        users = message.users - PROBES
-        check_user_count(users, self.rules.fewest_users)
+        check_user_count(message.users - PROBES, self.rules.fewest_users)
         self.alignment = self._name_alignment(rows, message.users)
-        self.users = users
+        self.users = message.users - PROBES
         self.rows = np.full(self._table_users, -1)
         self.rows[self._places] = placed
-        return [msg.Aligned(session=self.session, users=users)]
+        return [msg.Aligned(session=self.session, users=self.users)]
 
     def _check_rows(self, rows: NDArray[np.int64], users: int) -> None:
         """Raise `ProtocolError` unless the coordinator gave rows to exactly those of this party's users who must have one."""
         taken = rows[rows >= 0]
         if (taken >= users).any() or len(np.unique(taken)) != len(taken):
             raise ProtocolError("the coordinator gives two users one row, or a row that does not exist")
-        fewest = self.rules.fewest_parties(len(self._keys))
+        fewest = fewest_parties(self.rules.users, len(self._keys))
         if (rows[-PROBES:] < 0).any() or (fewest == 1 and len(taken) < len(rows)):
             raise ProtocolError("the coordinator leaves out users who must take part under the agreed rule")
         if fewest == len(self._keys) and len(taken) != users:
@@ -277,8 +251,7 @@ class PartyAlignment:
     def _name_alignment(self, rows: NDArray[np.int64], users: int) -> str:
         """Hash what all parties can see of this alignment; parties whose rows differ get different names."""
         shared = [self.session, self._keys, users, rows[-PROBES:].tolist()]
-        if self.rules.fewest_parties(len(self._keys)) == len(self._keys):
-            # all parties have all users
+        if fewest_parties(self.rules.users, len(self._keys)) == len(self._keys):  # all parties have all users
             shared.append([self._ids[i].hex() for i in np.argsort(rows)[-users:]])
         return hashlib.sha256(repr(shared).encode()).hexdigest()
 
@@ -300,9 +273,11 @@ class CoordinatorAlignment:
     """The coordinator's side of the alignment: it relays sealed messages and matches pseudonyms."""
 
     def __init__(self, names: Sequence[str], rules: AlignmentRules) -> None:
-        self.names = list(names)
-        self.rules = rules
+        self.names, self.rules = list(names), rules
         self.hellos: dict[str, msg.AlignHello] = {}
+        self._reset()
+
+    def _reset(self) -> None:
         self.session = ""
         self.sets: dict[str, msg.Pseudonyms] = {}
         self.users: dict[str, int] = {}
@@ -317,10 +292,16 @@ class CoordinatorAlignment:
         if message.session != self.session:
             return []  # of an earlier session
         if isinstance(message, msg.Sealed):
-            return self._relay(name, message)
+            if not message.peer < len(self.names):
+                raise ProtocolError(f"{name}: a sealed message for a party that does not exist")
+            return [(self.names[message.peer], message.model_copy(update={"peer": self.names.index(name)}))]
         if isinstance(message, msg.Pseudonyms):
             return self._gather(name, message)
-        self._confirm(name, message)
+        self.users[name] = message.users
+        if len(set(self.users.values())) > 1:
+            raise ProtocolError(f"{name}: it counts {message.users:,} users, other parties another number")
+        if len(self.users) == len(self.names):
+            self.hellos, self.session = {}, ""
         return []
 
     def left(self, name: str) -> None:
@@ -337,22 +318,15 @@ class CoordinatorAlignment:
         """Parties that are not ready."""
         return [name for name in self.names if name not in self.hellos]
 
-    def _reset(self) -> None:
-        self.session = ""
-        self.sets = {}
-        self.users = {}
-
     def check_hello(self, name: str, message: msg.AlignHello) -> None:
         """Raise `ProtocolError` if a party has another agreement, or more users than agreed."""
         if message.party != name or message.agreement != self.rules.agreement:
             raise ProtocolError(
                 f"{name}: its federation file is not the coordinator's; run `verfedgnn federation accept`"
             )
-        most = self.rules.most_users
-        if 0 < most < message.users - PROBES:
-            raise ProtocolError(
-                f"{name}: it brings {message.users - PROBES:,} users, but the agreement allows {most:,}"
-            )
+        most, users = self.rules.most_users, message.users - PROBES
+        if 0 < most < users:
+            raise ProtocolError(f"{name}: it brings {users:,} users, but the agreement allows {most:,}")
 
     def _hello(self, name: str, message: msg.AlignHello) -> list[tuple[str, msg.Message]]:
         self.check_hello(name, message)
@@ -370,17 +344,12 @@ class CoordinatorAlignment:
         )
         return [(name, start.model_copy(update={"index": index})) for index, name in enumerate(self.names)]
 
-    def _relay(self, name: str, message: msg.Sealed) -> list[tuple[str, msg.Message]]:
-        if not message.peer < len(self.names):
-            raise ProtocolError(f"{name}: a sealed message for a party that does not exist")
-        return [(self.names[message.peer], message.model_copy(update={"peer": self.names.index(name)}))]
-
     def _gather(self, name: str, message: msg.Pseudonyms) -> list[tuple[str, msg.Message]]:
         if name in self.sets:
             raise ProtocolError(f"{name}: it sends pseudonyms twice")
         values: NDArray[Any] = message.values
         try:
-            check_set(values)
+            matching.check_set(values)
         except ProtocolError as error:
             raise ProtocolError(f"{name}: {error}") from None
         count, announced = len(values), self.hellos[name].users
@@ -392,7 +361,7 @@ class CoordinatorAlignment:
         sets: list[NDArray[Any]] = [self.sets[name].values for name in self.names]
         self.sets = {}
         self._check_overlap(sets)
-        rows, users = match_users(sets, self.rules.fewest_parties(len(sets)), probes=PROBES)
+        rows, users = matching.match_users(sets, fewest_parties(self.rules.users, len(sets)), probes=PROBES)
         return [
             (name, msg.UserRows(session=message.session, users=users, rows=places.astype(np.int32)))
             for name, places in zip(self.names, rows, strict=True)
@@ -400,25 +369,13 @@ class CoordinatorAlignment:
 
     def _check_overlap(self, sets: Sequence[NDArray[Any]]) -> None:
         """Raise `DataError` if the parties share fewer users than agreed."""
-        if len(sets) < 2:
-            return
-        counts = {
-            name: (count - PROBES, len(values) - PROBES)
-            for name, count, values in zip(self.names, count_shared(sets), sets, strict=True)
-        }
-        if any(shared < self.rules.least_overlap * count for shared, count in counts.values()):
-            text = ", ".join(
-                f"{name} shares {shared:,} of {count:,}" for name, (shared, count) in counts.items()
-            )
+        least = self.rules.least_overlap
+        shared = [count - PROBES for count in matching.count_shared(sets)]
+        counts = [len(values) - PROBES for values in sets]
+        if len(sets) > 1 and any(one < least * count for one, count in zip(shared, counts, strict=True)):
+            each = zip(self.names, shared, counts, strict=True)
+            text = ", ".join(f"{name} shares {one:,} of {count:,}" for name, one, count in each)
             raise DataError(
-                f"too few common users: {text}; min_overlap = {self.rules.least_overlap:g}. Check the exports and how user ids are "
-                "spelled, or lower min_overlap in federation.toml at all members"
+                f"too few common users: {text}; min_overlap = {least:g}. Check the exports and how user ids are spelled, or lower "
+                "min_overlap in federation.toml at all members"
             )
-
-    def _confirm(self, name: str, message: msg.Aligned) -> None:
-        self.users[name] = message.users
-        if len(set(self.users.values())) > 1:
-            raise ProtocolError(f"{name}: it counts {message.users:,} users, other parties another number")
-        if len(self.users) == len(self.names):
-            self.hellos = {}
-            self.session = ""

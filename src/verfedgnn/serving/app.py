@@ -14,6 +14,7 @@ import orjson
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
@@ -23,12 +24,11 @@ from verfedgnn.core.installed import installed_version
 from verfedgnn.runs.added_items import AddedItem
 from verfedgnn.runs.run import Run
 from verfedgnn.serving import schema
-from verfedgnn.serving.catalogue import WITHOUT_ALONE, Catalogue
-from verfedgnn.serving.fold_in import UserRatings, group_ratings
+from verfedgnn.serving.catalogue import WITHOUT_ALONE, Catalogue, Unanswerable, View
 from verfedgnn.serving.ranker import ItemRanker, RankedItems, RankingQuery, rank_together
 from verfedgnn.serving.request_guard import PAGE_FILES, AccessLog, ApiKey, RequestGuard, ServerMetrics
 from verfedgnn.serving.run_answers import describe_run
-from verfedgnn.serving.schema import MAX_ITEMS, HttpProblem, NewcomerRating
+from verfedgnn.serving.schema import MAX_ITEMS, HttpProblem, describe_invalid
 from verfedgnn.serving.split_test import ALONE, ModelName
 from verfedgnn.serving.user_lists import ServedUser, UserProfile, find_similar, find_user
 from verfedgnn.upkeep.new_items import NewItems
@@ -36,15 +36,13 @@ from verfedgnn.upkeep.new_items import NewItems
 LARGEST_BATCH = 64
 LONGEST_QUEUE = 4096
 
+Numbers = Sequence[int]
+"""Parties, by their place in the catalogue."""
 Waiting = tuple[ItemRanker, RankingQuery, asyncio.Future[RankedItems]]
 
 
-class View:
-    """What one request may see of a catalogue: the parties `allowed`. Other parties do not exist for it."""
-
-    def __init__(self, catalogue: Catalogue, allowed: Sequence[int]) -> None:
-        self.catalogue = catalogue
-        self.allowed = allowed
+class RequestView(View):
+    """What one request over HTTP may see of a catalogue."""
 
     def find_user(self, user: str, model: ModelName | None) -> ServedUser:
         """Return the user of the run with this id, to be served by `model`."""
@@ -56,27 +54,6 @@ class View:
             raise HttpProblem(404, "this user was not in training", remedy)
         return found
 
-    def find_parties(self, party: str | None) -> list[int]:
-        """Return the number of the party with this name, or the numbers of all allowed parties."""
-        found = [p for p in self.allowed if party in (None, self.catalogue.parties[p].name)]
-        if not found:
-            names = ", ".join(self.catalogue.parties[p].name for p in self.allowed)
-            raise HttpProblem(404, "there is no such party here", f"use one of: {names}")
-        return found
-
-    def find_item(self, item: str, party: str | None) -> tuple[int, int]:
-        """Return the party and the row of an item."""
-        found = self.catalogue.find_item(item, self.find_parties(party))
-        if not found:
-            raise HttpProblem(
-                404, "there is no such item here", "give the item's id as in the data of this run"
-            )
-        if len(found) > 1:
-            names = ", ".join(self.catalogue.parties[p].name for p, _ in found)
-            cause = "several parties have an item with this id"
-            raise HttpProblem(400, cause, f"add the parameter party, one of: {names}")
-        return found[0]
-
     def check_filters(self, filters: Mapping[str, str], known: Sequence[str] = ()) -> None:
         """Raise `HttpProblem` unless there are item columns of these names; `known` are parameters beside them."""
         existing = {name for p in self.allowed for name in self.catalogue.parties[p].table.columns}
@@ -84,23 +61,6 @@ class View:
             parameters = f"parameters: {', '.join(known)}; " if known else ""
             remedy = f"{parameters}columns: {', '.join(sorted(existing)) or 'none'}"
             raise HttpProblem(400, "there is no such parameter or item column", remedy)
-
-    def read_newcomer(self, ratings: Sequence[NewcomerRating]) -> list[UserRatings]:
-        """Return a newcomer's ratings by party, after checking items and scales."""
-        found: dict[tuple[int, int], float] = {}
-        for number, given in enumerate(ratings):
-            try:
-                place = self.find_item(given.item, given.party)
-                low, high = self.catalogue.parties[place[0]].table.scale
-                if not low <= given.rating <= high:
-                    remedy = f"give a rating from {low:g} to {high:g}"
-                    raise HttpProblem(400, "the rating is outside the scale", remedy)
-            except HttpProblem as problem:
-                raise HttpProblem(
-                    problem.status, f"ratings.{number}: {problem.cause}", problem.remedy
-                ) from None
-            found[place] = given.rating
-        return group_ratings(found)
 
 
 class Batcher:
@@ -170,9 +130,9 @@ def _respond(value: Any) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
-async def _view(request: Request) -> View:
+async def _view(request: Request) -> RequestView:
     """Return what the request may see, as the request guard found it."""
-    return View(request.app.state.catalogue, request.scope["parties"])
+    return RequestView(request.app.state.catalogue, request.scope["parties"], "add the parameter party")
 
 
 async def _read_filters(request: Request) -> dict[str, str]:
@@ -187,7 +147,7 @@ async def _read_filters(request: Request) -> dict[str, str]:
     return filters
 
 
-Seen = Annotated[View, Depends(_view)]
+Seen = Annotated[RequestView, Depends(_view)]
 Filters = Annotated[dict[str, str], Depends(_read_filters)]
 
 
@@ -230,8 +190,7 @@ def make_app(
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics_for_prometheus() -> Response:
-        kind, text = metrics.render()
-        return Response(text, media_type=kind)
+        return Response(metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return app
 
@@ -240,12 +199,7 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue) -> None:
     batcher = Batcher()
 
     async def answer(
-        user: ServedUser,
-        parties: Sequence[int],
-        k: int,
-        filters: Mapping[str, str],
-        why: int,
-        explained: Sequence[int],
+        user: ServedUser, parties: Numbers, k: int, filters: Mapping[str, str], why: int, explained: Numbers
     ) -> Response:
         """Return the k best items of these parties, with up to `why` ratings at the parties `explained` as reasons."""
         make = partial(UserProfile, catalogue, user, parties)
@@ -278,8 +232,9 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue) -> None:
         """
         parties = view.find_parties(newcomer.party)
         view.check_filters(newcomer.where)
-        given = await run_in_threadpool(view.read_newcomer, newcomer.ratings)
-        found = find_user(view.catalogue, newcomer.user, given)
+        given = ((rating.item, rating.party, rating.rating) for rating in newcomer.ratings)
+        newer = await run_in_threadpool(view.read_ratings, given)
+        found = find_user(view.catalogue, newcomer.user, newer)
         return await answer(found, parties, newcomer.k, newcomer.where, newcomer.why, view.allowed)
 
     @app.get("/v1/similar", response_model=schema.SimilarResponse)
@@ -311,14 +266,9 @@ def _add_items(app: FastAPI, folder: Path | None) -> None:
             ratings = {rating.user: (rating.rating, rating.time) for rating in item.ratings}
             items[item.item] = AddedItem(item.item, item.title, item.columns, ratings)
         if len(items) < len(request.items):
-            raise HttpProblem(
-                400, "the request has an item twice", "give each item once, with all its ratings"
-            )
-        try:
-            report = NewItems(folder, Run.load(folder, added=False), party).add(items)
-        except DataError as error:
-            cause, _, remedy = str(error).partition("; ")
-            raise HttpProblem(400, cause, remedy or "correct the request") from None
+            remedy = "give each item once, with all its ratings"
+            raise HttpProblem(400, "the request has an item twice", remedy)
+        report = NewItems(folder, Run.load(folder, added=False), party).add(items)
         added = [{"item": item.item, "ratings": len(item.ratings)} for item in report.items]
         return {"items": added, "unknown_users": report.unknown_users}
 
@@ -327,11 +277,11 @@ def _add_items(app: FastAPI, folder: Path | None) -> None:
         """Give items that were not in training a vector from their first ratings; they are served within seconds."""
         if folder is None:
             raise HttpProblem(404, "this server has no run folder to add items to", "use verfedgnn serve RUN")
-        first, *more = (view.catalogue.parties[p].name for p in view.find_parties(request.party))
-        if more:
-            remedy = f"add the field party, one of: {', '.join([first, *more])}"
-            raise HttpProblem(400, "several parties are served", remedy)
-        return _respond(await to_thread.run_sync(add, folder, first, request, limiter=one_at_a_time))
+        parties = view.find_parties(request.party)
+        party = view.name_parties(parties)
+        if len(parties) > 1:
+            raise HttpProblem(400, "several parties are served", f"add the field party, one of: {party}")
+        return _respond(await to_thread.run_sync(add, folder, party, request, limiter=one_at_a_time))
 
 
 def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
@@ -367,30 +317,25 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
     ) -> Response:
         """Return the highest ratings, how many there are, how many count as liked, and at how many other parties there are some.
 
-        `known` is false for a user who was not in training. Then `similar` has ids that look like this one.
+        `known` is false for a user who was not in training.
         """
         parties = view.find_parties(party)
         others = [p for p in view.allowed if p not in parties]
-        row = catalogue.users.find(user)
-        who = ServedUser(row)
+        who = ServedUser(catalogue.users.find(user))
         rated = [
             (rating, own.party, item)
             for own in who.find_ratings(catalogue, parties)
             for rating, item in zip(own.ratings.tolist(), own.items.tolist(), strict=True)
         ]
         best = sorted(rated, key=lambda entry: -entry[0])[:k]
+        items = [vars(catalogue.parties[p].describe(row)) | {"rating": rating} for rating, p, row in best]
         answer = {
             "count": len(rated),
             "liked": sum(rating >= catalogue.parties[p].liked_from for rating, p, _ in rated),
             "elsewhere": len(who.find_ratings(catalogue, others)),
-            "known": row is not None,
-            "items": [
-                {**vars(catalogue.parties[p].describe(item)), "rating": value} for value, p, item in best
-            ],
+            "known": who.row is not None,
+            "items": items,
         }
-        if row is None:
-            index = catalogue.index_users(tuple(view.allowed))
-            answer["similar"] = await run_in_threadpool(index.find_similar, user, 3)  # takes up to 0.1 s
         return _respond(answer)
 
     folder = resources.files("verfedgnn.serving") / "page"
@@ -405,16 +350,22 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Turn FastAPI's own errors into `HttpProblem`, which the request guard sends."""
+    """Turn errors of requests into `HttpProblem`, which the request guard sends."""
 
+    @app.exception_handler(DataError)
+    @app.exception_handler(Unanswerable)
+    async def reject_unanswerable(request: Request, error: DataError | Unanswerable) -> Response:
+        cause, _, remedy = str(error).partition("; ")
+        raise HttpProblem(getattr(error, "status", 400), cause, remedy or "correct the request")
+
+    @app.exception_handler(RequestValidationError)
     async def reject_invalid(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part not in ("query", "body"))
-        cause = f"{where or 'the request'}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        cause = describe_invalid(error.errors()[0], ("query", "body"))
         # a body may hold lone surrogates, which UTF-8 cannot encode
         encodable = cause.encode(errors="replace").decode()
         raise HttpProblem(400, encodable, "correct the request; /openapi.json describes every parameter")
 
+    @app.exception_handler(HTTPException)
     async def reject_unrouted(request: Request, error: HTTPException) -> Response:
         headers = {}
         if error.status_code == 405:  # FastAPI names only the methods of the first route with this path
@@ -423,6 +374,3 @@ def _add_error_handlers(app: FastAPI) -> None:
             headers["allow"] = ", ".join(sorted(allowed))
         cause = str(error.detail).lower()
         raise HttpProblem(error.status_code, cause, "/openapi.json lists all endpoints", headers)
-
-    app.exception_handler(RequestValidationError)(reject_invalid)
-    app.exception_handler(HTTPException)(reject_unrouted)

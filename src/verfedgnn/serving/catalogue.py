@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.core.errors import RunError
+from verfedgnn.core.errors import DataError, RunError
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TRAIN, PartyData, Ratings
 from verfedgnn.data.ids import StrArray
@@ -27,10 +29,6 @@ Parts = NDArray[np.int8]
 WITHOUT_ALONE = "train with a gate (preset best, or --set gate=true), which also trains every party alone"
 CACHED_FILTERS = 256
 """Item filters kept in memory per party, at one byte per item each."""
-NEIGHBOURS = 200
-"""Ids before and after a text, in alphabetical order, among which the most similar ones are searched."""
-SIMILAR = 0.75
-"""Share of equal characters, as difflib counts them, from which on an id is called similar."""
 
 
 class IdIndex:
@@ -54,12 +52,6 @@ class IdIndex:
         candidates = range(first, min(first + limit, len(self._sorted)))
         return [int(self._order[i]) for i in candidates if str(self._sorted[i]).startswith(prefix)]
 
-    def find_similar(self, text: str, limit: int) -> list[str]:
-        """Return up to `limit` ids that differ from an unknown one by a slip of the keyboard; none if there are no such ids."""
-        place = bisect_left(self._sorted, text)
-        among = self._sorted[max(0, place - NEIGHBOURS) : place + NEIGHBOURS]
-        return get_close_matches(text, [str(each) for each in among], limit, cutoff=SIMILAR)
-
 
 @dataclass(frozen=True)
 class DescribedItem:
@@ -79,10 +71,7 @@ class PartyCatalogue:
         self.table = party.ratings
         self.ids = IdIndex(party.ratings.item_ids)
         self.liked_from = upper_quarter(party.ratings.scale)
-        self.likes = np.bincount(
-            self.table.user[self.table.rating >= self.liked_from], minlength=self.table.n_users
-        )
-        self.total_likes = int(self.likes.sum())
+        self.likes = int((self.table.rating >= self.liked_from).sum())
         self._part = part
         self._order = np.lexsort((self.table.item, self.table.user))
         self._ends = np.searchsorted(self.table.user[self._order], np.arange(self.table.n_users + 1))
@@ -186,8 +175,8 @@ class Catalogue:
         self.ranks = self.lists.ranks
         self.predicts = not run.config.ranks
         self.rankers = {
-            model: [ItemRanker(found, ranks=self.ranks) for found in models]
-            for model, models in self.lists.by_name.items()
+            name: [ItemRanker(model, ranks=self.ranks) for model in models]
+            for name, models in self.lists.by_name.items()
         }
         """Rankers of the served parties by model, federated and, if the run has it, alone."""
 
@@ -211,10 +200,72 @@ class Catalogue:
     def search_items(self, text: str, parties: Sequence[int], k: int) -> list[tuple[int, int]]:
         """Return the party and row of up to k items whose title or id contains `text`: first those that start with it, then by ratings."""
         wanted = text.casefold()
-        found = [
-            (name.startswith(wanted), int(self.parties[p].counts[row]), p, row)
-            for p in parties
-            for row, name in enumerate(self.parties[p].names)
-            if wanted in name
-        ]
+        found = []
+        for p in parties:
+            party = self.parties[p]
+            rows = [row for row, name in enumerate(party.names) if wanted in name]
+            found += [(party.names[row].startswith(wanted), int(party.counts[row]), p, row) for row in rows]
         return [(p, row) for *_, p, row in heapq.nlargest(k, found, key=lambda entry: entry[:2])]
+
+
+class Unanswerable(RunError):
+    """A question about a party or an item that cannot be answered; `status` says so over HTTP."""
+
+    def __init__(self, message: str, status: int = 404) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class View:
+    """What one request may see of a catalogue: the parties `allowed`. Other parties do not exist for it.
+
+    `remedy` says how to choose among several parties.
+    """
+
+    def __init__(self, catalogue: Catalogue, allowed: Sequence[int], remedy: str) -> None:
+        self.catalogue = catalogue
+        self.allowed = allowed
+        self.remedy = remedy
+
+    def name_parties(self, parties: Iterable[int]) -> str:
+        """Return the names of parties, given their numbers."""
+        return ", ".join(self.catalogue.parties[p].name for p in parties)
+
+    def find_parties(self, party: str | None) -> list[int]:
+        """Return the number of the party with this name, or the numbers of all allowed parties."""
+        found = [p for p in self.allowed if party in (None, self.catalogue.parties[p].name)]
+        if not found:
+            names = self.name_parties(self.allowed)
+            raise Unanswerable(f"there is no such party here; use one of: {names}")
+        return found
+
+    def find_item(self, item: str, party: str | None) -> tuple[int, int]:
+        """Return the party and the row of an item."""
+        parties = self.find_parties(party)
+        found = self.catalogue.find_item(item, parties)
+        if len(found) > 1:
+            names = self.name_parties(p for p, _ in found)
+            raise Unanswerable(f"item '{item}' is an id of several parties ({names}); {self.remedy}", 400)
+        if not found:
+            where = "in no catalogue" if party is None else f"not in the catalogue of '{party}'"
+            looks = self.catalogue.parties[parties[0]].table.item_ids[0]
+            raise Unanswerable(f"item '{item}' is {where}; known items look like '{looks}'")
+        return found[0]
+
+    def read_ratings(self, given: Iterable[tuple[str, str | None, Any]]) -> list[UserRatings]:
+        """Return ratings, given by item and party, by party, after checking items and scales."""
+        found: dict[int, dict[int, float]] = defaultdict(dict)
+        for item, party, rating in given:
+            p, row = self.find_item(item, party)
+            low, high = self.catalogue.parties[p].table.scale
+            try:
+                found[p][row] = float(rating)
+            except (TypeError, ValueError):
+                found[p][row] = math.nan
+            if not low <= found[p][row] <= high:
+                scale = f"{self.catalogue.parties[p].name} rates from {low:g} to {high:g}"
+                raise DataError(f"the rating of item '{item}' is {rating}; {scale}")
+        tables = (
+            (p, list(own), np.array(list(own.values()), np.float32)) for p, own in sorted(found.items())
+        )
+        return [UserRatings(p, np.array(rows), ratings) for p, rows, ratings in tables]

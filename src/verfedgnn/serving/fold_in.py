@@ -22,7 +22,7 @@ weights add is no part of the vectors, here as in training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -131,15 +131,6 @@ class FoldedUser:
 def fold_in(priors: Sequence[PartyPrior], rated: Sequence[UserRatings], *, ranks: bool) -> FoldedUser:
     """Return the most probable position of a user with these ratings; without ratings, the average user's."""
     return _fold_in_likes(priors, rated) if ranks else _fold_in_ratings(priors, rated)
-
-
-def group_ratings(found: Mapping[tuple[int, int], float]) -> list[UserRatings]:
-    """Return ratings, given by party and row of the item, as one table for each party."""
-    tables = []
-    for party in sorted({p for p, _ in found}):
-        own = {row: rating for (p, row), rating in found.items() if p == party}
-        tables.append(UserRatings(party, np.array(list(own)), np.array(list(own.values()), np.float32)))
-    return tables
 
 
 def merge_ratings(older: Sequence[UserRatings], newer: Sequence[UserRatings]) -> list[UserRatings]:

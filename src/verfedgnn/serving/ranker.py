@@ -67,9 +67,8 @@ class ItemWeights:
         if not counts.any():
             return
         starts = torch.from_numpy(np.cumsum(counts) - counts)
-        sums = torch.nn.functional.embedding_bag(
-            torch.from_numpy(np.concatenate(places)), self._scores.weights, starts, mode="sum"
-        )
+        rows = torch.from_numpy(np.concatenate(places))
+        sums = torch.nn.functional.embedding_bag(rows, self._scores.weights, starts, mode="sum")
         if len(self._scores.kept) == self._scores.items:
             scores[:, : self._scores.items] += sums
         else:
@@ -114,9 +113,8 @@ class ItemRanker:
             self.item_weights.add_scores(scores, [query.owned for query in queries])
         scores[:, self.count :] = -torch.inf
         # One NumPy assignment for all queries: small torch operations would each wait for the interpreter lock.
-        excluded = np.concatenate(
-            [query.exclude + place * scores.shape[1] for place, query in enumerate(queries)]
-        )
+        width = scores.shape[1]
+        excluded = np.concatenate([query.exclude + place * width for place, query in enumerate(queries)])
         scores.numpy().reshape(-1)[excluded] = -np.inf
         total = scores.logsumexp(1, keepdim=True) if self.ranks else None
         for place, query in enumerate(queries):

@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.exposition import generate_latest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -39,7 +39,7 @@ from verfedgnn.core.connection_table import is_loopback, parse_host_header
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import read_private
 from verfedgnn.core.option_names import make_printable
-from verfedgnn.serving.schema import HttpProblem
+from verfedgnn.serving.schema import HttpProblem, describe_invalid
 
 KEY_VARIABLE = "VERFEDGNN_API_KEY"
 SHORTEST_KEY = 16
@@ -103,9 +103,8 @@ class ApiKey:
         """Return the numbers of the served parties that its holder may see."""
         unknown = sorted(set(self.parties or ()) - set(served))
         if unknown:
-            raise ConfigError(
-                f"key '{self.name}' names party '{unknown[0]}', which is not served; use: {', '.join(served)}"
-            )
+            cause = f"key '{self.name}' names party '{unknown[0]}', which is not served"
+            raise ConfigError(f"{cause}; use: {', '.join(served)}")
         return tuple(p for p, name in enumerate(served) if self.parties is None or name in self.parties)
 
 
@@ -126,7 +125,23 @@ def read_keys(file: Path | None) -> tuple[ApiKey, ...]:
         raise ConfigError(f"the key file {file} cannot be read ({error}); {remedy}") from None
     if file.suffix != ".toml":
         return (ApiKey("key", _check_key(text.strip(), str(file))),)
-    return _several_keys(text, file)
+    try:
+        tables = _KEY_FILE.validate_python(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the key file {file} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        reason = describe_invalid(error.errors()[0], ("[key]",))  # it quotes no key
+        raise ConfigError(f"the key file {file}: {reason}") from None
+    keys = []
+    for name, table in tables.items():
+        digest = _check_key(table.key, f"{file}, table {name},")
+        burst = table.burst or max(1.0, table.per_second or 1.0)
+        keys.append(ApiKey(name, digest, table.rights, table.parties, table.per_second, burst))
+    if not keys:
+        raise ConfigError(f"the key file {file} holds no key; add a table such as [shop] with key and rights")
+    if len({key.digest for key in keys}) < len(keys):
+        raise ConfigError(f"the key file {file} uses one key under two names; create another with: {_CREATE}")
+    return tuple(keys)
 
 
 class _KeyTable(BaseModel):
@@ -141,34 +156,11 @@ class _KeyTable(BaseModel):
 _KEY_FILE = TypeAdapter(dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,63}$")], _KeyTable])
 
 
-def _several_keys(text: str, file: Path) -> tuple[ApiKey, ...]:
-    try:
-        tables = _KEY_FILE.validate_python(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the key file {file} is not valid TOML: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]  # its message quotes no key
-        where = ".".join(str(part) for part in first["loc"] if part != "[key]")
-        reason = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
-        raise ConfigError(f"the key file {file}: {where}: {reason}") from None
-    keys = []
-    for name, table in tables.items():
-        digest = _check_key(table.key, f"{file}, table {name},")
-        burst = table.burst or max(1.0, table.per_second or 1.0)
-        keys.append(ApiKey(name, digest, table.rights, table.parties, table.per_second, burst))
-    if not keys:
-        raise ConfigError(f"the key file {file} holds no key; add a table such as [shop] with key and rights")
-    if len({key.digest for key in keys}) < len(keys):
-        raise ConfigError(f"the key file {file} uses one key under two names; create another with: {_CREATE}")
-    return tuple(keys)
-
-
 def _check_key(key: str, where: str) -> bytes:
     """Return the digest of a key; raise `ConfigError` for one that is too short."""
     if len(key) < SHORTEST_KEY or not key.isascii() or any(c.isspace() for c in key):
-        raise ConfigError(
-            f"the key in {where} must have {SHORTEST_KEY} or more ASCII characters and no spaces; create one with: {_CREATE}"
-        )
+        wanted = f"{SHORTEST_KEY} or more ASCII characters and no spaces"
+        raise ConfigError(f"the key in {where} must have {wanted}; create one with: {_CREATE}")
     return digest_key(key)
 
 
@@ -203,18 +195,17 @@ class ServerMetrics:
         self._registry = CollectorRegistry()
         here: dict[str, Any] = {"namespace": "verfedgnn", "registry": self._registry}
         self._requests = Counter("requests", "Requests answered.", ["route", "status"], **here)
-        self._seconds = Histogram(
-            "request_seconds", "Response time in seconds.", ["route"], buckets=BUCKETS, **here
-        )
+        here["buckets"] = BUCKETS
+        self._seconds = Histogram("request_seconds", "Response time in seconds.", ["route"], **here)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request."""
         self._requests.labels(route, status).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def render(self) -> tuple[str, bytes]:
-        """Return the content type and the body of /metrics."""
-        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
+    def render(self) -> bytes:
+        """Return the body of /metrics."""
+        return generate_latest(self._registry)
 
 
 class AccessLog:
@@ -224,9 +215,8 @@ class AccessLog:
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError as error:
-            raise ConfigError(
-                f"cannot write the access log {path}: {error.strerror}; choose another --access-log"
-            ) from None
+            cause = f"cannot write the access log {path}: {error.strerror}"
+            raise ConfigError(f"{cause}; choose another --access-log") from None
 
     def append(self, values: Mapping[str, Any]) -> None:
         """Append a line with the time (UTC) and these values."""
@@ -250,13 +240,8 @@ class RequestGuard:
         metrics: ServerMetrics,
         log: AccessLog | None,
     ) -> None:
-        self.app, self._granted, self._everybody, self._metrics, self._log = (
-            app,
-            granted,
-            everybody,
-            metrics,
-            log,
-        )
+        self.app, self._metrics, self._log = app, metrics, log
+        self._granted, self._everybody = granted, everybody
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request, pass it on, and send any `HttpProblem` as the response."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,6 @@ import pyarrow.parquet as pq
 from verfedgnn.core.errors import DataError, RunError
 from verfedgnn.core.files import replacing
 from verfedgnn.core.option_names import worded
-from verfedgnn.data import Ratings
 from verfedgnn.data.ids import id_text
 from verfedgnn.evaluation.verdict import headline, list_points, narrow_lift, party_word
 from verfedgnn.reports.lift_report import TONES
@@ -23,27 +21,18 @@ from verfedgnn.reports.phrases import describe_about, warn_of_lists
 from verfedgnn.reports.run_report import run_document, run_html
 from verfedgnn.runs.run import Recommendation, Recommendations, Run
 from verfedgnn.runs.run_folder import check_outside
-from verfedgnn.serving.catalogue import Catalogue
-from verfedgnn.serving.fold_in import UserRatings, group_ratings
+from verfedgnn.serving.catalogue import Catalogue, View
+from verfedgnn.serving.fold_in import UserRatings
 from verfedgnn.serving.split_test import ALONE
 from verfedgnn.serving.user_lists import UserProfile, find_similar, find_user, make_lists
 
-NEW_HERE = "new here, known elsewhere"
 MOST_VALUES = 60
 """Maximum number of values of an item column that the page offers as a filter."""
 GROUP_USERS = 1024
 """Users whose lists are computed together and become a row group of a table."""
-SCHEMA = pa.schema(
-    [
-        ("user", pa.string()),
-        ("place", pa.int32()),
-        ("item", pa.string()),
-        ("title", pa.string()),
-        ("party", pa.string()),
-        ("score", pa.float32()),
-        ("rating", pa.float32()),
-    ]
-)
+_TEXT, _NUMBER = pa.string(), pa.float32()
+SCHEMA = pa.schema({"user": _TEXT, "place": pa.int32(), "item": _TEXT, "title": _TEXT, "party": _TEXT})
+SCHEMA = SCHEMA.append(pa.field("score", _NUMBER)).append(pa.field("rating", _NUMBER))
 
 
 class RunAnswers:
@@ -51,7 +40,6 @@ class RunAnswers:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.names = [party.name for party in run.parties]
 
     @cached_property
     def catalogue(self) -> Catalogue:
@@ -75,65 +63,32 @@ class RunAnswers:
         served = find_user(self.catalogue, user, self._read_ratings(ratings))
         profile = UserProfile(self.catalogue, served, parties)
         (best,) = make_lists([profile], k)
-        found = [
-            Recommendation(item.item, item.title, item.party, item.score, item.rating)
-            for item in profile.describe(best)
-        ]
-        everywhere = range(len(self.names))
-        return Recommendations(
-            found, lambda: [reason.in_words() for reason in profile.explain(best, everywhere)]
-        )
+        found = profile.describe(best)
+        items = [Recommendation(each.item, each.title, each.party, each.score, each.rating) for each in found]
+        everywhere = range(len(self.run.parties))
+        return Recommendations(items, lambda: [why.in_words() for why in profile.explain(best, everywhere)])
 
     def similar(self, item: Any, k: int, party: str | None) -> list[Recommendation]:
         """Return the k items of all parties that are most similar to `item`, which may be at several parties."""
-        place = self._find_item(item, party, "name one with `party`")
-        found = find_similar(self.catalogue, *place, range(len(self.names)), k)
+        place = self._view("name one with `party`").find_item(id_text(item, "item") or "", party)
+        found = find_similar(self.catalogue, *place, range(len(self.run.parties)), k)
         return [Recommendation(other.item, other.title, other.party, other.similarity) for other in found]
+
+    def _view(self, remedy: str) -> View:
+        return View(self.catalogue, range(len(self.run.parties)), remedy)
 
     def _read_ratings(self, ratings: Mapping[Any, Any]) -> list[UserRatings]:
         """Return `{item: stars}` or `{party: {item: stars}}` by party, after checking items and scales."""
         if not isinstance(ratings, Mapping):
             kinds = "pass a mapping {item: stars}, or {party: {item: stars}}"
             raise DataError(f"ratings is a {type(ratings).__name__}; {kinds}")
-        found: dict[tuple[int, int], float] = {}
-        first = self.names[0]
-        example = worded(f"--rated {first}:ITEM=RATING", f"ratings={{{first!r}: {{item: stars}}}}")
+        given = []
         for key, value in ratings.items():
-            nested = isinstance(value, Mapping)
-            party = str(key) if nested else None
-            if nested and party not in self.names:
-                raise RunError(
-                    f"ratings: there is no party '{key}' in this run; use one of: {', '.join(self.names)}"
-                )
-            for item, stars in value.items() if nested else [(key, value)]:
-                place = self._find_item(item, party, f"name its party: {example}")
-                low, high = self.catalogue.parties[place[0]].table.scale
-                try:
-                    found[place] = float(stars)
-                except (TypeError, ValueError):
-                    found[place] = math.nan
-                if not low <= found[place] <= high:
-                    scale = f"{self.names[place[0]]} rates from {low:g} to {high:g}"
-                    raise DataError(f"the rating of item '{item}' is {stars}; {scale}")
-        return group_ratings(found)
-
-    def _find_item(self, item: Any, party: str | None, remedy: str) -> tuple[int, int]:
-        """Return the party and the row of an item; `remedy` says how to choose among several parties."""
-        wanted = id_text(item, "item") or ""
-        parties = [p for p, name in enumerate(self.names) if party in (None, name)]
-        places = self.catalogue.find_item(wanted, parties)
-        if len(places) > 1:
-            raise RunError(f"item '{wanted}' is an id of several parties ({', '.join(self.names)}); {remedy}")
-        if not places:
-            where = "in no catalogue" if party is None else f"not in the catalogue of '{party}'"
-            looks = self.catalogue.parties[parties[0]].table.item_ids[0]
-            raise RunError(f"item '{wanted}' is {where}; known items look like '{looks}'")
-        return places[0]
-
-
-def find_popular_item(table: Ratings) -> str:
-    """Return the id of the item with the most ratings."""
-    return str(table.item_ids[np.bincount(table.item, minlength=table.n_items).argmax()])
+            party, items = (str(key), value) if isinstance(value, Mapping) else (None, {key: value})
+            given += [(id_text(item, "item") or "", party, stars) for item, stars in items.items()]
+        first = self.run.parties[0].name
+        example = worded(f"--rated {first}:ITEM=RATING", f"ratings={{{first!r}: {{item: stars}}}}")
+        return self._view(f"name its party: {example}").read_ratings(given)
 
 
 def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
@@ -215,12 +170,10 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
 
 def _describe_verdict(lift: Mapping[str, Any]) -> dict[str, Any]:
     """Return the verdict and what follows it, in the words of terminal and reports."""
-    return {
-        "tone": TONES[party_word(lift)],
-        "headline": headline(lift),
-        # the page shows marks of code as they are
-        "points": [point.replace("`", "") for point in list_points(lift)],
-    }
+    points = [
+        point.replace("`", "") for point in list_points(lift)
+    ]  # the page shows marks of code as they are
+    return {"tone": TONES[party_word(lift)], "headline": headline(lift), "points": points}
 
 
 def _choose_examples(
@@ -240,8 +193,8 @@ def _choose_examples(
     chosen = {name: int(order[int(place * (len(order) - 1))]) for name, place in places.items()}
     only_elsewhere = np.where(counts == 0, elsewhere, 0)
     if only_elsewhere.any():
-        chosen[NEW_HERE] = int(only_elsewhere.argmax())
+        chosen["new here, known elsewhere"] = int(only_elsewhere.argmax())
+    users = catalogue.user_ids
     return [
-        {"label": name, "user": str(catalogue.user_ids[row]), "ratings": int(counts[row])}
-        for name, row in chosen.items()
+        {"label": name, "user": str(users[row]), "ratings": int(counts[row])} for name, row in chosen.items()
     ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
@@ -17,8 +17,6 @@ MAX_ITEMS = 1000
 """Maximum number of items per response."""
 MAX_RATINGS = 10_000
 """Maximum number of ratings of one newcomer."""
-MAX_FIELDS = MOST_COLUMNS
-"""Maximum number of fields of an object, beyond which unknown ones are not named."""
 MAX_FILTERS = 10
 """Maximum number of item columns by which a request filters."""
 
@@ -38,10 +36,16 @@ class HttpProblem(Exception):
         return Response(orjson.dumps(body), self.status, self.headers, "application/json")
 
 
+def describe_invalid(error: Mapping[str, Any], hidden: Sequence[str]) -> str:
+    """Return where something given is wrong, without the `hidden` parts of the place, and why, from an error of pydantic."""
+    where = ".".join(str(part) for part in error["loc"] if part not in hidden)
+    return f"{where or 'the request'}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
 def _check_size(values: Any) -> Any:
     """Refuse a large object at once. Each of its entries could become an error of its own, and millions of errors stop a server."""
-    if isinstance(values, dict) and len(values) > MAX_FIELDS:
-        raise ValueError(f"there are more than {MAX_FIELDS} fields")
+    if isinstance(values, dict) and len(values) > MOST_COLUMNS:
+        raise ValueError(f"there are more than {MOST_COLUMNS} fields")
     return values
 
 
@@ -139,17 +143,10 @@ class NewItemsResponse(Answer):
     """Number of ratings that were left out, because their users were not in training."""
 
 
-class ErrorDetail(Answer):
-    """The cause of an error and its remedy."""
-
-    cause: str
-    remedy: str
-
-
 class ErrorResponse(Answer):
     """The response to a request that cannot be answered."""
 
-    error: ErrorDetail
+    error: dict[Literal["cause", "remedy"], str]
 
 
 class RecommendationsResponse(Answer):

@@ -83,9 +83,8 @@ class LiveRun:
 
     def _load(self, state: _RunState) -> FastAPI:
         if state.forgetting:
-            raise RunError(
-                f"{state.folder} still holds what is being forgotten; finish with `verfedgnn forget {state.folder}`"
-            )
+            remedy = f"finish with `verfedgnn forget {state.folder}`"
+            raise RunError(f"{state.folder} still holds what is being forgotten; {remedy}")
         return self._build(state.folder)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,16 +111,14 @@ class LiveRun:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             await self._look(self._folder)
-            # where the link led before, if it leads to nothing better
-            await self._look(self._state.folder)
+            await self._look(self._state.folder)  # where the link led before, if it leads to nothing better
 
     async def _look(self, folder: Path) -> None:
         """Load a run if it has changed."""
         with suppress(OSError):  # a file that is replaced at this moment is seen the next time
             state = _read_state(folder)
-            if state.forgetting and state.folder == self._state.folder:
-                return  # until that has ended
-            if state != self._state and state not in self._failed:
+            ending = state.forgetting and state.folder == self._state.folder
+            if not ending and state != self._state and state not in self._failed:
                 await self._switch(state)
 
     async def _switch(self, state: _RunState) -> None:
@@ -296,36 +293,32 @@ def make_server(app: Callable[..., Any], **options: Any) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-@dataclass(frozen=True)
-class ServeOptions:
-    """The run to serve and how to serve it."""
+def serve(
+    run: Path,
+    listener: socket.socket,
+    ready: Callable[[], None],
+    *,
+    party: str | None,
+    keys: tuple[ApiKey, ...],
+    threads: int,
+    access_log: Path | None,
+    split: SplitTest | None,
+) -> None:
+    """Serve a run, or one `party` of it, until SIGINT or SIGTERM; uvicorn then finishes open requests and raises the signal again.
 
-    run: Path
-    party: str | None = None
-    """Name of the only party to serve; None serves all."""
-    keys: tuple[ApiKey, ...] = ()
-    """API keys of which requests must carry one; without any, only this machine is served."""
-    threads: int = 1
-    """Threads that compute scores; 0 uses all cores."""
-    access_log: Path | None = None
-    """File to which requests are logged."""
-    split: SplitTest | None = None
-    """Who gets federated lists and who gets those of the party alone; None gives everybody federated ones."""
-
-
-def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM; uvicorn then finishes open requests and raises the signal again."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    `threads` compute scores; 0 uses all cores.
+    """
+    if threads:
+        torch.set_num_threads(threads)
     metrics = ServerMetrics()
-    log = None if options.access_log is None else AccessLog(options.access_log)
+    log = None if access_log is None else AccessLog(access_log)
 
     def build(folder: Path) -> FastAPI:
-        catalogue = Catalogue(Run.load(folder), folder.name, options.party, options.split)
+        catalogue = Catalogue(Run.load(folder), folder.name, party, split)
         _ = catalogue.lists.priors, catalogue.stars.priors  # so that the first newcomer does not wait
-        return make_app(catalogue, keys=options.keys, log=log, metrics=metrics, folder=folder)
+        return make_app(catalogue, keys=keys, log=log, metrics=metrics, folder=folder)
 
-    app = LiveRun(options.run, build)
+    app = LiveRun(run, build)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()  # the run stays in memory: collecting it again and again would delay requests

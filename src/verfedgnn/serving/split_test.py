@@ -15,7 +15,7 @@ import hmac
 import math
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +28,7 @@ ModelName = Literal["federated", "alone"]
 FEDERATED: ModelName = "federated"
 ALONE: ModelName = "alone"
 BUCKETS = (FEDERATED, ALONE)
+COLUMNS = ("user", "bucket", "clicked")
 FEWEST_CUSTOMERS = 20
 NORMAL_95 = 1.959964
 MOST_DIGITS = 4
@@ -70,10 +71,8 @@ class SplitResult:
     low: float
     high: float
     counts: Mapping[ModelName, int]
-    unmarked: int = 0
+    unmarked: int
     """Rows without bucket, which are left out."""
-    one_row_each: bool = False
-    """Whether the file has no column of users, so that each row counts as a customer."""
 
     @property
     def digits(self) -> int:
@@ -93,36 +92,37 @@ class SplitResult:
         verdict = "That is no clear difference: the interval includes 0. Go on with the test, or keep what is simpler."
         if self.low > 0 or self.high < 0:
             verdict = f"{'The federated' if self.low > 0 else 'Your own'} lists are better."
-        return (
-            f"Of 100 customers shown the federated lists, {self.federated:.{self.digits}f} clicked, of 100 shown your own, "
-            f"{self.alone:.{self.digits}f}: {self.interval}. {verdict}"
+        federated, alone = (f"{share:.{self.digits}f}" for share in (self.federated, self.alone))
+        shown = (
+            f"Of 100 customers shown the federated lists, {federated} clicked, of 100 shown your own, {alone}"
         )
+        return f"{shown}: {self.interval}. {verdict}"
 
 
-def compare(clicked: Mapping[ModelName, int], counts: Mapping[ModelName, int]) -> SplitResult:
+def compare(
+    clicked: Mapping[ModelName, int], counts: Mapping[ModelName, int], unmarked: int = 0
+) -> SplitResult:
     """Compare the two buckets, given how many customers of each clicked and how many there are."""
     wide = {name: (clicked[name] + 1) / (counts[name] + 2) for name in BUCKETS}
     centre = wide[FEDERATED] - wide[ALONE]
     half = NORMAL_95 * math.sqrt(sum(wide[name] * (1 - wide[name]) / (counts[name] + 1) for name in BUCKETS))
     federated, alone = (100 * clicked[name] / counts[name] for name in BUCKETS)
-    return SplitResult(federated, alone, 100 * (centre - half), 100 * (centre + half), counts)
+    return SplitResult(federated, alone, 100 * (centre - half), 100 * (centre + half), counts, unmarked)
 
 
 def confirm(file: Path) -> SplitResult:
-    """Compare the buckets of a split test from a CSV file with the columns bucket, clicked and, as a rule, user.
+    """Compare the buckets of a split test from a CSV file with the columns user, bucket and clicked.
 
     A customer may have several rows, one for each list that was shown. `clicked` is 1 or 0, or the number of clicks.
     """
     clicked: dict[ModelName, dict[str, bool]] = {name: {} for name in BUCKETS}
     unmarked = 0
-    one_row_each = False
     for place, row in _read_rows(file):
-        one_row_each = "user" not in row
         bucket, clicks = _parse_row(row, place)
         if bucket is None:
             unmarked += 1
             continue
-        user = row.get("user", place)
+        user = row["user"]
         if user in clicked[ALONE if bucket == FEDERATED else FEDERATED]:
             raise DataError(
                 f"{place}: customer '{user}' is in both buckets; a comparison needs customers who saw one "
@@ -137,8 +137,7 @@ def confirm(file: Path) -> SplitResult:
                 "`bucket` of every answer, also where nobody clicked"
             )
     counts = {name: len(customers) for name, customers in clicked.items()}
-    result = compare({name: sum(customers.values()) for name, customers in clicked.items()}, counts)
-    return replace(result, unmarked=unmarked, one_row_each=one_row_each)
+    return compare({name: sum(customers.values()) for name, customers in clicked.items()}, counts, unmarked)
 
 
 def _read_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -148,11 +147,11 @@ def _read_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
             head = text.readline()
             delimiter = max(",;\t", key=head.count)
             columns = [name.strip().lower() for name in next(csv.reader([head], delimiter=delimiter), [])]
-            missing = [name for name in ("bucket", "clicked") if name not in columns]
+            missing = [name for name in COLUMNS if name not in columns]
             if missing:
+                had = ", ".join(columns) or "no column"
                 raise DataError(
-                    f"{file} has no column '{missing[0]}', but {', '.join(columns) or 'no column'}; it needs bucket and "
-                    "clicked, and takes user"
+                    f"{file} has no column '{missing[0]}', but {had}; it needs {', '.join(COLUMNS)}"
                 )
             for line, cells in enumerate(csv.reader(text, delimiter=delimiter), 2):
                 if cells:
@@ -168,7 +167,7 @@ def _parse_row(row: Mapping[str, str], place: str) -> tuple[ModelName | None, fl
     if name and bucket is None:
         known = f"use {' or '.join(BUCKETS)}, as in the field `bucket` of the answers"
         raise DataError(f"{place}: the bucket is '{name[:40]}'; {known}")
-    if row.get("user") == "":
+    if not row.get("user"):
         raise DataError(f"{place} has no user; give the id of the customer")
     value = row.get("clicked", "").lower()
     try:

@@ -154,17 +154,13 @@ class UserProfile:
         self.at = {p: self._see_at(p, vectors[p], ratings[p]) for p in parties}
 
     def _see_at(self, p: int, vector: Tensor, rating_vector: Tensor) -> UserAtParty:
-        user, served = self.user, self.catalogue.parties[p]
-        owned = rated = next((given.items for given in user.newer if given.party == p), NO_ITEMS)
+        user, liked_from = self.user, self.catalogue.parties[p].liked_from
+        owned = next((given.items for given in user.newer if given.party == p), NO_ITEMS)
         if user.row is not None:
-            known, trained = self._ranker(p).find_owned(user.row), served.find_ratings(user.row)[0]
-            owned = np.union1d(owned, known) if len(owned) else known
-            rated = np.union1d(rated, trained) if len(rated) else trained
-        if user.trained:
-            likes = int(served.likes[user.row])
-        else:
-            found = user.find_ratings(self.catalogue, [p])
-            likes = sum(int((given.ratings >= served.liked_from).sum()) for given in found)
+            owned = np.union1d(owned, self._ranker(p).find_owned(user.row))
+        found = user.find_ratings(self.catalogue, [p])  # none, or all at this party
+        rated = found[0].items if found else NO_ITEMS
+        likes = sum(int((given.ratings >= liked_from).sum()) for given in found)
         return UserAtParty(vector, rating_vector.numpy(), owned, rated, likes)
 
     def _ranker(self, party: int) -> ItemRanker:
@@ -195,11 +191,11 @@ class UserProfile:
 
     def make_queries(self, k: int, filters: Filters) -> list[tuple[ItemRanker, RankingQuery]]:
         """Return the queries for the user's k best items, one per party."""
-        masks = {p: self.catalogue.parties[p].filter_items(filters) for p in self.parties}
-        return [
-            (self._ranker(p), RankingQuery(own.vector, k, own.rated, masks[p], own.owned))
-            for p, own in self.at.items()
-        ]
+        queries = []
+        for p, own in self.at.items():
+            allowed = self.catalogue.parties[p].filter_items(filters)
+            queries.append((self._ranker(p), RankingQuery(own.vector, k, own.rated, allowed, own.owned)))
+        return queries
 
     def merge(self, ranked: Sequence[RankedItems], k: int) -> list[ScoredItem]:
         """Return the k best items of the rankings of the parties."""
@@ -207,7 +203,7 @@ class UserProfile:
         weights = [1.0] * len(parties)
         if self.catalogue.ranks and len(parties) > 1:
             likes = [own.likes for own in self.at.values()]
-            weights = weigh_parties(likes, [party.total_likes for party in parties]).tolist()
+            weights = weigh_parties(likes, [party.likes for party in parties]).tolist()
         found = [
             (p, row, score * weight)
             for p, weight, items in zip(self.parties, weights, ranked, strict=True)
@@ -346,9 +342,8 @@ def make_lists(
     profiles: Sequence[UserProfile], k: int, filters: Filters = NO_FILTERS
 ) -> list[list[ScoredItem]]:
     """Return the k best items of each user, scored together."""
-    ranked = iter(
-        rank_together([query for profile in profiles for query in profile.make_queries(k, filters)])
-    )
+    queries = [query for profile in profiles for query in profile.make_queries(k, filters)]
+    ranked = iter(rank_together(queries))
     return [profile.merge([next(ranked) for _ in profile.parties], k) for profile in profiles]
 
 
@@ -376,6 +371,5 @@ def find_similar(
         top = np.argpartition(-cosine, min(k, len(cosine)) - 1)[:k]
         found += [(p, int(row), float(cosine[row])) for row in top if np.isfinite(cosine[row])]
     best = sorted(found, key=lambda entry: entry[2], reverse=True)[:k]
-    return [
-        SimilarItem(**vars(catalogue.parties[p].describe(row)), similarity=value) for p, row, value in best
-    ]
+    items = [(catalogue.parties[p].describe(row), value) for p, row, value in best]
+    return [SimilarItem(**vars(item), similarity=value) for item, value in items]

@@ -31,19 +31,7 @@ from verfedgnn.runs.metrics_file import Trained, build_metrics
 from verfedgnn.runs.party_model import ChosenColumns, OwnUsers, PartyModel
 from verfedgnn.runs.prepared_data import Prepared, describe_twins
 from verfedgnn.runs.run import Run
-from verfedgnn.training.own_models import (
-    OwnRatings,
-    ease_model,
-    fit_party_means,
-    means_model,
-    model_without_items,
-    own_list_model,
-    own_rating_models,
-    popularity_model,
-    refit_items,
-    residual_model,
-    training_counts,
-)
+from verfedgnn.training import own_models
 from verfedgnn.training.progress import Stop, Watcher, never, resume_hint
 from verfedgnn.training.stacks import FEDERATED, Mixture, stack_lists, stack_ratings
 
@@ -69,7 +57,7 @@ def make_run(
     """
     if config.trains_lists and not config.federates_lists:
         # each party orders lists by its own models
-        empty = [model_without_items(party.input) for party in prepared]
+        empty = [own_models.model_without_items(party.input) for party in prepared]
         ratings, privacy = judged[0].ratings, judged[0].privacy
         nothing = Trained(empty, torch.zeros(1), 0, 0, 0.0, ratings, [], Ledger(), privacy)
         judged, final = [*judged, nothing], [*final, nothing] if final else final
@@ -87,9 +75,8 @@ def make_run(
             served = _serve(whole, config.for_final(), final or at_home, repeated, watch, stop)
             run = served.as_final_of(run)
     except Interrupted:
-        raise Interrupted(
-            "the federation is trained, but the parties' own models are not", resume_hint(folder)
-        ) from None
+        what = "the federation is trained, but the parties' own models are not"
+        raise Interrupted(what, resume_hint(folder)) from None
     if before is not None:
         run.metrics["after"] = before
     if folder is not None:
@@ -116,13 +103,16 @@ def _serve(
                 for party, model, made in zip(prepared, models, chosen, strict=True)
             ]
             models = [ways["federated"].model for ways in gated]
+        gates = [
+            {"known": ways["federated"].known, "newcomers": ways["federated"].newcomers} for ways in gated
+        ]
         runs.append(
             Run(
                 own,
                 [party.party for party in prepared],
                 [party.parts for party in prepared],
                 models,
-                build_metrics(prepared, models, own, result, [ways["federated"].weights for ways in gated]),
+                build_metrics(prepared, models, own, result, gates),
                 result.history,
                 result.ledger,
                 result.public,
@@ -161,17 +151,20 @@ def gate_party(
     """
     data = party.input
     if config.gradients.protects_ratings:
-        model = refit_items(model, data, choices)
+        model = own_models.refit_items(model, data, choices)
     if config.ranks:
-        alone = own_list_model(data, config.seed, choices, watch=watch, stop=stop)
-        parts = {"popularity": popularity_model(data), "EASE": ease_model(data, choices), "alone": alone}
+        parts = {
+            "popularity": own_models.popularity_model(data),
+            "EASE": own_models.ease_model(data, choices),
+            "alone": own_models.own_list_model(data, config.seed, choices, watch=watch, stop=stop),
+        }
         parts |= {"federated": model} if model.items.shape[1] else {}
     else:
-        own = own_rating_models(data, config.seed, choices, watch=watch, stop=stop)
+        own = own_models.own_rating_models(data, config.seed, choices, watch=watch, stop=stop)
         parts = _rating_parts(data, public, config, choices) | own
         parts |= {} if config.means_only else _split_models(model, config)
 
-    counts = training_counts(data)
+    counts = own_models.training_counts(data)
     known = counts > 0
     place = torch.where(known, known.cumsum(0) - 1, known.sum()).int()
     for name in parts.keys() - FEDERATED:  # only the party's own users have rows of their own
@@ -183,9 +176,8 @@ def gate_party(
         if choices.repeats:
             known, newcomers = choices.recorded[name]
             return Mixture.of(models, known, newcomers, counts)
-        mixed = (
-            stack_lists(models, data, start) if config.ranks else stack_ratings(models, data.valid, counts)
-        )
+        ranks = config.ranks
+        mixed = stack_lists(models, data, start) if ranks else stack_ratings(models, data.valid, counts)
         choices.recorded[name] = list(mixed.known.values()), list(mixed.newcomers.values())
         return mixed
 
@@ -199,15 +191,15 @@ def gate_party(
 def _rating_parts(data: PartyInput, public: Tensor, config: Config, choices: Choices) -> Models:
     """Return the models that a party can mix to predict ratings without training one, by name; the simplest comes first."""
     device = data.train.user.device
-    means = fit_party_means(data, choices)
-    parts = {"means": means_model(means, means.user_offset, device)}
+    means = own_models.fit_party_means(data, choices)
+    parts = {"means": own_models.means_model(means, means.user_offset, device)}
     model = Model(config.model, data.users)
     if model.solved is not None:  # else nobody shares numbers of ratings and sums of residuals
-        own = OwnRatings.of(data)
+        own = own_models.OwnRatings(data)
         others = model.views(public)["totals"] - own_totals(model, own.graph, own.targets)
         offset = means.federated_offset(others.cpu().double().numpy(), data, choices)
-        parts["federated means"] = means_model(means, offset, device)
-    return parts | {"EASE": residual_model(data, parts["means"], choices)}
+        parts["federated means"] = own_models.means_model(means, offset, device)
+    return parts | {"EASE": own_models.residual_model(data, parts["means"], choices)}
 
 
 def _split_models(model: PartyModel, config: Config) -> Models:

@@ -7,6 +7,7 @@ and one projection serve all parties. Parties are computed one by one, with the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,21 +16,13 @@ from verfedgnn.config import Config
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.protocol.coordinator import ClosedRound, Coordinator
-from verfedgnn.protocol.messages import (
-    Finish,
-    Hello,
-    Message,
-    RoundReply,
-    RoundShares,
-    RoundStart,
-    Welcome,
-    decode,
-    encode,
-)
+from verfedgnn.protocol.messages import Message, RoundShares, decode, encode
 from verfedgnn.protocol.party import Candidate, FinishedTraining, Party
 from verfedgnn.protocol.party_state import LOCAL, Policy
 from verfedgnn.protocol.replica import Replica
 from verfedgnn.runs.ledger import Ledger
+
+M = TypeVar("M", bound=Message)
 
 
 class LocalRuntime:
@@ -39,21 +32,14 @@ class LocalRuntime:
         self.coordinator = coordinator
         self.candidates = {candidate.name: candidate for candidate in candidates}
         self.ledger = Ledger()
-        self.parties = self._join()
-
-    def _join(self) -> dict[str, Party]:
+        self.parties: dict[str, Party] = {}
         for name, candidate in self.candidates.items():
-            hello = self._up(name, candidate.hello())
-            assert isinstance(hello, Hello)
-            self.coordinator.hello(hello)
+            coordinator.hello(self._up(name, candidate.hello()))
         replica: Replica | None = None
-        parties = {}
         for name, candidate in self.candidates.items():
-            welcome = self._down({name: self.coordinator.welcome(name)})[name]
-            assert isinstance(welcome, Welcome)
-            parties[name] = candidate.welcome(welcome, replica)
-            replica = parties[name].replica
-        return parties
+            welcome = self._down({name: coordinator.welcome(name)})[name]
+            self.parties[name] = candidate.welcome(welcome, replica)
+            replica = self.parties[name].replica
 
     def round(self) -> ClosedRound:
         """Run one round."""
@@ -63,10 +49,7 @@ class LocalRuntime:
             shares = [each for each in self.coordinator.proceed() if isinstance(each[1], RoundShares)]
             self._exchange(shares)
         for name, start in self._down(starts).items():
-            assert isinstance(start, RoundStart)
-            reply = self._up(name, self.parties[name].answer_round(start))
-            assert isinstance(reply, RoundReply)
-            self.coordinator.receive(name, reply)
+            self.coordinator.receive(name, self._up(name, self.parties[name].answer_round(start)))
         if self.coordinator.masks is not None:
             self._exchange(self.coordinator.proceed())
         return self.coordinator.close()
@@ -82,23 +65,23 @@ class LocalRuntime:
         """End the training and return every party's result, in order."""
         results = []
         for name, message in self._down(self.coordinator.finish()).items():
-            assert isinstance(message, Finish)
             result = self.parties[name].finish(message)
             self._up(name, result.reply)
             results.append(result)
         return results
 
-    def _down(self, messages: Mapping[str, Message]) -> dict[str, Message]:
+    def _down(self, messages: Mapping[str, M]) -> dict[str, M]:
         """Carry messages to parties; a message to many is encoded and decoded once, and counted for each."""
-        different = {id(message): message for message in messages.values()}
-        carried = {key: _carry(message) for key, message in different.items()}
+        carried: dict[int, tuple[int, M]] = {}
         received = {}
         for name, message in messages.items():
+            if id(message) not in carried:
+                carried[id(message)] = _carry(message)
             size, received[name] = carried[id(message)]
             self.ledger.record(type(message).__name__, "down", name, size)
         return received
 
-    def _up(self, name: str, message: Message) -> Message:
+    def _up(self, name: str, message: M) -> M:
         """Carry a party's message to the coordinator."""
         size, received = _carry(message)
         self.ledger.record(type(message).__name__, "up", name, size)
@@ -120,9 +103,8 @@ def local_federation(
     """
     ratings = sum(len(data.train) for data in inputs)
     config = config.for_parties(len(inputs)).for_data(inputs[0].users, ratings)
-    coordinator = Coordinator(
-        config, [data.name for data in inputs], device, masked=policy.masks, start=start
-    )
+    names = [data.name for data in inputs]
+    coordinator = Coordinator(config, names, device, masked=policy.masks, start=start)
     candidates = [
         Candidate(data, config, simulated_secret(config.seed, index), device, policy, party, start=start)
         for index, data in enumerate(inputs)
@@ -130,7 +112,7 @@ def local_federation(
     return LocalRuntime(coordinator, candidates)
 
 
-def _carry(message: Message) -> tuple[int, Message]:
+def _carry(message: M) -> tuple[int, M]:
     """Return the size of an encoded message in bytes, and the message decoded from it."""
     data = encode(message)
-    return len(data), decode(data)
+    return len(data), cast(M, decode(data))

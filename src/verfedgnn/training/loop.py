@@ -54,9 +54,8 @@ class TrainingLoop:
         self.seconds = 0.0
         self.saved = time.monotonic()
         """Time of the last checkpoint."""
-        self.releases = {
-            name: Counter({"gradients": 0, "neighbourhoods": 0}) for name in self.coordinator.names
-        }
+        names = self.coordinator.names
+        self.releases = {name: Counter({"gradients": 0, "neighbourhoods": 0}) for name in names}
         self._files = safe_names([party.party for party in prepared])
         if folder is not None:
             self._checkpoints = CheckpointSlots(folder / "checkpoint")
@@ -91,9 +90,8 @@ class TrainingLoop:
             if self.folder is not None and (stopping or done or due):
                 self.write_checkpoint()
             if stopping:
-                raise Interrupted(
-                    f"stopped after round {closed.round} of {coordinator.rounds}", resume_hint(self.folder)
-                )
+                what = f"stopped after round {closed.round} of {coordinator.rounds}"
+                raise Interrupted(what, resume_hint(self.folder))
         finished = self.runtime.finish()
         if watch is not None:
             watch(self._progress(coordinator.round, None))  # with the bytes of the last messages
@@ -135,7 +133,7 @@ class TrainingLoop:
             rounds=self.coordinator.round,
             best_round=best.round,
             seconds=self.seconds,
-            ratings=self.coordinator.ratings,
+            ratings=self.coordinator.replica.ratings,
             history=self.history,
             ledger=self.runtime.ledger,
             privacy=privacy,
@@ -147,11 +145,8 @@ class TrainingLoop:
         for name, party in zip(self._files, self.runtime.parties.values(), strict=True):
             states[name] = party.progress.checkpoint()
             states[f"{name}_models"] = party.progress.models()
-        values = {
-            "ledger": self.runtime.ledger.to_dict(),
-            "seconds": self.seconds,
-            "releases": {name: dict(counts) for name, counts in self.releases.items()},
-        }
+        releases = {name: dict(counts) for name, counts in self.releases.items()}
+        values = {"ledger": self.runtime.ledger.to_dict(), "seconds": self.seconds, "releases": releases}
         self._checkpoints.write(self.coordinator.round, join_states(states), values)
         self.saved = time.monotonic()
 
@@ -185,7 +180,6 @@ def usable_device(device: str | torch.device) -> torch.device:
         torch.zeros(1, device=chosen)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"device '{device}' cannot be used here ({reason}); use {option('device', 'cpu')}"
-        ) from None
+        cause = f"device '{device}' cannot be used here ({reason})"
+        raise ConfigError(f"{cause}; use {option('device', 'cpu')}") from None
     return chosen

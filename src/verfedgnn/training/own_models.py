@@ -16,7 +16,7 @@ party's training ratings by ridge regression around their trained values:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice, product
 
 import numpy as np
@@ -24,15 +24,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.config.sections import Sizes, choose_sizes
+from verfedgnn.config.sections import choose_sizes
 from verfedgnn.core.array_files import read_arrays, write_arrays
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.files import make_folder
-from verfedgnn.core.graph import Graph, build_graph, move_graph
+from verfedgnn.core.graph import build_graph, move_graph
 from verfedgnn.core.item_item import ItemScores, fit_item_scores, fit_residuals
 from verfedgnn.core.metrics import measure_errors, rank_each
 from verfedgnn.core.pairs import Choices, Pairs, PartyInput
-from verfedgnn.core.rating_means import Means, fit_means
+from verfedgnn.core.rating_means import Means, arrays, fit_means
 from verfedgnn.core.rating_scale import scale_unit, upper_quarter
 from verfedgnn.gnn import list_model
 from verfedgnn.gnn.factor_model import (
@@ -62,51 +62,34 @@ SolvedRound = tuple[Tensor, Tensor]
 """Users (N, C) and items (M_p, C) after a round, whose product predicts."""
 
 
-@dataclass(frozen=True)
 class OwnRatings:
     """A party's training ratings as a graph, and the unit in which they are solved."""
 
-    graph: Graph
-    ratings: Tensor
-    """The ratings in the order of the graph's edges by user (E,)."""
-    targets: Tensor
-    """The same, less their mean, in units of the party's scale."""
-    mean: float
-    unit: float
-
-    @classmethod
-    def of(cls, data: PartyInput) -> OwnRatings:
-        """Build the graph of a party's training ratings, with the deviation of each rating from its item's mean."""
+    def __init__(self, data: PartyInput) -> None:
+        """Build the graph, with the deviation of each rating from its item's mean."""
         device = data.train.user.device
-        user, item = (part.cpu().numpy().astype(np.int64) for part in (data.train.user, data.train.item))
-        rating = data.train.rating.cpu().numpy().astype(np.float64)
+        user, item, rating = arrays(data.train)
         order = np.lexsort((item, user))
         user, item, rating = user[order], item[order], rating[order]
-        mean = float(rating.mean()) if len(rating) else sum(data.scale) / 2
-        unit = scale_unit(data.scale)
-        targets = (rating - mean) / unit
+        self.mean = float(rating.mean()) if len(rating) else sum(data.scale) / 2
+        self.unit = scale_unit(data.scale)
+        targets = (rating - self.mean) / self.unit
         count = np.bincount(item, minlength=data.items)
         offset = np.bincount(item, targets, data.items) / np.maximum(count, 1)
-        graph = build_graph(
-            user, item, users=data.users, items=data.items, values=(targets - offset[item]) / 2
-        )
-        ratings, solved = (torch.from_numpy(part.astype(np.float32)).to(device) for part in (rating, targets))
-        return cls(move_graph(graph, device), ratings, solved, mean, unit)
-
-    @property
-    def counts(self) -> Tensor:
+        read = (targets - offset[item]) / 2
+        graph = build_graph(user, item, users=data.users, items=data.items, values=read)
+        self.graph = move_graph(graph, device)
+        self.ratings = torch.from_numpy(rating.astype(np.float32)).to(device)
+        """The ratings in the order of the graph's edges by user (E,)."""
+        self.targets = torch.from_numpy(targets.astype(np.float32)).to(device)
+        """The same, less their mean, in units of the party's scale."""
+        self.counts = self.graph.user_degree[:, 0]
         """Number of each user's ratings (N,)."""
-        return self.graph.user_degree[:, 0]
-
-    @property
-    def sizes(self) -> Sizes:
+        users = int((self.counts > 0).sum())
+        self.sizes = choose_sizes(users, int(self.counts.sum()))
         """Sizes of the models, as a federation of these users would have."""
-        return choose_sizes(int((self.counts > 0).sum()), int(self.counts.sum()))
-
-    @property
-    def list_strengths(self) -> Strengths:
+        self.list_strengths = choose_strengths(max(1, users), data.items, len(rating))
         """The strengths of the party's own model of lists."""
-        return choose_strengths(max(1, int((self.counts > 0).sum())), self.graph.items, len(self.ratings))
 
     @property
     def biases(self) -> Tensor:
@@ -130,7 +113,7 @@ def own_rating_models(
     data: PartyInput, seed: int, choices: Choices, *, watch: Watcher | None = None, stop: Stop = never
 ) -> dict[str, PartyModel]:
     """Return a party's own models of ratings by name: *alone* and, on dense data, *alone raters*."""
-    own = OwnRatings.of(data)
+    own = OwnRatings(data)
     sizes = choices.make("sizes", lambda: own.sizes)
     rounds = {"alone": _factor_rounds(own, sizes.dim, seed)}
     if sizes.raters:
@@ -151,7 +134,7 @@ def own_list_model(
     data: PartyInput, seed: int, choices: Choices, *, watch: Watcher | None = None, stop: Stop = never
 ) -> PartyModel:
     """Return a party's own model that orders lists."""
-    own = OwnRatings.of(data)
+    own = OwnRatings(data)
     wanted = liked(data.valid, data.scale)
     size = choices.make("sizes", lambda: own.sizes).lists
     strengths = choices.make("strengths", lambda: own.list_strengths)
@@ -302,9 +285,7 @@ def residual_model(
     left = replace(data.train, rating=(data.train.rating - means.predict(data.train)).float())
 
     def add(vectors: tuple[Tensor, Tensor]) -> PartyModel:
-        users, items = (
-            torch.cat(parts, 1) for parts in zip((means.users, means.items), vectors, strict=True)
-        )
+        users, items = torch.cat([means.users, vectors[0]], 1), torch.cat([means.items, vectors[1]], 1)
         return PartyModel(users, items, means.embeddings)
 
     def error(vectors: tuple[Tensor, Tensor]) -> float:

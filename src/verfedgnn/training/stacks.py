@@ -57,11 +57,6 @@ class Mixture:
     newcomers: Weights
     """Weights for users without."""
 
-    @property
-    def weights(self) -> dict[str, Weights]:
-        """The weights for metrics.json."""
-        return {"known": self.known, "newcomers": self.newcomers}
-
     @classmethod
     def of(
         cls,
@@ -71,14 +66,9 @@ class Mixture:
         counts: Tensor,
     ) -> Mixture:
         """Mix `models` into a product of longer vectors; `counts` are each user's training ratings at the party (N,)."""
-        parts = [
-            (model, weights)
-            for model, weights in zip(models.values(), zip(known, newcomers, strict=True), strict=True)
-            if any(weights)
-        ]
-        users = MixedUsers(
-            [model.vectors for model, _ in parts], [weights for _, weights in parts], counts == 0
-        )
+        weights = list(zip(known, newcomers, strict=True))
+        parts = [pair for pair in zip(models.values(), weights, strict=True) if any(pair[1])]
+        users = MixedUsers([model.vectors for model, _ in parts], [own for _, own in parts], counts == 0)
         scores = None
         for model, (usual, _) in parts:
             if model.item_scores is not None:
@@ -99,16 +89,12 @@ def stack_ratings(models: Mapping[str, PartyModel], valid: Pairs, counts: Tensor
     rating = valid.rating.cpu().numpy().astype(np.float64)
     equal = np.full(len(names) - 1, 1 / len(names))
     known = _solve(predicted[~new], rating[~new], equal, PRIOR)
-    newcomers = _solve(predicted[new], rating[new], _newcomer_prior(names[1:], known), NEWCOMER_PRIOR)
+    # newcomers before evidence: the weights of the federated models, which share the others' weight, up to 1
+    prior = np.where([name in FEDERATED for name in names[1:]], known, 0.0)
+    if prior.sum():
+        prior = prior * min(known.sum(), 1.0) / prior.sum()
+    newcomers = _solve(predicted[new], rating[new], prior, NEWCOMER_PRIOR)
     return Mixture.of(models, _shares(known), _shares(newcomers), counts)
-
-
-def _newcomer_prior(names: list[str], known: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weights of newcomers before evidence: those of the federated models, which share the others' weight, up to 1."""
-    federated = np.where([name in FEDERATED for name in names], known, 0.0)
-    if not federated.sum():
-        return federated
-    return np.asarray(federated * min(known.sum(), 1.0) / federated.sum())
 
 
 def _solve(
@@ -178,11 +164,7 @@ class JudgedUsers:
         return total.masked_fill_(self.hidden, -torch.inf)
 
 
-def stack_lists(
-    models: Mapping[str, PartyModel],
-    data: PartyInput,
-    start: Mixture | None = None,
-) -> Mixture:
+def stack_lists(models: Mapping[str, PartyModel], data: PartyInput, start: Mixture | None = None) -> Mixture:
     """Return the best mixture of `models` for one party; the first model is the simplest, popularity.
 
     The search begins with the mixture `start` of some of the models, by default with the best single model.
@@ -194,24 +176,16 @@ def stack_lists(
     usual = judge_users(list(models.values()), data, wanted.take(~new))
     first = None if start is None else [start.known.get(name, 0.0) for name in names]
     known = search_weights(usual, first, MARGIN)
-    singles = [
-        float(usual.ndcg([float(k == chosen) for k in range(len(names))]).mean())
-        for chosen in (0, -1 % len(names))
-    ]
-    for_newcomers = _newcomer_weights(models, data, wanted.take(new), helps=not singles[1] < singles[0])
-    newcomers = [for_newcomers.get(name, 0.0) for name in names]
-    temperature = _temperature(usual, known)
-    known = [weight * temperature for weight in known]
-    newcomers = [weight * temperature for weight in newcomers]
-    return Mixture.of(models, known, newcomers, counts)
+    units = np.eye(len(names))
+    popular, last = (float(usual.ndcg(units[k].tolist()).mean()) for k in (0, -1))
+    for_newcomers = _newcomer_weights(models, data, wanted.take(new), helps=not last < popular)
+    factor = _temperature(usual, known)
+    newcomers = [factor * for_newcomers.get(name, 0.0) for name in names]
+    return Mixture.of(models, [factor * weight for weight in known], newcomers, counts)
 
 
 def _newcomer_weights(
-    models: Mapping[str, PartyModel],
-    data: PartyInput,
-    wanted: Pairs,
-    *,
-    helps: bool,
+    models: Mapping[str, PartyModel], data: PartyInput, wanted: Pairs, *, helps: bool
 ) -> Weights:
     """Return the weights for newcomers; `wanted` holds the liked validation ratings of newcomers.
 
@@ -223,10 +197,9 @@ def _newcomer_weights(
     if not len(judged.hidden):
         anybody = torch.arange(data.users, device=data.train.user.device)[:FEWEST_NEWCOMERS]
         judged = replace(judged, spread=[_spread(models[name].score(anybody)) for name in names])
-    options = [
-        [before.get(name, 0.0) / each for name, each in zip(names, judged.spread, strict=True)]
-        for before in ({"federated": NEWCOMER_START, usable[0]: 1.0}, {usable[0]: 1.0})
-    ]
+    priors = [{"federated": NEWCOMER_START, usable[0]: 1.0}, {usable[0]: 1.0}]
+    spreads = dict(zip(names, judged.spread, strict=True))
+    options = [[prior.get(name, 0.0) / spreads[name] for name in names] for prior in priors]
     start = options[0 if helps else 1]
     if len(judged.hidden) >= FEWEST_NEWCOMERS:
         start = max(options, key=lambda weights: float(judged.ndcg(weights).mean()))
@@ -284,9 +257,7 @@ def search_weights(judged: JudgedUsers, start: Sequence[float] | None, margin: f
     if not len(judged.hidden):
         return list(start or [1.0] + [0.0] * (len(judged.scores) - 1))
     spread = judged.spread
-    single = [
-        [1 / spread[k] if k == chosen else 0.0 for k in range(len(spread))] for chosen in range(len(spread))
-    ]
+    single = np.diag(1 / np.array(spread)).tolist()
     weights = single[0] if start is None else _normalise(start, spread)
     best = judged.ndcg(weights)
     for candidate in single[1:]:

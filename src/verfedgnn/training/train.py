@@ -107,9 +107,8 @@ def resume(
     with lock_folder(folder):
         other = describe_code_change(config)
         if other is not None:
-            raise RunError(
-                f"{folder} was begun with {other}; install the earlier version to resume, or train again with {option('overwrite', True)}"
-            )
+            remedy = f"install the earlier version to resume, or train again with {option('overwrite', True)}"
+            raise RunError(f"{folder} was begun with {other}; {remedy}")
         parties, parts = read_party_tables(folder / "parties")
         prepared = prepare(parties, config, usable_device(device), parts)
         return _train_and_judge(prepared, config, folder, recorded_before(folder), watch, stop)
@@ -130,9 +129,8 @@ def train_final(
     config = Run.load(folder, added=False).judged.config
     whole = config.with_values({"final": True})
     if not whole.trains_final:
-        raise ConfigError(
-            f"the preset of {folder} has no gate, so its only model is served; train with preset best"
-        )
+        cause = f"the preset of {folder} has no gate, so its only model is served"
+        raise ConfigError(f"{cause}; train with preset best")
     if (folder / FINAL / "metrics.json").is_file():
         raise ConfigError(f"{folder} has its model of all ratings already")
     if not (folder / "checkpoint").is_dir() or any((folder / "added").glob("*")):

@@ -14,7 +14,7 @@ function drawNewcomer() {
   const party = state.party || "any organisation";
   $("unknown").hidden = state.unknown === null;
   if (state.unknown !== null) {
-    $("unknown").textContent = `User ${state.unknown} is not known here. ${plural(state.run.users, "user")} took part in the training${state.similar.length ? `; similar ids are ${state.similar.join(", ")}` : ""}. Check the spelling, or serve this person as someone new.`;
+    $("unknown").textContent = `User ${state.unknown} is not known here. ${plural(state.run.users, "user")} took part in the training. Check the spelling, or serve this person as someone new.`;
   }
   $("newcomer-note").textContent = `Pick a few items of ${party} by title or id and rate them. The recommendations follow from these ratings alone; nothing is stored. The gain for newcomers above is about other people: customers whom another organisation knows.`;
   drawGiven();

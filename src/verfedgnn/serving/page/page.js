@@ -114,7 +114,6 @@ async function follow() {
   $("user").value = user ?? "";
   if (link.has("new")) {
     state.unknown = user;
-    if (user !== null) state.similar = (await ask("v1/history", { user, k: 1 })).similar ?? [];
     openNewcomer();
     await readGiven(link.get("new"));
   } else {
@@ -133,7 +132,6 @@ async function showUser() {
   if (!history.known) {
     leaveUser();
     state.unknown = user;
-    state.similar = history.similar;
     openNewcomer();
     return say(`No recommendations: user ${user} is not known.`);
   }

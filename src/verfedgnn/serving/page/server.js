@@ -2,9 +2,9 @@
 "use strict";
 
 const KEY = "verfedgnn-key";
-// `opened` says that nobody chose the user in view: the page opens with a typical one. `unknown` is an id that was typed and that the run does not know, and `similar` are known ones; `count` is the number of ratings of the user in
+// `opened` says that nobody chose the user in view: the page opens with a typical one. `unknown` is an id that was typed and that the run does not know; `count` is the number of ratings of the user in
 // view, and `elsewhere` the number of other organisations at which the user has any.
-const state = { run: null, party: null, user: null, unknown: null, opened: false, similar: [], model: "federated", where: "", asked: 0, count: 0, elsewhere: 0, lists: {} };
+const state = { run: null, party: null, user: null, unknown: null, opened: false, model: "federated", where: "", asked: 0, count: 0, elsewhere: 0, lists: {} };
 const $ = (id) => document.getElementById(id);
 const say = (text) => { $("status").textContent = text; };
 

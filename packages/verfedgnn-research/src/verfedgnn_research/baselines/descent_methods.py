@@ -195,7 +195,7 @@ class DescentMethod(SimpleMethod):
     def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
         """Descend from every option and keep the best."""
         data = table.input
-        own = OwnRatings.of(data)
+        own = OwnRatings(data)
         tried = [self._descend(data, own, option, config.seed, where) for option in self.options]
         return self._fitted(min(tried, key=lambda pair: pair[0])[1])
 

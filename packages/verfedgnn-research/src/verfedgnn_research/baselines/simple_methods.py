@@ -206,7 +206,7 @@ class IALS(ListMethod):
     def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
         """Choose both strengths and the round."""
         data = table.input
-        own = OwnRatings.of(data)
+        own = OwnRatings(data)
         found = []
         for unseen, pull in product(FACTORS, FACTORS):
             rule = own.list_strengths
