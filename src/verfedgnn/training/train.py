@@ -209,10 +209,15 @@ def compare_partners(run: Run, *, watch: Watcher, stop: Stop) -> list[dict[str, 
             watch(replace(event, label=f"without {name}, {event.label}"))
 
         others = [p for p in range(len(judged.parties)) if p != left_out]
+        tables = [judged.parties[p].ratings for p in others]
+        here = np.unique(np.concatenate([table.user for table in tables]))
+        left = [
+            PartyData(judged.parties[p].name, judged.parties[p].ratings.select_users(here)) for p in others
+        ]
         parts = [judged.parts[p] for p in others]
-        without = train([judged.parties[p] for p in others], config, parts=parts, watch=named, stop=stop)
-        tables = (judged_tables(lift) for lift in (run.metrics["lift"], without.metrics["lift"]))
-        for (customers, table), (_, less) in zip(*tables, strict=True):
+        without = train(left, config, parts=parts, watch=named, stop=stop)
+        lifts = (judged_tables(lift) for lift in (run.metrics["lift"], without.metrics["lift"]))
+        for (customers, table), (_, less) in zip(*lifts, strict=True):
             full = {row["name"]: row for row in table["parties"]}
             about = {"partner": partner.name, "customers": customers, "metric": table["metric"]}
             rows += [
