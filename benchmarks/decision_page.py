@@ -137,8 +137,6 @@ def gain_row(name: str, records: list[Record]) -> list[str]:
     row.append(", ".join(f"{count} {word}" for word, count in words.most_common()))
     megabytes = statistics.mean(sum(traffic(record)) / record["parties"] / 1e6 for record in records)
     row += [f"{megabytes:.0f}", f"{statistics.mean(record['cpu_seconds'] for record in records):.0f}"]
-    walls = [record["wall_seconds"] / 60 for record in records if "wall_seconds" in record]
-    row.append(f"{statistics.mean(walls):.1f}" if walls else "–")
     sums = "noised sums, no ε" if first["parties"] == 2 else "masked sums, no ε"
     row.append(f"{sums}; {max(map(numbers_per_user, records)):,} numbers")
     return row
@@ -240,7 +238,7 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
     seeds = {name: len({cell["seed"] for cell in group}) for name, group in cells.items()}
     counted = ", ".join(f"{TITLES[name]} {seeds[name]}" for name in TITLES if name in seeds)
     header = ["data", "seeds", "parties", "users", "ratings", *(title for title, _, _ in QUESTIONS)]
-    header += ["words of the parties", "MB a party", "CPU seconds", "wall minutes", "what leaks"]
+    header += ["words of the parties", "MB a party", "CPU seconds", "what leaks"]
     simple = ["data", "question", "best simple, alone", "pipeline, alone", "federated"]
     simple += ["pipeline, pooled", "best simple, pooled", "share of pooling"]
     cross = ["data", *(METHODS[method].title for method in CROSS)]
