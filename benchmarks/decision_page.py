@@ -295,7 +295,7 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
             "## Behind this page",
             "[Rounds](rounds.md), [joining](lift.md), [all ratings](life.md), [attacks](attacks.md),",
             "[budgets](privacy.md), [persons](persons.md), [forgetting](forget.md), [federation](federation.md),",
-            "[scale](scale.md), [serving](serving.md), [newcomers](fold-in.md), and",
+            "[thirty nights](soak.md), [scale](scale.md), [serving](serving.md), [newcomers](fold-in.md), and",
             "[the paper](../docs/paper.md).",
             "",
             f"Made by `benchmarks/decision_page.py`: bench at commit {one_commit('bench', records)}, compare at commit "

@@ -400,6 +400,7 @@ def play(federation: Federation, nights: int, disk: Path | None, picture: Path |
     finally:
         if reader is not None:
             reader.over = True
+            reader.join()
         if server is not None:
             server.terminate()
             server.wait()
@@ -424,7 +425,7 @@ def draw(words: list[str], seconds: list[float], sizes: list[float], faults: lis
         named = [each for each in what if each != "killed"]
         if named:
             parts.append(
-                f'<text x="{middle:.1f}" y="{bottom - 4}" transform="rotate(-90 {middle + 4:.1f} {bottom - 4})" fill="white">{named[0]}</text>'
+                f'<text x="{middle:.1f}" y="{bottom - 4}" transform="rotate(-90 {middle + 4:.1f} {bottom - 4})" fill="#111">{named[0]}</text>'
             )
     line = " ".join(
         f"{left + (n + 0.5) * step:.1f},{bottom - size * wide:.1f}" for n, size in enumerate(sizes)

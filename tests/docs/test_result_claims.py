@@ -77,7 +77,12 @@ def persons(column: str) -> list[Source]:
     return cell("persons.md", "ML-1M | 4 | 0", column) + cell("persons.md", "ML-1M | 8 | 0", column)
 
 
+NIGHT = [
+    *cell("federation.md", "disk of a party's night, MB", "load 8 to 12"),
+    *cell("federation.md", "disk of the coordinator's night, MB", "load 8 to 12"),
+]
 CLAIMS = [
+    Claim("docs/deploy.md", "a night takes {} MB at a party and {} MB at the coordinator", NIGHT),
     Claim(
         "README.md",
         "a rating: RMSE {}; at home {}, no ε |",
