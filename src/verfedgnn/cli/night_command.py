@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from threading import TIMEOUT_MAX, Timer
 from typing import Annotated
 
@@ -89,11 +89,10 @@ def night(
                 "--name is that of a folder in it; use letters, digits, '.', '-' and '_'"
             ) from None
         before = read_nights(folder)
-        begun = Night(
-            tonight, "begun", "", datetime.now(UTC).isoformat(timespec="seconds"), 0.0, _hash_files(command)
-        )
+        now = datetime.now(UTC)
+        begun = Night(tonight, "begun", "", now.isoformat(timespec="seconds"), 0.0, _hash_files(command))
         if before and before[-1].result not in DONE:
-            if datetime.now(UTC) < before[-1].due(give_up):
+            if now < before[-1].due(give_up):
                 begun = replace(before[-1], result="begun")
             else:
                 before[-1] = replace(before[-1], result="given up")
@@ -106,8 +105,7 @@ def night(
             _prune(folder, keep)
     reason = f": {result.reason}" if result.reason else ""
     output.result(asdict(result), f"{result.night} {result.result}{reason}")
-    if EXITS[result.result]:
-        raise typer.Exit(EXITS[result.result])
+    raise typer.Exit(EXITS[result.result])
 
 
 def nights(
@@ -211,14 +209,7 @@ def _call(words: Sequence[str], *, quiet: bool, seconds: float = TIMEOUT_MAX) ->
     words = [sys.executable, "-m", "verfedgnn", *words]
     last, stopped = "", False
     # The group is its own, so that Ctrl-C reaches it once. It inherits the lock: it is a night at work, too, if this process is killed.
-    with subprocess.Popen(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        close_fds=False,
-        process_group=0,
-    ) as called:
+    with Popen(words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, close_fds=False, process_group=0) as called:
         assert called.stderr is not None
 
         def forward(number: int, _: object) -> None:
@@ -290,14 +281,10 @@ def _prune(folder: Path, keep: int) -> None:
         kept |= set(read_best(current.resolve()).values())
     over = [folder / each.night for each in read_nights(folder) if each.result in DONE]
     with writing(folder):
-        for place in over:
-            if not place.is_dir() or place.is_symlink():
-                continue
-            if place in over[:-keep] and place.resolve() not in kept:
-                shutil.rmtree(place)
-            else:
-                for checkpoint in list(place.rglob("checkpoint")):
-                    shutil.rmtree(checkpoint)
+        for place in (each for each in over if each.is_dir() and not each.is_symlink()):
+            gone = place in over[:-keep] and place.resolve() not in kept
+            for part in [place] if gone else list(place.rglob("checkpoint")):
+                shutil.rmtree(part)
 
 
 @contextmanager
