@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,10 @@ import torch
 
 import verfedgnn as vf
 from helpers import config, same
-from verfedgnn.core import files
-from verfedgnn.core.array_files import Buffer
+from verfedgnn.core.array_files import Buffer, write_parts
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.data import TEST, TRAIN, check_parties
-from verfedgnn.runs.checkpoint import CheckpointSlots
+from verfedgnn.runs.checkpoint import CHECKPOINT, CheckpointFile
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.run import begin_folder
 
@@ -71,7 +71,7 @@ vf.train(parties, config, out=sys.argv[1], watch=watch) if sys.argv[2] == "new" 
         time.sleep(pause)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        assert (out / "metrics.json").exists() or any((out / "checkpoint").glob("slot-*"))
+        assert (out / "metrics.json").exists() or (out / "checkpoint" / CHECKPOINT).exists()
         mode = "resume"
     killed = vf.resume(out)
     whole = vf.train(small_parties, vf.Config.preset("paper", batch=400, epochs=12))
@@ -98,14 +98,16 @@ def test_killed_between_the_last_round_and_the_figures(
 def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
     small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(handle: int, data: Buffer) -> NoReturn:
-        raise OSError(28, "No space left on device")
+    chosen, calls = config(), iter(range(1000))
 
-    chosen = config()
+    def full(write: Callable[[Buffer], object], *content: Any) -> None:
+        if next(calls) == 2:
+            raise OSError(28, "No space left on device")
+        write_parts(write, *content)
+
     monkeypatch.setattr("verfedgnn.training.loop.CHECKPOINT_SECONDS", 0.0)
-    real, calls = files.write_all, iter(range(1000))
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write_all", lambda *given: (real if next(calls) < 6 else full)(*given))
+        patch.setattr("verfedgnn.runs.checkpoint.write_parts", full)
         with pytest.raises(vf.RunError, match=r"No space left on device.*free some space"):
             vf.train(small_parties, chosen, out=tmp_path / "run")
     same(vf.resume(tmp_path / "run"), vf.train(small_parties, chosen))
@@ -129,19 +131,19 @@ def test_an_unfinished_checkpoint_leaves_the_last_good_one(
 ) -> None:
     chosen = config()
     monkeypatch.setattr("verfedgnn.training.loop.CHECKPOINT_SECONDS", 0.0)
-    real, calls = files.write_all, iter(range(1000))
+    calls = iter(range(1000))
 
-    def dies(handle: int, data: Buffer) -> None:
-        if next(calls) == 10:
-            real(handle, data[: len(data) // 2])
+    def dies(write: Callable[[Buffer], object], *content: Any) -> None:
+        if next(calls) == 2:
+            write(b"half")
             raise KeyboardInterrupt
-        real(handle, data)
+        write_parts(write, *content)
 
-    monkeypatch.setattr(files, "write_all", dies)
+    monkeypatch.setattr("verfedgnn.runs.checkpoint.write_parts", dies)
     with pytest.raises(KeyboardInterrupt):
         vf.train(small_parties, chosen, out=tmp_path / "run")
     monkeypatch.undo()
-    found = CheckpointSlots(tmp_path / "run" / "checkpoint").read()
+    found = CheckpointFile(tmp_path / "run" / "checkpoint").read()
     assert found is not None
     assert found.round == 2, "the third one was cut"
     same(vf.resume(tmp_path / "run"), vf.train(small_parties, chosen))

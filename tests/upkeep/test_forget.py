@@ -381,8 +381,8 @@ def test_what_a_kill_or_a_report_left_is_removed(folder: Path, command: Command)
     """Parts of files, and a checkpoint."""
     for name in (
         "parties/.party-0.parquet.part",
-        "checkpoint/.slot-0.safetensors.part",
-        "checkpoint/slot-1.safetensors",
+        "checkpoint/.checkpoint.safetensors.part",
+        "checkpoint/checkpoint.safetensors",
     ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(USER)

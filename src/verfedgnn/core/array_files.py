@@ -74,17 +74,6 @@ class ArrayFile(Mapping[str, NDArray[Any]]):
     def __len__(self) -> int:
         return len(self.places)
 
-    def parts(self, name: str) -> Iterator[memoryview]:
-        """Yield the bytes of an array; each part is valid until the next one is asked for."""
-        place = self.places[name]
-        buffer = memoryview(bytearray(min(PART, place.stop - place.start)))
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self._start + place.start)
-            for at in range(place.start, place.stop, PART):
-                part = buffer[: min(PART, place.stop - at)]
-                _fill(file, part)
-                yield part
-
 
 def make_table(arrays: Arrays, about: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
     """Return the table of contents, as it stands in front of the arrays, and their names in the order in which they follow."""
@@ -148,14 +137,13 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 def write_parts(
     write: Callable[[Buffer], object], arrays: Arrays, about: Mapping[str, str] | None = None
-) -> int:
-    """Write a table of contents and its arrays, part by part; return the number of bytes."""
+) -> None:
+    """Write a table of contents and its arrays, part by part."""
     table, names = make_table(arrays, about)
     write(table)
     for name in names:
         for part in cut(as_bytes(np.ascontiguousarray(arrays[name]))):
             write(part)
-    return len(table) + sum(array.nbytes for array in arrays.values())
 
 
 def hash_arrays(arrays: Iterable[NDArray[Any]]) -> bytes:

@@ -43,7 +43,7 @@ from verfedgnn.protocol.party_state import Policy
 from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION
 from verfedgnn.protocol.states import PARTY_STATES, Event, PartyEvent, PartyState
 from verfedgnn.protocol.user_alignment import PartyAlignment, check_user_count, describe_reveals
-from verfedgnn.runs.checkpoint import CheckpointSlots
+from verfedgnn.runs.checkpoint import CheckpointFile
 from verfedgnn.runs.forget_record import ForgottenUsers, gather_forgotten
 from verfedgnn.runs.metrics_file import Trained
 from verfedgnn.runs.party_model import PartyModel
@@ -313,7 +313,7 @@ class PartyService:
         self.record = TrainingRecord(folder, "checkpoint/party", self.config)
         if stage.first:
             self.record.ledger = link.ledger  # with the messages of the alignment
-        self._models = CheckpointSlots(folder / "checkpoint" / "models")
+        self._models = CheckpointFile(folder / "checkpoint" / "models")
         """The evaluated models, which are written after each validation only."""
         self._saved_models: int | None = None
         """Round of the models in the last checkpoint."""

@@ -31,7 +31,7 @@ from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.masks import ListCommitments
 from verfedgnn.protocol.release_ledger import ReleaseEntry, ReleaseLedger, Values
 from verfedgnn.protocol.replica import CheckpointState
-from verfedgnn.runs.checkpoint import CheckpointSlots, SlotCheckpoint
+from verfedgnn.runs.checkpoint import Checkpoint, CheckpointFile
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import Trained, history_entry, summarise_cost
 from verfedgnn.runs.party_model import PartyModel
@@ -63,7 +63,7 @@ class TrainingRecord:
         """Time spent in rounds."""
         self.repeats = 0
         """Number of restarted rounds."""
-        self._checkpoints = CheckpointSlots(folder / checkpoints)
+        self._checkpoints = CheckpointFile(folder / checkpoints)
 
     def add_validation(self, round: int, error: float) -> None:
         """Record a validation, in place of those of a round that is repeated and of later ones."""
@@ -77,7 +77,7 @@ class TrainingRecord:
         values |= {name: getattr(self, name) for name in self.kept}
         self._checkpoints.write(round, state, {"ledger": self.ledger.to_dict(), **values})
 
-    def read_checkpoint(self) -> SlotCheckpoint | None:
+    def read_checkpoint(self) -> Checkpoint | None:
         """Load the record of the last checkpoint, and return the checkpoint; None if there is none."""
         checkpoint = self._checkpoints.read()
         if checkpoint is not None:
@@ -282,8 +282,8 @@ class PartyStore:
             if result is not None and not result.rounds:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _results(self, stage: Stage) -> CheckpointSlots:
-        return CheckpointSlots(stage.folder(self.folder) / "checkpoint" / RESULT)
+    def _results(self, stage: Stage) -> CheckpointFile:
+        return CheckpointFile(stage.folder(self.folder) / "checkpoint" / RESULT)
 
 
 # -- releases and commitments, on disk before they leave the party -----------------------------------------------------------
@@ -324,7 +324,7 @@ def open_ledger(folder: Path, config: Config) -> ReleaseLedger:
     The values of the last round are kept beside it, before masks, so that a repeated round gets the same release also after a restart.
     """
     file = LineFile(folder / LEDGER)
-    last = CheckpointSlots(folder / LAST_RELEASE, durable=False)
+    last = CheckpointFile(folder / LAST_RELEASE)
 
     def store(entry: ReleaseEntry, values: Values, before: int) -> None:
         last.write(entry.round, CheckpointState(dict(values)), {RELEASES: before})
@@ -341,7 +341,7 @@ def open_ledger(folder: Path, config: Config) -> ReleaseLedger:
     ledger = ReleaseLedger(config, entries, store=store)
     try:
         release = last.read()
-    except RunError:  # lost in a power cut; the coordinator then abandons the round
+    except RunError:  # lost on a failing disk; the coordinator then abandons the round
         return ledger
     if release is not None:
         ledger.check_age(release.values[RELEASES], str(last.folder))

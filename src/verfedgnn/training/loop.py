@@ -17,7 +17,7 @@ from verfedgnn.core.files import make_folder, writing
 from verfedgnn.core.option_names import option
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
 from verfedgnn.protocol.party import FinishedTraining, Party
-from verfedgnn.runs.checkpoint import CheckpointSlots, join_states
+from verfedgnn.runs.checkpoint import CheckpointFile, join_states
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import Trained, history_entry
 from verfedgnn.runs.party_model import PartyModel
@@ -58,7 +58,7 @@ class TrainingLoop:
         self.releases = {name: Counter({"gradients": 0, "neighbourhoods": 0}) for name in names}
         self._files = safe_names([party.party for party in prepared])
         if folder is not None:
-            self._checkpoints = CheckpointSlots(folder / "checkpoint")
+            self._checkpoints = CheckpointFile(folder / "checkpoint")
             self._restore(folder)
 
     def run(self, watch: Watcher | None = None, stop: Stop = never) -> Trained:
