@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,9 +17,9 @@ from verfedgnn.cli.tables import make_table
 from verfedgnn.core.errors import ConfigError, NotPromoted, RunError
 
 if TYPE_CHECKING:
-    from verfedgnn.reports.difference_view import DifferenceTable
     from verfedgnn.runs.run_folder import RunSummary
 
+METRICS = {"rmse": "RMSE, lower is better", "ndcg@20": "NDCG@20, higher is better"}
 SHOWN_NAMES = 3
 """Number of names of parties that a cell shows."""
 
@@ -28,14 +28,14 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="Folder that contains run folders.")] = Path("runs"),
     output: Output = STANDARD,
 ) -> None:
-    """List runs, oldest first: data, preset, parties, accuracy, bytes, privacy budget spent and the run before each."""
+    """List runs, oldest first: preset, parties, accuracy, bytes and privacy budget spent."""
     from verfedgnn.reports.phrases import format_metric, format_size
     from verfedgnn.runs.run_folder import list_runs
 
     found = list_runs(folder)
     columns = [
         {
-            "run": run.folder + "".join(f" <- {link}" for link in run.links),
+            "run": run.folder,
             "date (UTC)": run.date[:16].replace("T", " "),
             "preset": run.preset or "-",
             "parties": _shorten(run.parties),
@@ -44,7 +44,6 @@ def runs(
             "NDCG@20": format_metric(run.ndcg),
             "bytes": "-" if run.bytes is None else format_size(run.bytes),
             "epsilon": "-" if run.epsilon is None else f"{run.epsilon:.3g}",
-            "after": run.after or "-",
         }
         for run in found
     ]
@@ -87,15 +86,23 @@ def diff(
     after: Annotated[Path, typer.Argument(help="Later run folder.")],
     output: Output = STANDARD,
 ) -> None:
-    """Compare two runs: settings, data, accuracy on the test ratings of both, and how recommendations changed."""
+    """Compare two runs: accuracy on the test ratings of both, data and settings."""
     from verfedgnn.evaluation.run_difference import difference
-    from verfedgnn.reports.difference_view import difference_tables
     from verfedgnn.runs.run import Run
 
     runs = [Run.load(folder, added=False) for folder in (before, after)]
     with output.busy("comparing"):
         found = difference(*runs)
-    output.result(found, *show_tables(difference_tables(found)))
+    settings = [[str(value) for value in row.values()] for row in found["configuration"]]
+    output.result(
+        found,
+        *_figure_tables(found["figures"], "Test ratings of both runs"),
+        _data_table(found["data"]),
+        "",
+        make_table(["setting", "before", "after"], settings, "Settings that differ")
+        if settings
+        else "Both runs have the same settings.",
+    )
     better = {metric: table["overall"]["better"] for metric, table in found["figures"].items()}
     chosen = before if "no" in better.values() and "yes" not in better.values() else after
     words = {"yes": "better", "no": "worse"}
@@ -105,15 +112,39 @@ def diff(
     show_next(output, [f"The later run on the same test ratings: {judged}."], ["serve", str(chosen)])
 
 
-def show_tables(tables: Sequence[DifferenceTable]) -> list[RenderableType]:
-    """Return tables for the terminal, each with its note."""
-    shown: list[RenderableType] = []
-    for found in tables:
-        if found.rows:
-            shown += [make_table(found.header, found.rows, found.title, found.note), ""]
-        elif found.note:
-            shown += [f"{found.title}. {found.note}", ""]
-    return shown
+def _figure_tables(figures: Mapping[str, Any], cases: str) -> list[RenderableType]:
+    """Return one table a metric: both runs, the gain with its interval and the verdict."""
+    from verfedgnn.evaluation.chance import format_gain
+    from verfedgnn.reports.phrases import format_metric
+
+    header = ["party", "cases", "users", "before", "after", "gain", "better"]
+    note = "gain: of the later run, with its 95 % interval, by a paired bootstrap over users."
+    tables: list[RenderableType] = []
+    for metric, part in figures.items():
+        rows = []
+        for row in [*part["parties"], {"name": "overall", **part["overall"]}]:
+            values = map(format_metric, (row["before"], row["after"]))
+            counts = f"{row['cases']:,}", f"{row['users']:,}"
+            rows.append([row["name"], *counts, *values, format_gain(row), row["better"]])
+        tables += [make_table(header, rows, f"{cases}: {METRICS[metric]}", note), ""]
+    return tables
+
+
+def _data_table(data: Mapping[str, Any]) -> RenderableType:
+    """Return the ratings, users and items of each party that came and went."""
+    counts = ["before", "after", "added", "removed", "changed"]
+    rows = [
+        [
+            party["name"],
+            what,
+            *(f"{party[what][count]:,}" if count in party[what] else "-" for count in counts),
+        ]
+        for party in data["parties"]
+        for what in ("ratings", "users", "items")
+    ]
+    changed = {what: data[f"parties_{what}"] for what in ("added", "removed")}
+    notes = [f"Parties {what}: {', '.join(names)}." for what, names in changed.items() if names]
+    return make_table(["party", "", *counts], rows, "Data", " ".join(notes))
 
 
 def promote(
@@ -154,7 +185,6 @@ def promote(
     from verfedgnn.core.files import switch_link
     from verfedgnn.data.ratings import format_count
     from verfedgnn.evaluation.promotion import judge_challenger, read_best, write_best
-    from verfedgnn.reports.difference_view import figure_tables
     from verfedgnn.runs.forget_record import read_forgotten_users
     from verfedgnn.runs.run import Run
 
@@ -188,12 +218,12 @@ def promote(
             switch_link(link, challenger)
     found = {"challenger": str(challenger), "champion": str(over), **found}
     tables = [
-        *figure_tables(found["figures"]["new"], "Test ratings that came since"),
-        *figure_tables(found["figures"]["shared"], "Test ratings of both runs"),
+        *_figure_tables(found["figures"]["new"], "Test ratings that came since"),
+        *_figure_tables(found["figures"]["shared"], "Test ratings of both runs"),
     ]
     switched = "" if link is None else f"; {link} leads to it"
     text = f"promoted: {challenger}{switched}" if found["promoted"] else f"kept: {over}"
-    output.result(found, *show_tables(tables), text)
+    output.result(found, *tables, text)
     if not found["promoted"]:
         raise NotPromoted(f"{challenger} was not promoted: {'; '.join(found['reasons'])}")
 

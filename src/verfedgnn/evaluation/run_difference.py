@@ -1,12 +1,11 @@
-"""Two runs side by side: configuration, data, figures on the same test ratings, and recommendations.
+"""Two runs side by side: configuration, data, and figures on the same test ratings.
 
 Parties are matched by name, users and items by id, ratings by both ids. Parts of ratings are those of the judged trainings.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +23,6 @@ from verfedgnn.runs.run import Run
 
 ABSENT = -1
 """Part, in the earlier run, of a rating that it did not have."""
-TOP = 10
-"""Length of the lists whose overlap is measured."""
-SAMPLE = 1000
-"""Users whose lists are compared, at most."""
-MOST_AFFECTED = 10
-"""Users with the smallest overlap that are named."""
 
 Ints = NDArray[np.int64]
 Chosen = Callable[["MatchedParty"], NDArray[np.bool_]]
@@ -104,36 +97,19 @@ def _find_ratings(now: Ratings, before: Ratings, users: Ints, items: Ints) -> In
     return np.where(keys[order[place]] == wanted, order[place], -1)
 
 
-def difference(before: Run, after: Run, *, sample: int = SAMPLE) -> dict[str, Any]:
-    """Return the differences from the earlier run to the later one.
-
-    `sample` is the largest number of users whose recommendations are compared.
-    """
+def difference(before: Run, after: Run) -> dict[str, Any]:
+    """Return the differences from the earlier run to the later one; a setting that a run does not have is None."""
     parties = match_parties(before, after)
+    old, new = (run.judged.config.values() for run in (before, after))
     return {
-        "configuration": compare_configurations(before, after),
+        "configuration": [
+            {"setting": name, "before": old.get(name), "after": new.get(name)}
+            for name in sorted(old.keys() | new.keys())
+            if old.get(name) != new.get(name)
+        ],
         "data": compare_data(before, after, parties),
         "figures": compare_runs(before, after, parties, in_both_tests),
-        "recommendations": compare_recommendations(before, after, parties, sample),
     }
-
-
-def compare_configurations(before: Run, after: Run) -> list[dict[str, Any]]:
-    """Return the settings that differ, with both values; None for a setting that a run does not have."""
-    old, new = (_flatten(tomllib.loads(run.judged.config.to_toml())) for run in (before, after))
-    return [
-        {"setting": name, "before": old.get(name), "after": new.get(name)}
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        full = f"{prefix}{name}"
-        flat |= _flatten(value, f"{full}.") if isinstance(value, dict) else {full: value}
-    return flat
 
 
 # -- data ------------------------------------------------------------------------------------------------------------
@@ -156,13 +132,11 @@ def _compare_party(party: MatchedParty) -> dict[str, Any]:
     kept = int((rows >= 0).sum())
     changed = new.rating[rows >= 0] != old.rating[rows[rows >= 0]]
     counts = {"before": len(old), "after": len(new), "added": len(new) - kept, "removed": len(old) - kept}
-    means = [float(table.rating.mean()) if len(table) else None for table in (old, new)]
     return {
         "name": party.name,
         "ratings": counts | {"changed": int(changed.sum())},
         "users": _changes(_known_users([old]), _known_users([new])),
         "items": _changes(set(old.item_ids.tolist()), set(new.item_ids.tolist())),
-        "mean_rating": {"before": means[0], "after": means[1]},
     }
 
 
@@ -254,45 +228,3 @@ def _rank(before: Run, after: Run, party: MatchedParty, chosen: Chosen) -> Cases
     earlier = rank_each(lambda rows: old.score(users[rows])[:, then], *sizes, [seen], wanted)
     later = rank_each(lambda rows: new.score(rows)[:, now], *sizes, [seen], wanted)
     return later.users.numpy(), earlier.ndcg.numpy(), later.ndcg.numpy()
-
-
-# -- recommendations -------------------------------------------------------------------------------------------------
-
-
-def compare_recommendations(
-    before: Run, after: Run, parties: Sequence[MatchedParty], sample: int = SAMPLE
-) -> dict[str, Any]:
-    """Return the overlap of the ten best items, as each run would serve them, over a sample of the users of both runs."""
-    table = after.parties[0].ratings
-    rows = parties[0].earlier_users if parties else np.full(table.n_users, -1)
-    common = np.flatnonzero(rows >= 0)
-    rng = np.random.default_rng(0)
-    users = np.sort(rng.choice(common, min(sample, len(common)), replace=False))
-    lists = zip(_best_items(before, rows[users]), _best_items(after, users), strict=True)
-    overlap = np.array([len(old & new) / max(1, len(old), len(new)) for old, new in lists])
-    added = np.zeros(table.n_users, np.int64)
-    for party in parties:
-        added += np.bincount(party.new.user[party.earlier_rating < 0], minlength=table.n_users)
-    most = np.argsort(overlap, kind="stable")[:MOST_AFFECTED]
-    return {
-        "top": TOP,
-        "users_in_both": len(common),
-        "users_compared": len(users),
-        "overlap": float(overlap.mean()) if len(overlap) else None,
-        "unchanged": float((overlap == 1).mean()) if len(overlap) else None,
-        "most_affected": [
-            {
-                "user": str(table.user_ids[users[place]]),
-                "overlap": float(overlap[place]),
-                "ratings_added": int(added[users[place]]),
-            }
-            for place in most.tolist()
-            if overlap[place] < 1
-        ],
-    }
-
-
-def _best_items(run: Run, users: Ints) -> list[set[tuple[str, str]]]:
-    """Return the party and id of the `TOP` items that each user would be recommended, over all catalogues."""
-    lists = run.recommend(run.parties[0].ratings.user_ids[users].tolist(), TOP)
-    return [{(item.party, item.item) for item in best} for best in lists]

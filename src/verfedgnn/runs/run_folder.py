@@ -6,12 +6,11 @@ The import loads neither NumPy nor torch.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -100,104 +99,68 @@ class RunSummary:
     finished: bool
     date: str
     """Time of the last file that the training wrote, in UTC."""
-    data: list[str]
     preset: str | None
     parties: list[str]
-    users: int | None = None
-    ratings: int | None = None
-    rounds: int | None = None
-    rmse: float | None = None
-    ndcg: float | None = None
+    users: int | None
+    ratings: int | None
+    rmse: float | None
+    ndcg: float | None
     """NDCG@20 of the lists that are served."""
-    bytes: int | None = None
-    """Bytes that parties sent and received, with those of the training of lists."""
-    epsilon: float | None = None
+    bytes: int | None
+    """Bytes that parties sent and received in all trainings."""
+    epsilon: float | None
     """Epsilon that gradients have spent; None if the mechanism has none."""
-    after: str | None = None
-    """Folder of the run before this one, or the hash of its public parameters if it is not in the list."""
-    public: str | None = None
-    """Hash of the public parameters."""
-    links: tuple[str, ...] = ()
-    """Symbolic links in the searched folders that lead to this run."""
 
 
 def list_runs(folder: Path) -> list[RunSummary]:
     """Return a summary of `folder` or of every run below it, oldest first. Trainings of lists belong to their runs."""
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder; pass the folder that contains your runs")
-    found = list(_find_runs(folder, DEPTH))
-    links = [place for place in found if place.is_symlink() and place != folder]
-    runs = []
-    for place in found:
-        if place not in links:
-            named = sorted(_relative(link, folder) for link in links if link.resolve() == place.resolve())
-            runs.append(replace(_summarise(place, folder), links=tuple(named)))
-    runs.sort(key=lambda run: (run.date, run.folder))
-    by_public: dict[str | None, str] = {}
-    for run in runs:
-        by_public.setdefault(run.public, run.folder)
-    return [
-        run if run.after is None else replace(run, after=by_public.get(run.after, run.after)) for run in runs
-    ]
+    runs = [_summarise(place, folder) for place in _find_runs(folder, DEPTH)]
+    return sorted(runs, key=lambda run: (run.date, run.folder))
 
 
 def _find_runs(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the run folders, and the links to folders, which are not followed."""
+    """Yield the run folders; links are not followed."""
     if _is_run(folder):
         yield folder
     elif depth:
         with suppress(OSError):
-            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-                if not entry.name.startswith(".") and entry.is_dir():
-                    place = Path(entry.path)
-                    yield from [place] if entry.is_symlink() else _find_runs(place, depth - 1)
+            for place in sorted(folder.iterdir()):
+                if place.is_dir() and not place.is_symlink() and not place.name.startswith("."):
+                    yield from _find_runs(place, depth - 1)
 
 
 def _is_run(folder: Path) -> bool:
     return (folder / "config.toml").is_file() and (folder / "history.jsonl").is_file()
 
 
-def _relative(path: Path, folder: Path) -> str:
-    return path.name if path == folder else str(path.relative_to(folder))
-
-
 def _summarise(place: Path, folder: Path) -> RunSummary:
+    file = place / "metrics.json"
+    finished = file.is_file()
     try:
         config = tomllib.loads((place / "config.toml").read_text("utf-8"))
-        metrics, before = (
-            json.loads((place / name).read_text("utf-8")) if (place / name).is_file() else {}
-            for name in ("metrics.json", AFTER)
-        )
+        metrics = json.loads(file.read_text("utf-8")) if finished else {}
     except (OSError, ValueError) as error:
         raise RunError(f"the run {place} cannot be read ({error}); restore or remove the folder") from None
-    written = (place / ("metrics.json" if metrics else "history.jsonl")).stat().st_mtime
-    summary = RunSummary(
-        folder=_relative(place, folder),
-        finished=bool(metrics),
-        date=datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds"),
-        data=[],
-        preset=config.get("base"),
-        parties=sorted(path.stem for path in (place / "parties").glob("[!_]*.parquet")),
-        after=before.get("public"),
-    )
-    if not metrics:
-        return summary
+    written = (file if finished else place / "history.jsonl").stat().st_mtime
     test = metrics.get("test", {})  # a coordinator's run has costs only
     gradients = metrics.get("privacy", {}).get("gradients", {})
     spends = gradients.get("mechanism") in ("laplace", "skellam") and "composed" in gradients
     final = metrics.get("final", {})
-    parts = (metrics, metrics.get("lists", {}), final, final.get("lists", {}))
-    costs = [part["bytes"] for part in parts if "bytes" in part]
-    return replace(
-        summary,
-        data=list(dict.fromkeys(str(data["name"]) for data in metrics.get("data", []))),
-        parties=[row["name"] for row in metrics["parties"]],
+    trainings = (metrics, metrics.get("lists", {}), final, final.get("lists", {}))
+    costs = [part["bytes"] for part in trainings if "bytes" in part]
+    names = [row["name"] for row in metrics.get("parties", [])]
+    return RunSummary(
+        folder=place.name if place == folder else str(place.relative_to(folder)),
+        finished=finished,
+        date=datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds"),
+        preset=config.get("base"),
+        parties=names or sorted(path.stem for path in (place / "parties").glob("[!_]*.parquet")),
         users=metrics.get("users"),
         ratings=sum(row["ratings"] for row in metrics["parties"]) if test else None,
-        rounds=metrics.get("rounds"),
         rmse=test.get("rmse"),
         ndcg=test.get("ndcg@20"),
         bytes=sum(cost["up"] + cost["down"] for cost in costs) if costs else None,
         epsilon=gradients["composed"]["epsilon"] if spends else None,
-        public=metrics.get("public"),
     )
