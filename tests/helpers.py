@@ -1,7 +1,9 @@
-"""Helpers of several test modules: a small configuration, a small federation, bit-for-bit equality."""
+"""Helpers of several test modules: a small configuration, a small federation, bit-for-bit equality, words of a page."""
 
 from __future__ import annotations
 
+import re
+from html import unescape
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,12 @@ def timeless(metrics: dict[str, Any]) -> dict[str, Any]:
         for name, value in metrics.items()
         if name not in ("seconds", "environment")
     }
+
+
+def page_text(page: str) -> str:
+    """Return the words of an HTML page, without pictures and with one space between them."""
+    bare = re.sub(r"<svg.*?</svg>|<style.*?</style>|</?(?:strong|code)>", "", page, flags=re.S)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", bare)).split())
 
 
 def same(a: vf.Run, b: vf.Run) -> None:

@@ -151,4 +151,3 @@ def test_a_report_is_a_page_or_a_folder(fitted: vf.VerFedRecommender, tmp_path: 
     assert page == tmp_path / "page.html"
     assert "<svg" in page.read_text()
     assert fitted.report(tmp_path / "folder") == tmp_path / "folder" / "report.html"
-    assert (tmp_path / "folder" / "report.md").is_file()

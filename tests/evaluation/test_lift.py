@@ -343,10 +343,8 @@ def test_what_a_party_gains_without_a_partner_is_what_it_gains_in_a_federation_o
             assert row["without"]["federated"] == alone[row["party"]]["federated"]
             assert row["with"]["federated"] != row["without"]["federated"]
     assert command("report", tmp_path / "run")[0] == 0
-    report = (tmp_path / "run" / "report" / "report.md").read_text()
+    report = (tmp_path / "run" / "report" / "report.html").read_text()
     assert "Which partner is worth it" in report
-    assert (
-        "What joining gains without each partner" in (tmp_path / "run" / "report" / "report.html").read_text()
-    )
+    assert "What joining gains without each partner" in report
     vf.train(two, best(epochs=2, final=False), out=tmp_path / "two")
     assert "three parties" in command("lift", tmp_path / "two", "--partners")[2]

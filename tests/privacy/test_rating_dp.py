@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import verfedgnn as vf
-from helpers import federation, same
+from helpers import federation, page_text, same
 from verfedgnn.core.graph import build_graph
 from verfedgnn.core.key_stream import NoiseKey, derive_key
 from verfedgnn.core.pairs import Pairs, PartyInput
@@ -261,7 +261,7 @@ def test_noise_that_all_parties_can_remove_promises_nothing(
         assert "epsilon" not in words
     assert json.loads(command("runs", tmp_path, "--json")[1])[0]["epsilon"] is None
     assert command("report", folder)[0] == 0
-    report = (folder / "report" / "report.md").read_text()
+    report = page_text((folder / "report" / "report.html").read_text())
     assert "No release has a guarantee of differential privacy; all parties agreed" in report
     assert "epsilon" not in report
     ledger = ReleaseLedger(private(unprotected=["noise"]))

@@ -83,7 +83,7 @@ def report(
     ] = None,
     output: Output = STANDARD,
 ) -> None:
-    """Write a report of a run as one HTML page and as Markdown.
+    """Write a report of a run as one HTML page.
 
     It contains the verdict, accuracy, lift, overlap, learning curves, traffic, who sees what, privacy guarantees and configuration.
     It names the parties, but no user and no item.
@@ -100,6 +100,6 @@ def report(
     check_writable(folder)
     with output.busy("writing the report"):
         document = run_document(loaded, run.resolve().name, run)
-        page, text = document.write(folder, "report")
-    output.result({"page": page, "markdown": text}, f"written: {page} and {text.name}")
+        page = document.write(folder / "report.html")
+    output.result({"page": page}, f"written: {page}")
     show_next(output, [], ["serve", str(run)])

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import writing
 from verfedgnn.data import TEST, TRAIN, VALID
-from verfedgnn.data.ratings import measure_drift
 from verfedgnn.evaluation.chance import FEWEST_USERS, format_gain
 from verfedgnn.evaluation.run_difference import (
     ABSENT,
@@ -48,7 +47,7 @@ def judge_challenger(
     tolerance: float = 0.0,
     max_lost: float = 10.0,
 ) -> dict[str, Any]:
-    """Return whether the challenger may replace the champion, the reasons if not, the figures of both, and the drift.
+    """Return whether the challenger may replace the champion, the reasons if not, and the figures of both.
 
     It may not if its RMSE or NDCG@20 is worse by more than `tolerance` per cent with the whole 95 % interval, either on the
     ratings that came since the champion or on those that both runs tested, or if it lacks more than `max_lost` per cent of the
@@ -83,18 +82,12 @@ def judge_challenger(
         rows = [each[metric]["overall"] for each in compared.values() if metric in each]
         if not any(is_judged(row) and row["gain"]["value"] < 0 for row in rows):
             best_in.append(metric)
-    drift = [
-        {"name": party.name}
-        | measure_drift(champion.parties[party.before].ratings, challenger.parties[party.after].ratings)
-        for party in parties
-    ]
     return {
         "promoted": not reasons,
         "reasons": reasons,
         "best_in": best_in,
         "figures": figures,
         "data": data,
-        "drift": drift,
     }
 
 

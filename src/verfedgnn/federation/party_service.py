@@ -49,7 +49,7 @@ from verfedgnn.runs.metrics_file import Trained
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run import Run
-from verfedgnn.runs.run_before import find_before, read_before, recorded_before, suspect_files, write_before
+from verfedgnn.runs.run_before import read_before, recorded_before, suspect_files, write_before
 from verfedgnn.runs.run_folder import FORGOTTEN
 from verfedgnn.training.gate import make_run
 from verfedgnn.training.own_models import liked
@@ -76,7 +76,8 @@ def run_party(
     `read_ratings` is called only when users are aligned; `pad_to` is that of `align_party`. `after` is the folder of the party's run
     before this one. Other members need not know it.
     """
-    _compare_with_before(store, after, read_ratings)
+    if after is not None:
+        _compare_with_before(store, after, read_ratings)
     while (stage := store.next_stage) is not None:
         if not store.is_aligned:
             align_party(store, link, read_ratings(), each, pad_to=pad_to, after=after)
@@ -142,14 +143,9 @@ def complete_run(store: PartyStore, device: str = "cpu") -> Run:
     return run
 
 
-def _compare_with_before(store: PartyStore, after: Path | None, read_ratings: Callable[[], Ratings]) -> None:
-    """Record the run before this one and warn if the ratings are not of its kind; say how to name it if it is not named."""
+def _compare_with_before(store: PartyStore, after: Path, read_ratings: Callable[[], Ratings]) -> None:
+    """Record the run before this one and warn if the ratings are not of its kind."""
     name = store.identity.name
-    if after is None:
-        earlier = find_before(store.folder, name)
-        if earlier is not None and recorded_before(store.folder) is None:
-            log_warning(f"the ratings are not compared with the run before; name it with --after {earlier}")
-        return
     party = store.load(torch.device("cpu"))[0].party if store.is_aligned else PartyData(name, read_ratings())
     before = read_before(after, [party])
     for suspicion in suspect_files(after, before):

@@ -1,1 +1,1 @@
-"""Reports: documents that are built once and written as Markdown and as one self-contained HTML page."""
+"""Reports: documents that are built once and written as one self-contained HTML page."""

@@ -1,4 +1,4 @@
-"""A document of headings, paragraphs, lists, tables and pictures, written as Markdown and as one self-contained HTML page.
+"""A document of headings, paragraphs, lists, tables and pictures, written as one self-contained HTML page.
 
 Text may contain **bold** and `code`. Everything else is escaped, including text from data sets and from other parties.
 """
@@ -17,7 +17,6 @@ from markupsafe import Markup, escape
 
 from verfedgnn.core.files import make_folder, write_bytes, writing
 from verfedgnn.core.option_names import make_printable
-from verfedgnn.reports.svg_charts import standalone
 
 Tone = Literal["good", "likely-good", "same", "mixed", "unclear", "likely-bad", "bad"]
 _NUMBER = re.compile(r"[*(+\-−]*\d[\d.,]*(?: (?:B|kB|MB|GB|s|%))?(?:[^a-z]|to|of)*")
@@ -77,16 +76,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart of `svg_charts`, which escapes its text; `name` is the name of its file beside the Markdown."""
+    """A chart of `svg_charts`, which escapes its text."""
 
-    name: str
     caption: str
     svg: str
 
 
-def picture(name: str, caption: str, svg: str | None) -> Picture | None:
+def picture(caption: str, svg: str | None) -> Picture | None:
     """Return a picture, or None if there was nothing to draw."""
-    return None if svg is None else Picture(name, caption, svg)
+    return None if svg is None else Picture(caption, svg)
 
 
 @dataclass
@@ -113,32 +111,12 @@ Block = Heading | Paragraph | Points | Banner | Table | Picture | Fold
 class Document(Fold):
     """A title followed by blocks."""
 
-    @property
-    def pictures(self) -> list[Picture]:
-        """All pictures, also those in folds."""
-        nested = [block for fold in self.blocks if isinstance(fold, Fold) for block in fold.blocks]
-        return [block for block in (*self.blocks, *nested) if isinstance(block, Picture)]
-
-    def write(self, folder: Path, name: str) -> tuple[Path, Path]:
-        """Write NAME.html, NAME.md and the pictures of the Markdown to `folder`, and return the first two paths."""
-        page, text = self.write_page(folder / f"{name}.html"), folder / f"{name}.md"
-        with writing(folder):
-            for chart in self.pictures:
-                write_bytes(folder / f"{chart.name}.svg", standalone(chart.svg).encode())
-            write_bytes(text, make_printable(self.markdown()).encode())
-        return page, text
-
-    def write_page(self, path: Path) -> Path:
+    def write(self, path: Path) -> Path:
         """Write the document as one HTML page, and return its path."""
         with writing(path):
             make_folder(path.parent)
             write_bytes(path, make_printable(self.html()).encode())
         return path
-
-    def markdown(self) -> str:
-        """Return the document as Markdown."""
-        parts = [f"# {_escape_markdown(self.title)}", *(_render_markdown(block) for block in self.blocks)]
-        return "\n\n".join(parts) + "\n"
 
     def html(self) -> str:
         """Return the document as one HTML page that loads no scripts, fonts or pictures."""
@@ -147,30 +125,6 @@ class Document(Fold):
     def fragment(self) -> str:
         """Return the blocks as HTML for a notebook cell, without the title."""
         return _make_environment().get_template("notebook.html").render(blocks=self.blocks)
-
-
-def _render_markdown(block: Block) -> str:
-    match block:
-        case Heading(text):
-            return f"## {_escape_markdown(text)}"
-        case Banner(_, headline, text):
-            return f"> **{_escape_markdown(headline)}** {_escape_markdown(text)}"
-        case Paragraph(text):
-            return _escape_markdown(text)
-        case Points(items):
-            return "\n".join(f"- {_escape_markdown(item)}" for item in items)
-        case Table(header, rows):
-            lines = [header, ["---:" if number else "---" for number in block.numeric], *rows]
-            cells = [[_escape_markdown(cell).replace("|", "\\|") for cell in line] for line in lines]
-            return "\n".join(f"| {' | '.join(line)} |" for line in cells)
-        case Picture(name, caption, _):
-            return f"![{_escape_markdown(caption)}]({name}.svg)"
-        case Fold(title, blocks):
-            return "\n\n".join([f"## {_escape_markdown(title)}", *map(_render_markdown, blocks)])
-
-
-def _escape_markdown(text: str) -> str:
-    return " ".join(text.split()).replace("<", "&lt;")
 
 
 @cache

@@ -116,8 +116,7 @@ def _draw(customers: str, table: Mapping[str, Any]) -> Picture | None:
     shown += [{**table["overall"], "name": "all parties"}] if len(rows) > 1 else []
     intervals = [_interval(row["name"], row, metric) for row in shown if verdict.is_judged(row)]
     title = f"What joining gains in {_NAMES[metric]} of {customers}"
-    name = f"lift-{_NAMES[metric].split()[-1]}-{customers.split()[0]}"
-    return picture(name, title, draw_intervals(title, intervals, _AXES[metric]))
+    return picture(title, draw_intervals(title, intervals, _AXES[metric]))
 
 
 def _interval(name: str, row: Mapping[str, Any], metric: str) -> Interval:
@@ -137,7 +136,7 @@ def _draw_partners(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
         if (row["metric"], row["customers"]) == (metric, customers)
     ]
     title = f"What joining gains without each partner in {_NAMES[metric]} of {customers}"
-    return picture("lift-partners", title, draw_intervals(title, intervals, _AXES[metric]))
+    return picture(title, draw_intervals(title, intervals, _AXES[metric]))
 
 
 def _rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

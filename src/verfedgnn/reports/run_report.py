@@ -146,9 +146,7 @@ def training_curves(run: Run) -> Picture | None:
         marks[f"{metric}: round {kept:,} is kept"] = kept
     title = "Validation by round, in per cent of the round that is kept"
     colours = dict(zip(curves, (POINT_COLOUR, GOOD_COLOUR), strict=False))
-    return picture(
-        "curve", title, draw_lines(title, curves, "round", "higher is better", colours, marks=marks)
-    )
+    return picture(title, draw_lines(title, curves, "round", "higher is better", colours, marks=marks))
 
 
 def _overlap(run: Run) -> Paragraph | None:

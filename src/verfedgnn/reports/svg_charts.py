@@ -1,4 +1,4 @@
-"""Charts as SVG text: intervals, bars and lines. They need no drawing library.
+"""Charts as SVG text: intervals and lines. They need no drawing library.
 
 A chart is 400 units wide, so that its labels can be read on a phone. Text and axes take the colour of the text around them, and
 marks have colours that are visible on light and dark ground. Each chart has a title and a description for screen readers.
@@ -55,15 +55,6 @@ class Interval:
         return f"{format_percent(self.value, self.low, self.high, self.unit)}, {self.pays}"
 
 
-@dataclass(frozen=True)
-class Bars:
-    """A named group of bars: the length of each, and the figures in words."""
-
-    name: str
-    values: Sequence[float]
-    text: str
-
-
 @dataclass
 class _Canvas:
     """Shapes that are collected into one SVG."""
@@ -84,10 +75,6 @@ class _Canvas:
     def dot(self, x: float, y: float, colour: str, radius: float = 4, *, filled: bool = True) -> None:
         look = f'fill="{colour}"' if filled else f'fill="none" stroke="{colour}" stroke-width="2"'
         self.shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" {look}/>')
-
-    def bar(self, x: float, y: float, width: float, height: float, colour: str) -> None:
-        size = f'width="{max(width, 1):.1f}" height="{height:.1f}"'
-        self.shapes.append(f'<rect x="{x:.1f}" y="{y:.1f}" {size} rx="1.5" fill="{colour}"/>')
 
     def path(self, points: Sequence[tuple[float, float]], colour: str) -> None:
         places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -187,27 +174,6 @@ def draw_intervals(title: str, rows: Sequence[Interval], axis: str) -> str | Non
             canvas.line(end, height - 5, end, height + 5, row.colour, 2)
         canvas.dot(middle, height, row.colour, 4.5, filled=filled)
     canvas.text(_WIDTH / 2, bottom + 35, axis, "middle", soft=True)
-    return canvas.svg(title, "; ".join(f"{row.name}: {row.text}" for row in rows))
-
-
-def draw_bars(title: str, rows: Sequence[Bars], colours: Mapping[str, str], *, most: float = 0) -> str | None:
-    """Draw a group of bars for each row, one bar for each of `colours`, up to at least `most`; None without rows."""
-    if not rows:
-        return None
-    bar = 9
-    row_height = 24 + bar * len(colours)
-    top = 18.0 if len(colours) > 1 else 4.0
-    canvas = _Canvas(0)
-    if len(colours) > 1:
-        top = canvas.legend(colours, 14) - 6
-    canvas.height = top + row_height * len(rows)
-    longest = max(most, *(value for row in rows for value in row.values)) or 1
-    for number, row in enumerate(rows):
-        y = top + row_height * number
-        canvas.text(2, y + 12, _shorten(row.name, 60 - len(row.text)))
-        canvas.text(_WIDTH - 2, y + 12, row.text, "end")
-        for place, (value, colour) in enumerate(zip(row.values, colours.values(), strict=True)):
-            canvas.bar(2, y + 17 + bar * place, (_WIDTH - 4) * value / longest, bar - 1, colour)
     return canvas.svg(title, "; ".join(f"{row.name}: {row.text}" for row in rows))
 
 

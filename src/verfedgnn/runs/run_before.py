@@ -55,20 +55,3 @@ def recorded_before(folder: Path) -> dict[str, Any] | None:
     """Return what `write_before` recorded; None if no run was named."""
     file = folder / AFTER
     return json.loads(file.read_text("utf-8")) if file.is_file() else None
-
-
-def find_before(folder: Path, party: str) -> Path | None:
-    """Return the newest finished run of `party` beside the run folder `folder`; None without one."""
-    inside = folder.resolve()
-    found = []
-    for file in inside.parent.glob("*/metrics.json"):
-        place = file.parent
-        if place == inside or place.is_symlink():
-            continue
-        try:
-            names = [each["name"] for each in json.loads(file.read_text("utf-8"))["parties"]]
-        except (OSError, ValueError, TypeError, KeyError):
-            continue  # no run folder
-        if names == [party]:
-            found.append((file.stat().st_mtime, place))
-    return max(found)[1] if found else None

@@ -51,10 +51,9 @@ class RunAnswers:
         return run_html(self.run)
 
     def report(self, path: Path) -> Path:
-        """Write the report of the run: one page if `path` ends in .html, else a folder; return the page."""
-        name = path.stem if path.suffix == ".html" else path.name
-        document = run_document(self.run, name)
-        return document.write_page(path) if path.suffix == ".html" else document.write(path, "report")[0]
+        """Write the report of the run to a file that ends in .html, or else to report.html in a folder; return the page."""
+        document = run_document(self.run, path.stem if path.suffix == ".html" else path.name)
+        return document.write(path if path.suffix == ".html" else path / "report.html")
 
     def recommend(
         self, user: str | None, ratings: Mapping[Any, Any], parties: Sequence[int], k: int

@@ -8,9 +8,8 @@ from typing import Any
 
 from verfedgnn.core.installed import installed_version
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
-from verfedgnn.reports.document import Banner, Document, Heading, Paragraph, Points, Table, Tone, picture
+from verfedgnn.reports.document import Banner, Document, Heading, Paragraph, Points, Table, Tone
 from verfedgnn.reports.run_report import add_guarantees
-from verfedgnn.reports.svg_charts import BAD_COLOUR, UNCLEAR_COLOUR, Bars, draw_bars
 from verfedgnn_research.attacks.audit import THIS, Audit
 from verfedgnn_research.attacks.overlap_attack import FEWEST, ROUNDS, USERS
 
@@ -164,7 +163,7 @@ def audit_document(audit: Audit) -> Document:
 
 
 def _add_verdict(document: Document, audit: Audit) -> None:
-    """Add the verdict, and the strongest attack of each attacker as a table and as a chart."""
+    """Add the verdict and a table of the strongest attack of each attacker."""
     found = audit.found[THIS]
     reached = strongest(found)
     rows = [
@@ -174,20 +173,11 @@ def _add_verdict(document: Document, audit: Audit) -> None:
     ]  # fmt: skip
     headline, text = summarise_findings(found)
     title = "The strongest attack of each attacker, next to a guess without an attack"
-    bars = [
-        Bars(
-            ATTACKERS[r.attacker].title,
-            [r.found, r.guess],
-            f"{r.figure} {r.found:.2f}, guess {r.guess:.2f}",
-        )
-        for r in reached
-    ]
     document.add(
         Banner("bad" if any(r.learnt for r in reached) else "good", headline, text),
         Table(["attacker", "tries to learn", "figure", "strongest attack", "guess", "more than a guess"], rows, title, LEARNT_TONES),
         Paragraph("AUC: 0.5 is a coin toss, 1 is certainty. Items are told apart from held-out ratings of the same users, which fit their "
                   "tastes as well."),
-        picture("attacks", title, draw_bars(title, bars, {"attack": BAD_COLOUR, "guess": UNCLEAR_COLOUR}, most=1)),
     )  # fmt: skip
 
 

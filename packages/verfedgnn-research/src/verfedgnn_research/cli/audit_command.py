@@ -78,7 +78,7 @@ def audit(
             if not work.known(step):
                 work.take(step, show)
             clock.finish(number)
-    page, text = audit_document(work).write(run / "audit", "audit")
+    page = audit_document(work).write(run / "audit" / "audit.html")
     reached = strongest(work.found[THIS])
     headline, learnt = summarise_findings(work.found[THIS])
     work.conclude(headline, learnt)
@@ -102,10 +102,10 @@ def audit(
         for each in reached
     ]
     output.result(
-        {"page": page, "markdown": text, "strongest": figures},
+        {"page": page, "strongest": figures},
         Text(headline, style),
         lines,
-        f"written: {page} and {text.name}",
+        f"written: {page}",
     )
     _show_next(output, work, run)
 
