@@ -29,8 +29,8 @@ class Measure(NamedTuple):
 
 def measure() -> list[Measure]:
     """Return the sizes of code, settings, commands and documents."""
+    from verfedgnn.cli.command_app import PACKAGES
     from verfedgnn.cli.main import app
-    from verfedgnn.cli.package_commands import PACKAGES
     from verfedgnn.config.tree import find_settings
 
     product = list((ROOT / "src" / "verfedgnn").rglob("*.py"))

@@ -11,84 +11,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verfedgnn.config import Config
-    from verfedgnn.core.errors import ConfigError, DataError, ProtocolError, RunError, VerFedGNNError
-    from verfedgnn.data import (
-        PartyData,
-        Ratings,
-        align_users,
-        read_parties,
-        read_ratings,
-        split_items,
-    )
-    from verfedgnn.estimator.checked_data import check
-    from verfedgnn.estimator.lift_result import Lift, lift
-    from verfedgnn.estimator.rated_pairs import RatingSplit
-    from verfedgnn.estimator.recommender import VerFedRecommender
-    from verfedgnn.estimator.setting_list import settings
-    from verfedgnn.estimator.train_run import resume, train
-    from verfedgnn.plugins import register
-    from verfedgnn.runs.run import Recommendation, Recommendations, Run
-    from verfedgnn.upkeep.new_items import add_items
+    from verfedgnn.config import Config as Config
+    from verfedgnn.core.errors import ConfigError as ConfigError
+    from verfedgnn.core.errors import DataError as DataError
+    from verfedgnn.core.errors import ProtocolError as ProtocolError
+    from verfedgnn.core.errors import RunError as RunError
+    from verfedgnn.core.errors import VerFedGNNError as VerFedGNNError
+    from verfedgnn.data import PartyData as PartyData
+    from verfedgnn.data import Ratings as Ratings
+    from verfedgnn.data import align_users as align_users
+    from verfedgnn.data import read_parties as read_parties
+    from verfedgnn.data import read_ratings as read_ratings
+    from verfedgnn.data import split_items as split_items
+    from verfedgnn.estimator.checked_data import check as check
+    from verfedgnn.estimator.functions import Lift as Lift
+    from verfedgnn.estimator.functions import lift as lift
+    from verfedgnn.estimator.functions import resume as resume
+    from verfedgnn.estimator.functions import settings as settings
+    from verfedgnn.estimator.functions import train as train
+    from verfedgnn.estimator.rated_pairs import RatingSplit as RatingSplit
+    from verfedgnn.estimator.recommender import VerFedRecommender as VerFedRecommender
+    from verfedgnn.plugins import register as register
+    from verfedgnn.runs.run import Recommendation as Recommendation
+    from verfedgnn.runs.run import Recommendations as Recommendations
+    from verfedgnn.runs.run import Run as Run
+    from verfedgnn.upkeep.new_items import add_items as add_items
 
     __version__: str
 
-__all__ = [
-    "Config",
-    "ConfigError",
-    "DataError",
-    "Lift",
-    "PartyData",
-    "ProtocolError",
-    "RatingSplit",
-    "Ratings",
-    "Recommendation",
-    "Recommendations",
-    "Run",
-    "RunError",
-    "VerFedGNNError",
-    "VerFedRecommender",
-    "add_items",
-    "align_users",
-    "check",
-    "lift",
-    "read_parties",
-    "read_ratings",
-    "register",
-    "resume",
-    "settings",
-    "split_items",
-    "train",
-]
-
-_HOMES = {
-    "Config": "config",
-    "ConfigError": "core.errors",
-    "DataError": "core.errors",
-    "Lift": "estimator.lift_result",
-    "PartyData": "data",
-    "ProtocolError": "core.errors",
-    "RatingSplit": "estimator.rated_pairs",
-    "Ratings": "data",
-    "Recommendation": "runs.run",
-    "Recommendations": "runs.run",
-    "Run": "runs.run",
-    "RunError": "core.errors",
-    "VerFedGNNError": "core.errors",
-    "VerFedRecommender": "estimator.recommender",
-    "add_items": "upkeep.new_items",
-    "align_users": "data",
-    "check": "estimator.checked_data",
-    "lift": "estimator.lift_result",
-    "read_parties": "data",
-    "read_ratings": "data",
-    "register": "plugins",
-    "resume": "estimator.train_run",
-    "settings": "estimator.setting_list",
-    "split_items": "data",
-    "train": "estimator.train_run",
+_NAMES = {
+    "config": "Config",
+    "core.errors": "ConfigError DataError ProtocolError RunError VerFedGNNError",
+    "data": "PartyData Ratings align_users read_parties read_ratings split_items",
+    "estimator.checked_data": "check",
+    "estimator.functions": "Lift lift resume settings train",
+    "estimator.rated_pairs": "RatingSplit",
+    "estimator.recommender": "VerFedRecommender",
+    "plugins": "register",
+    "runs.run": "Recommendation Recommendations Run",
+    "upkeep.new_items": "add_items",
 }
-"""Where each name lives; it is imported when it is asked for, so that a process that needs no torch does not load it."""
+"""The names of each module; they are imported when asked for, so that a process that needs no torch does not load it."""
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
@@ -102,4 +67,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return [*__all__, "__version__"]

@@ -7,16 +7,12 @@ import os
 import random
 import re
 import shlex
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from verfedgnn.evaluation.verdict import answers, headline, list_points
-from verfedgnn.runs.checkpoint import CHECKPOINT
-from verfedgnn.runs.run import write_history
 
 Command = Callable[..., tuple[int, str, str]]
 pytestmark = pytest.mark.usefixtures("short_own_models")
@@ -387,37 +383,6 @@ def test_a_run_folder_that_exists_is_left_alone(command: Command, ratings: Path,
     code, _, err = command(*train, tmp_path / "mine", "--overwrite")
     assert code == 2
     assert (tmp_path / "mine" / "thesis.txt").exists()
-
-
-def test_not_a_run(command: Command, tmp_path: Path) -> None:
-    for arguments in (
-        ["evaluate", tmp_path],
-        ["recommend", tmp_path, "--user", "1"],
-        ["train", "--resume", tmp_path],
-    ):
-        code, _, err = command(*arguments)
-        assert code == 2
-        assert len(err.splitlines()) == 1
-
-
-def test_ctrl_c_leaves_a_resumable_run(
-    command: Command, ratings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-
-    def stop(*values: Any) -> None:
-        write_history(*values)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr("verfedgnn.training.loop.write_history", stop)
-    start = ["train", "--data", ratings, "--parties", 3, "--preset", "paper", "--out", run]
-    code, _, err = command(*start, "--set", "epochs=1000000")
-    assert code == 4, err
-    assert "--resume" in err
-    assert (run / "checkpoint" / CHECKPOINT).is_file()
-    code, _, err = command("train", "--resume", run, "--model", "gat")
-    assert code == 2
-    assert "leave out" in err
 
 
 def test_titles_are_shown_as_they_are(command: Command, tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ import pytest
 import typer
 
 import verfedgnn as vf
+from verfedgnn.cli.command_app import GROUP, PACKAGES
 from verfedgnn.cli.main import app, main
-from verfedgnn.cli.package_commands import GROUP, PACKAGES
 from verfedgnn.cli.shared_options import PRESETS
 
 pytestmark = pytest.mark.usefixtures("short_own_models")
@@ -115,7 +115,7 @@ def test_help_and_a_slip_of_the_pen(command: Command, name: str) -> None:
 
 
 MISTAKES = {
-    "train": "--data none.csv",
+    "train": "--resume none",
     "lift": "none",
     "confirm": "none.csv",
     "evaluate": "none",
@@ -375,7 +375,10 @@ def test_a_stopped_training_says_how_it_goes_on(
     assert err.count("\n") == 1
     again = continuation(err)
     assert again == ["train", "--resume", folder, "--quiet", "--json"]
+    assert list((place / folder / "checkpoint").glob("slot-*"))
     if number is signal.SIGINT:
+        code, _, err = command(*again, "--model", "gat")
+        assert (code, "leave out all options" in err) == (2, True)
         code, out, err = command(*again)
         assert (code, err) == (0, "")
         assert json.loads(out)["rounds"] == 12
@@ -483,7 +486,7 @@ def test_commands_of_packages_are_offered_and_light() -> None:
 def test_a_command_of_a_missing_package_says_what_to_install(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("verfedgnn.cli.package_commands.entry_points", lambda group: ())
+    monkeypatch.setattr("verfedgnn.cli.command_app.entry_points", lambda group: ())
     monkeypatch.setattr(typer.main, "get_command", typer.main.get_command.__wrapped__)
     code, out, err = command("audit", "run")
     assert (code, out) == (2, "")
@@ -507,20 +510,15 @@ def test_names_to_complete_are_those_there_are() -> None:
     assert tuple(EXPERIMENTS) == names.EXPERIMENTS
 
 
-FORMS = ("propagation", "factors", "solved", "means")
 COMPLETED = {
     "verfedgnn eval": ["evaluate"],
     "verfedgnn federation app": ["approve"],
-    "verfedgnn train --read miss": ["missing=drop"],
+    "verfedgnn train --read miss": ["missing="],
     "verfedgnn train --preset p": ["paper", "private"],
     "verfedgnn train --model g": ["gcn", "gat", "ggnn"],
     "verfedgnn train --data ml": ["ml-tiny"],
     "verfedgnn compare --methods mf,cen": ["mf,central"],
     "verfedgnn train --qui": ["--quiet"],
-    "verfedgnn train --set model.f": [f"model.form={form}" for form in FORMS],
-    "verfedgnn train --set model.form=p": ["model.form=propagation"],
-    "verfedgnn train --set form=p": ["form=propagation"],
-    "verfedgnn compare --set training.l2_b": ["training.l2_bias=0"],
     "verfedgnn train --set training.l": ["training.lr", "training.l2", "training.l2_bias"],
     "verfedgnn settings gradients.r": ["gradients.r", "gradients.rescale"],
 }

@@ -16,7 +16,7 @@ import verfedgnn as vf
 from helpers import page_text
 from verfedgnn.cli.main import app
 from verfedgnn.cli.tables import verdict_texts
-from verfedgnn.estimator.lift_result import Lift
+from verfedgnn.estimator.functions import Lift
 from verfedgnn.evaluation.lift import decide
 from verfedgnn.evaluation.verdict import (
     LIKELY_BETTER,

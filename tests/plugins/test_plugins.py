@@ -27,6 +27,7 @@ from verfedgnn_research.baselines import in_all, method
 from verfedgnn_research.experiments.training_cell import Cell
 
 EXAMPLES = Path(my_gnn.__file__).parent
+INIT = ["--address", "localhost:7443", "--preset", "paper", "--model", "sage"]
 
 
 @pytest.fixture(autouse=True)
@@ -197,20 +198,7 @@ def test_a_member_without_the_plugin_refuses_the_federation(tmp_path: Path) -> N
     """The file names a GNN and brings none; whoever has not installed it says so before the first message."""
     vf.register(my_gnn.Sage)
     hub = tmp_path / "hub"
-    made = CliRunner().invoke(
-        app,
-        [
-            "federation",
-            "init",
-            str(hub),
-            "--address",
-            "localhost:7443",
-            "--preset",
-            "paper",
-            "--model",
-            "sage",
-        ],
-    )
+    made = CliRunner().invoke(app, ["federation", "init", str(hub), *INIT])
     assert made.exit_code == 0, made.output
     assert load_agreement(hub).config.model.gnn == "sage"
     plugins._gnns.clear()
@@ -244,7 +232,7 @@ def test_a_member_with_another_source_is_refused_before_it_connects(
         agree(tmp_path, ["film", "books"], config)
     hub, film = str(tmp_path / "hub"), str(tmp_path / "film")
     for words in (
-        ("init", hub, "--address", "localhost:7443", "--preset", "paper", "--model", "sage"),
+        ("init", hub, *INIT),
         ("join-request", "film", "--out", film),
         ("approve", hub, f"{film}/film.csr", "--yes"),
     ):
@@ -271,20 +259,7 @@ def test_a_federation_is_not_begun_with_code_that_nobody_can_compare(
 ) -> None:
     monkeypatch.setattr(my_gnn.Sage, "__module__", "__main__of_a_notebook")
     vf.register(my_gnn.Sage)
-    made = CliRunner().invoke(
-        app,
-        [
-            "federation",
-            "init",
-            str(tmp_path / "hub"),
-            "--address",
-            "localhost:1",
-            "--preset",
-            "paper",
-            "--model",
-            "sage",
-        ],
-    )
+    made = CliRunner().invoke(app, ["federation", "init", str(tmp_path / "hub"), *INIT])
     assert "GNN 'sage' is not defined in a file" in str(made.exception)
     assert not (tmp_path / "hub").exists()
 

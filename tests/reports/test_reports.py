@@ -16,7 +16,7 @@ import pytest
 import verfedgnn as vf
 from helpers import page_text
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.report_commands import report
+from verfedgnn.cli.runs_commands import report
 from verfedgnn.evaluation.chance import format_gain
 from verfedgnn.evaluation.verdict import answers, headline, judged_tables, list_points, party_word
 from verfedgnn.privacy.visibility import who_sees_what

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.core.errors import ConfigError
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.evaluation.verdict import headline, list_points, narrow_lift, party_word
 from verfedgnn.reports.lift_report import TONES
@@ -36,7 +33,6 @@ if CHROMIUM is None:
 
 
 from served import as_alone, serving, without_alone  # noqa: E402
-from verfedgnn.cli.serve_command import find_run  # noqa: E402
 from verfedgnn.serving.app import make_app  # noqa: E402
 from verfedgnn.serving.request_guard import ApiKey, digest_key  # noqa: E402
 
@@ -319,16 +315,6 @@ def test_axe_has_no_serious_finding(run: vf.Run, chromium: Any, width: int, sche
 def test_an_example_is_new_here_also_if_one_party_is_served(run: vf.Run) -> None:
     about = describe_run(Catalogue(run, "trial", run.parties[0].name), [0])
     assert about["examples"][-1]["label"] == "new here, known elsewhere"
-
-
-def test_a_folder_of_runs_serves_the_newest(run: vf.Run, tmp_path: Path) -> None:
-    for name in ("monday", "tuesday"):
-        run.save(tmp_path / name)
-    os.utime(tmp_path / "monday" / "metrics.json", (1, 1))
-    assert find_run(tmp_path) == tmp_path / "tuesday"
-    assert find_run(tmp_path / "monday") == tmp_path / "monday"
-    with pytest.raises(ConfigError, match="no finished run"):
-        find_run(tmp_path / "monday" / "parties")
 
 
 def test_a_link_shows_the_same_case(run: vf.Run, chromium: Any, address: str) -> None:

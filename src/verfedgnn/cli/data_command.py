@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from verfedgnn.cli.command_app import CommandApp
 from verfedgnn.cli.next_step import add_columns, fresh_path, show_next
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import CommandApp
+from verfedgnn.cli.shared_options import Count
 from verfedgnn.cli.train_command import TrainRequest
 from verfedgnn.core.errors import DataError
-from verfedgnn.core.option_names import reading_table
 from verfedgnn.reports.console import SafeConsole
 
 if TYPE_CHECKING:
@@ -28,34 +28,29 @@ app = CommandApp(
 @app.command()
 def check(
     *,
-    data: Annotated[
-        list[str],
-        typer.Argument(help="A file, a folder or a name. Several: one source per party, as NAME=FILE."),
-    ],
+    data: list[str],
     reading: ReadOptions,
     output: Output = STANDARD,
 ) -> None:
     """List the problems of ratings with their line numbers, and show their distribution and the overlap of several sources.
 
     The exit code is 2 if the ratings cannot be used.
+
+    Args:
+        data: A file, a folder or a name. Several: one source per party, as NAME=FILE.
     """
-    from verfedgnn.data.data_check import check_source, fitting_parties
+    from verfedgnn.data.data_check import fitting_parties
     from verfedgnn.data.parties import sources_of
-    from verfedgnn.estimator.checked_data import DataCheck
+    from verfedgnn.estimator.checked_data import check_sources
 
     sources, _ = sources_of(data)
-    options = reading.for_each(list(sources))
     with output.busy("reading the data"):
-        found = []
-        for name, source in sources.items():
-            with reading_table(name if len(sources) > 1 else None):
-                found.append(check_source(name, source, **options[name]))
-    checked = DataCheck(found)
+        checked = check_sources(sources, reading.for_each(list(sources)))
     if output.as_json:
         output.result(checked.to_dict())
     else:
         checked.show(SafeConsole(highlight=False))
-    flags = [flag for each in found for flag in each.columns]
+    flags = [flag for source in checked.sources for flag in source.columns]
     again = ["data", "check", *data, *reading.to_arguments()]
     if flags:
         show_next(output, [checked.conclusion], add_columns(again, flags))
@@ -63,43 +58,46 @@ def check(
         show_next(output, [checked.conclusion], again, "once the data are corrected")
     if not checked.usable:
         raise typer.Exit(2)
-    if checked.doubtful:
-        return
-    request = TrainRequest(
-        data=data, reading=reading, parties=fitting_parties(found), out=fresh_path("runs/first")
-    )
-    show_next(output, [checked.conclusion], request.to_words())
+    if not checked.doubtful:
+        parties = fitting_parties(checked.sources)
+        request = TrainRequest(data=data, reading=reading, parties=parties, out=fresh_path("runs/first"))
+        show_next(output, [checked.conclusion], request.to_words())
 
 
 @app.command()
 def synth(
-    out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="The folder to write, with one Parquet file per party.")
-    ],
-    overlap: Annotated[
-        float, typer.Option(help="Share of each party's users who are at every party.", min=0, max=1)
-    ] = 0.3,
-    parties: Annotated[int, typer.Option(help="Number of parties.", min=1)] = 3,
-    users: Annotated[int, typer.Option(help="Number of users of each party.")] = 1000,
-    items: Annotated[int, typer.Option(help="Number of items of each party.")] = 200,
-    ratings: Annotated[
-        int | None, typer.Option(help="Number of ratings of each party. Default: 20 per user.")
-    ] = None,
-    likes: Annotated[bool, typer.Option("--likes", help="Write what users chose, without ratings.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0)] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    out: Annotated[Path, typer.Option(metavar="FOLDER")],
+    overlap: Annotated[float, typer.Option(min=0, max=1)] = 0.3,
+    parties: Count = 3,
+    users: int = 1000,
+    items: int = 200,
+    ratings: int | None = None,
+    likes: bool = False,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    overwrite: bool = False,
     output: Output = STANDARD,
 ) -> None:
-    """Generate tables of ratings for parties whose users overlap in part."""
+    """Generate tables of ratings for parties whose users overlap in part.
+
+    Args:
+        out: The folder to write, with one Parquet file per party.
+        overlap: Share of each party's users who are at every party.
+        parties: Number of parties.
+        users: Number of users of each party.
+        items: Number of items of each party.
+        ratings: Number of ratings of each party. Default: 20 per user.
+        likes: Write what users chose, without ratings.
+        seed: Seed of everything random.
+        overwrite: Replace files that exist.
+    """
     from verfedgnn.data.synthetic import synthetic_tables, write_tables
 
     with output.busy(f"generating {parties} tables"):
-        amount = 20 * users if ratings is None else ratings
-        tables = synthetic_tables(parties, overlap, users=users, items=items, ratings=amount, seed=seed)
+        counts = {"users": users, "items": items, "ratings": 20 * users if ratings is None else ratings}
+        tables = synthetic_tables(parties, overlap, **counts, seed=seed)
         try:
-            known = [out / f"{table.name}.parquet" for table in tables]
-            others = sorted(set(out.iterdir()) - set(known)) if out.is_dir() else []
-            if out.exists() and (not out.is_dir() or others or (any(out.iterdir()) and not overwrite)):
+            present = set(out.iterdir()) if out.is_dir() else {out} if out.exists() else set()
+            if present - {out / f"{table.name}.parquet" for table in tables} or (present and not overwrite):
                 raise DataError(
                     f"{out} exists already: choose another --out, or replace its tables with --overwrite"
                 )
@@ -118,8 +116,7 @@ def synth(
         "ratings": sum(len(table) for table in tables),
     }
     share = f"{made['shared_users']:,} of the {made['users_per_party']:,} users of each are at all of them"
-    output.result(
-        made, f"{out}: {parties} parties with {made['ratings']:,} {'likes' if likes else 'ratings'}; {share}"
-    )
+    counted = f"{made['ratings']:,} {'likes' if likes else 'ratings'}"
+    output.result(made, f"{out}: {parties} parties with {counted}; {share}")
     sentence = "The tables are synthetic; check them as you would check your own."
     show_next(output, [sentence], ["data", "check", str(out)])

@@ -9,84 +9,67 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from verfedgnn.cli.command_app import CommandApp
 from verfedgnn.cli.next_step import command_text, show_next
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.service_commands import FederationFile
-from verfedgnn.cli.shared_options import TRAINING, CommandApp, Model, Preset, Settings
-from verfedgnn.cli.train_command import parse_gnn
+from verfedgnn.cli.shared_options import Count, FederationFile, Folder, Model, Preset, Settings
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.reports.console import error_console
 
 if TYPE_CHECKING:
-    from verfedgnn.federation.agreement import Agreement
+    pass
 
 app = CommandApp(
     name="federation",
     help="Set up a federation across organisations: its members, their certificates and their agreement.",
 )
 
-Folder = Annotated[Path, typer.Argument(help="The coordinator's folder, created by `init`.")]
-
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="The folder to create. It stays with the coordinator.")],
-    address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address at which parties reach the coordinator.")
-    ],
-    name: Annotated[
-        str | None, typer.Option(help="Name of the federation. Default: the name of the folder.")
-    ] = None,
+    folder: Path,
+    address: Annotated[str, typer.Option(metavar="HOST:PORT")],
+    name: str | None = None,
     preset: Preset = None,
     model: Model = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of all random numbers.", rich_help_panel=TRAINING)
-    ] = None,
+    seed: int | None = None,
     set_: Settings = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A TOML file of settings.", rich_help_panel=TRAINING)
-    ] = None,
-    alignment: Annotated[
-        Literal["keyed", "ecdh", "none"],
-        typer.Option(help="How users are aligned: keyed, ecdh or none."),
-    ] = "keyed",
-    ids: Annotated[
-        str,
-        typer.Option(
-            help="How all spell user ids: number (0016 and 16.0 become 16), lower, mail, or lower+number."
-        ),
-    ] = "",
-    min_parties: Annotated[
-        int,
-        typer.Option(
-            help="Number of parties a round needs; 0 means more than half, or as many as the exchange needs."
-        ),
-    ] = 0,
-    ratings_per_user: Annotated[
-        int,
-        typer.Option(
-            help="Ratings a user that you expect of all parties together. "
-            "Below 40, vectors are shorter, and messages too.",
-            min=1,
-        ),
-    ] = 100,
+    config: Path | None = None,
+    alignment: Literal["keyed", "ecdh", "none"] = "keyed",
+    ids: str = "",
+    min_parties: int = 0,
+    ratings_per_user: Count = 100,
     output: Output = STANDARD,
 ) -> None:
-    """Create a federation, at the coordinator: its authority, the coordinator's key and federation.toml."""
+    """Create a federation, at the coordinator: its authority, the coordinator's key and federation.toml.
+
+    Args:
+        folder: The folder to create. It stays with the coordinator.
+        address: Address at which parties reach the coordinator.
+        name: Name of the federation. Default: the name of the folder.
+        alignment: How users are aligned: keyed, ecdh or none.
+        ids: How all spell user ids: number (0016 and 16.0 become 16), lower, mail, or lower+number.
+        min_parties: Number of parties a round needs; 0 means more than half, or as many as the exchange needs.
+        ratings_per_user: Ratings a user that you expect of all parties together. Below 40, vectors are shorter, and
+            messages too.
+    Training:
+        seed: Seed of all random numbers.
+        config: A TOML file of settings.
+    """
     from verfedgnn.config import parse_settings
     from verfedgnn.federation import roster
     from verfedgnn.federation.agreement import summarise_agreement
 
-    overrides: dict[str, Any] = parse_settings(set_ or [])
+    overrides: dict[str, Any] = parse_settings(set_ or []) | ({} if seed is None else {"seed": seed})
     agreement = roster.create_federation(
         folder,
         preset=preset or "best",
-        model=parse_gnn(model),
+        model=model,
         config_file=config,
-        overrides=overrides | ({} if seed is None else {"seed": seed}),
+        overrides=overrides,
         name=name or folder.resolve().name,
         address=address,
         alignment=alignment,
@@ -94,9 +77,8 @@ def init(
         min_parties=min_parties,
         ratings_per_user=ratings_per_user,
     )
-    masking = (
-        "on" if agreement.config.masking else f"off, for {agreement.config.gradients.mechanism} gradients"
-    )
+    chosen = agreement.config
+    masking = "on" if chosen.masking else f"off, for {chosen.gradients.mechanism} gradients"
     created = f"federation {agreement.name} at {address}; masking is {masking}"
     output.result(summarise_agreement(agreement), created)
     approval = command_text(["federation", "approve", str(folder), "NAME.csr"])
@@ -108,14 +90,13 @@ def init(
 
 
 @app.command("join-request")
-def join_request(
-    name: Annotated[str, typer.Argument(help="Name of the party.")],
-    out: Annotated[
-        Path | None, typer.Option(help="The folder to create. Default: NAME.", metavar="FOLDER")
-    ] = None,
-    output: Output = STANDARD,
-) -> None:
-    """Request to join, at a party: create a key, which stays here, and a request to send to the coordinator."""
+def join_request(name: str, out: Folder = None, output: Output = STANDARD) -> None:
+    """Request to join, at a party: create a key, which stays here, and a request to send to the coordinator.
+
+    Args:
+        name: Name of the party.
+        out: The folder to create. Default: NAME.
+    """
     from verfedgnn.federation import roster
 
     folder = out or Path(name)
@@ -135,38 +116,37 @@ def join_request(
 
 @app.command()
 def approve(
-    folder: Folder,
-    requests: Annotated[
-        list[Path] | None, typer.Argument(help="The .csr files that parties sent.", metavar="REQUEST.csr")
-    ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Renew the certificates of parties that are already members.")
-    ] = False,
-    remove: Annotated[
-        str | None, typer.Option(help="Remove this party; its certificate is no longer accepted.")
-    ] = None,
-    renew: Annotated[
-        bool,
-        typer.Option("--renew", help="Create a new key and certificate for the coordinator itself."),
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Skip the prompt; the fingerprints have been compared.")
-    ] = False,
+    folder: Path,
+    requests: Annotated[list[Path] | None, typer.Argument(metavar="REQUEST.csr")] = None,
+    replace: bool = False,
+    remove: str | None = None,
+    renew: bool = False,
+    yes: bool = False,
     output: Output = STANDARD,
 ) -> None:
     """Change the members, at the coordinator: admit parties by their requests, remove some, or renew the coordinator's own key.
 
     If it is interrupted, run it again.
+
+    Args:
+        folder: The coordinator's folder, created by `init`.
+        requests: The .csr files that parties sent.
+        replace: Renew the certificates of parties that are already members.
+        remove: Remove this party; its certificate is no longer accepted.
+        renew: Create a new key and certificate for the coordinator itself.
+        yes: Skip the prompt; the fingerprints have been compared.
     """
     from verfedgnn.federation import roster
-    from verfedgnn.federation.certificates import format_day
+    from verfedgnn.federation.agreement import FILE, summarise_agreement
+    from verfedgnn.federation.certificates import format_day, short_fingerprint
 
     if [bool(requests), bool(remove), renew].count(True) != 1:
         raise ConfigError("give the requests of parties, --remove NAME or --renew, one at a time")
     lines: list[str] = []
 
     def confirm(fingerprints: dict[str, str]) -> None:
-        lines.extend(f"{name}: fingerprint of its public key: {text}" for name, text in fingerprints.items())
+        for name, text in fingerprints.items():
+            lines.append(f"{name}: fingerprint of its public key: {text}")
         if not yes:
             typer.echo("\n".join(lines), err=True)
             _confirm("Did each party read out this fingerprint by phone?")
@@ -180,18 +160,31 @@ def approve(
     else:
         changed = roster.remove_party(folder, str(remove))
         lines.append(f"{remove} is no longer a member")
-    _show_change(folder, changed, output, *lines)
+    about = summarise_agreement(changed)
+    members = len(changed.parties)
+    fingerprint = short_fingerprint(about["digest"])
+    size = f"{members} parties on the roster; fingerprint of the agreement: {fingerprint}"
+    output.result(about, *lines, size, f"a round needs {changed.quorum} of {members} parties")
+    if changed.problem is not None:
+        output.remark(f"decide first: {changed.problem}", style="bold")
+    compare = f"Send {folder / FILE} to every party and compare the fingerprint with them"
+    sentences = [f"{compare}; restart the coordinator if it is running."]
+    if members < 2:
+        sentences.append("A training needs two parties or more.")
+        show_next(output, sentences, ["federation", "approve", str(folder), "NAME.csr"])
+    else:
+        sentences += [about["two_parties"]] if about["two_parties"] else []
+        show_next(output, sentences, ["coordinator", str(folder)])
 
 
 @app.command()
-def accept(
-    folder: Annotated[Path, typer.Argument(help="Your folder, with federation.toml and key.pem.")],
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Skip the prompt; the fingerprint has been compared.")
-    ] = False,
-    output: Output = STANDARD,
-) -> None:
-    """Accept a changed agreement, at a party: fetch it from the running coordinator, show what it changes, and store it."""
+def accept(folder: Path, yes: bool = False, output: Output = STANDARD) -> None:
+    """Accept a changed agreement, at a party: fetch it from the running coordinator, show what it changes, and store it.
+
+    Args:
+        folder: Your folder, with federation.toml and key.pem.
+        yes: Skip the prompt; the fingerprint has been compared.
+    """
     from verfedgnn.federation import roster
     from verfedgnn.federation.agreement import FILE, compare_agreements, summarise_agreement
     from verfedgnn.federation.certificates import short_fingerprint
@@ -216,18 +209,16 @@ def accept(
 
 @app.command()
 def show(
-    path: Annotated[
-        Path, typer.Argument(help="federation.toml, or the folder that holds it.", metavar="FILE_OR_FOLDER")
-    ],
-    assessment: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write one page for a security or data-protection officer, in Markdown.", metavar="FILE"
-        ),
-    ] = None,
+    path: Annotated[Path, typer.Argument(metavar="FILE_OR_FOLDER")],
+    assessment: Path | None = None,
     output: Output = STANDARD,
 ) -> None:
-    """Show the agreement and the members of a federation."""
+    """Show the agreement and the members of a federation.
+
+    Args:
+        path: federation.toml, or the folder that holds it.
+        assessment: Write one page for a security or data-protection officer, in Markdown.
+    """
     from verfedgnn.federation import COORDINATOR_KEY
     from verfedgnn.federation.agreement import load_agreement, summarise_agreement, write_text
     from verfedgnn.federation.certificates import format_day, short_fingerprint
@@ -238,10 +229,9 @@ def show(
 
         write_text(assessment, assess(agreement))
     about = summarise_agreement(agreement)
-    settings = (
-        f"{key} = {'unset' if value is None else json.dumps(value)}"
-        for key, value in about["settings"].items()
-    )
+    settings = [f"preset {about['preset']}{', with' if about['settings'] else ''}"]
+    for name, value in about["settings"].items():
+        settings.append(f"{name} = {'unset' if value is None else json.dumps(value)}")
     facts = Table(show_header=False, title=Text(f"Federation {agreement.name}"), title_justify="left")
     for label, text in {
         "address": agreement.address,
@@ -250,9 +240,7 @@ def show(
         "configuration": about["configuration"],
         "agreement": short_fingerprint(about["digest"]),
         "trainings": ", then ".join(about["trainings"]),
-        "settings": "\n".join(
-            (f"preset {about['preset']}{', with' if about['settings'] else ''}", *settings)
-        ),
+        "settings": "\n".join(settings),
         "two parties": about["two_parties"],
     }.items():
         if text is not None:
@@ -260,9 +248,9 @@ def show(
     members = _table("Members", "name", "fingerprint of the certificate", "expires")
     for member in agreement.members:
         expired = member.parsed.end <= datetime.now(UTC)
-        until = format_day(member.parsed.end) + (" (expired)" if expired else "")
-        style = "red" if expired else ""
-        members.add_row(member.name, short_fingerprint(member.parsed.fingerprint), until, style=style)
+        until = format_day(member.parsed.end) + " (expired)" * expired
+        cells = member.name, short_fingerprint(member.parsed.fingerprint), until
+        members.add_row(*cells, style="red" if expired else "")
     output.result(about, facts, members)
     folder = path if path.is_dir() else path.parent
     sentence = "Compare the fingerprint of the agreement by phone; it must be the same at all organisations."
@@ -273,18 +261,16 @@ def show(
 
 @app.command()
 def verify(
-    transcripts: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Transcripts of members, or the run folders that hold them.", metavar="TRANSCRIPT..."
-        ),
-    ],
+    transcripts: Annotated[list[Path], typer.Argument(metavar="TRANSCRIPT...")],
     federation: FederationFile,
     output: Output = STANDARD,
 ) -> None:
     """Check transcripts of members: each is unchanged and signed, and all parties received the same.
 
     Exits with code 1 if a transcript was changed or two of them differ, and shows the first difference.
+
+    Args:
+        transcripts: Transcripts of members, or the run folders that hold them.
     """
     from verfedgnn.federation.agreement import load_agreement
     from verfedgnn.federation.transcript import check_transcript, compare_transcripts, summarise_comparison
@@ -308,10 +294,8 @@ def verify(
 
 def _table(title: str, *headings: str) -> Table:
     """Return an empty table whose cells are folded rather than cut."""
-    table = Table(title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
+    columns = [Column(heading, overflow="fold") for heading in headings]
+    return Table(*columns, title=title, title_justify="left")
 
 
 def _confirm(question: str) -> None:
@@ -324,26 +308,3 @@ def _confirm(question: str) -> None:
 
 def _has_terminal() -> bool:
     return sys.stdin.isatty()
-
-
-def _show_change(folder: Path, agreement: Agreement, output: Output, *lines: str) -> None:
-    """Show a changed agreement and what to do next."""
-    from verfedgnn.federation.agreement import FILE, summarise_agreement
-    from verfedgnn.federation.certificates import short_fingerprint
-
-    about = summarise_agreement(agreement)
-    members = len(agreement.parties)
-    fingerprint = short_fingerprint(about["digest"])
-    size = f"{members} parties on the roster; fingerprint of the agreement: {fingerprint}"
-    output.result(about, *lines, size, f"a round needs {agreement.quorum} of {members} parties")
-    if agreement.problem is not None:
-        output.remark(f"decide first: {agreement.problem}", style="bold")
-    compare = f"Send {folder / FILE} to every party and compare the fingerprint with them"
-    sentences = [f"{compare}; restart the coordinator if it is running."]
-    if members < 2:
-        sentences.append("A training needs two parties or more.")
-        show_next(output, sentences, ["federation", "approve", str(folder), "NAME.csr"])
-        return
-    if about["two_parties"]:
-        sentences.append(about["two_parties"])
-    show_next(output, sentences, ["coordinator", str(folder)])

@@ -8,31 +8,27 @@ import signal
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from verfedgnn.cli import data_command as data
 from verfedgnn.cli import federation_command as federation
-from verfedgnn.cli.next_step import add_columns, command_text
+from verfedgnn.cli.command_app import CommandApp, CommandGroup, Function
+from verfedgnn.cli.next_step import add_columns, show_next
 from verfedgnn.cli.night_command import night, nights
-from verfedgnn.cli.output import lasting_streams
-from verfedgnn.cli.package_commands import CommandGroup
-from verfedgnn.cli.recommend_command import recommend
-from verfedgnn.cli.report_commands import evaluate, lift, report
-from verfedgnn.cli.runs_commands import diff, forget, promote, runs
-from verfedgnn.cli.serve_command import confirm, serve
+from verfedgnn.cli.output import Output, lasting_streams
+from verfedgnn.cli.runs_commands import diff, evaluate, forget, lift, promote, report, runs
 from verfedgnn.cli.service_commands import coordinator, party, status
+from verfedgnn.cli.serving_commands import confirm, recommend, serve
 from verfedgnn.cli.settings_command import settings
-from verfedgnn.cli.shared_options import CommandApp, Function
-from verfedgnn.cli.signals import interrupt
 from verfedgnn.cli.train_command import train
 from verfedgnn.core.errors import Interrupted, MissingColumns, PluginWarning, RunWarning, VerFedGNNError
 from verfedgnn.core.installed import installed_version
 from verfedgnn.core.option_names import make_printable, on_command_line
 from verfedgnn.plugins import load_file
-from verfedgnn.reports.console import SafeConsole
+from verfedgnn.reports.console import error_console
 
 app = CommandApp(
     name="verfedgnn",
@@ -78,21 +74,16 @@ for _panel, _commands in _COMMANDS.items():
         else:
             app.command(rich_help_panel=_panel)(_command)
 
-_CTRL_C = 130
-"""Exit code that typer returns after Ctrl-C."""
-
 
 def main() -> None:
     """Run the command line. A user's mistake prints one line on standard error, never a stack trace."""
     _keep_freed_memory()
-    handler = signal.signal(signal.SIGTERM, interrupt)
-    show_warning = warnings.showwarning
-    warnings.showwarning = _show_warning
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # acts like Ctrl-C
     try:
-        with lasting_streams():
+        with warnings.catch_warnings(), lasting_streams():
+            warnings.showwarning = _show_warning
             code = _run()
     finally:
-        warnings.showwarning = show_warning
         signal.signal(signal.SIGTERM, handler)
     sys.exit(code)
 
@@ -118,24 +109,19 @@ def _run() -> int:
     """Run a command and return its exit code: 0 done, 2 user error, 3 refused by a peer, 4 interrupted, 5 not promoted (docs/terminal.md)."""
     try:
         code = app(prog_name="verfedgnn", standalone_mode=False)
-        if code == _CTRL_C:
-            raise Interrupted("interrupted")
+        if code == 130:  # what typer returns after Ctrl-C
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except (Interrupted, KeyboardInterrupt) as error:
         again = shlex.join(["verfedgnn", *sys.argv[1:]])
         stop = error if isinstance(error, Interrupted) else Interrupted("interrupted")
         _print_line(str(stop) if stop.remedy else f"{stop}; continue with `{again}`")
         return stop.exit_code
-    except MissingColumns as error:
-        _print_line(str(error))
-        if error.flags and "--quiet" not in sys.argv:
-            words = add_columns(sys.argv[1:], error.flags)
-            SafeConsole(stderr=True, highlight=False, soft_wrap=True).print(
-                f"next: {command_text(words)}", markup=False
-            )
-        return error.exit_code
     except VerFedGNNError as error:
         _print_line(str(error))
+        if isinstance(error, MissingColumns) and error.flags:
+            output = Output(quiet="--quiet" in sys.argv)
+            show_next(output, [], add_columns(sys.argv[1:], error.flags))
         return error.exit_code
     except typer.Abort:
         _print_line("Aborted, nothing changed. Pass --yes to skip the prompt.")
@@ -156,23 +142,16 @@ def _report_usage_error(error: typer.TyperException) -> int:
     return error.exit_code
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
     """Print our own warnings as one line and those of libraries in their usual form."""
     if issubclass(category, PluginWarning | RunWarning):
         _print_line(str(message), "[bold yellow]warning:[/]")
     else:
-        text = warnings.formatwarning(message, category, filename, lineno, line)
-        (file or sys.stderr).write(make_printable(text))
+        filename, line_number = place[:2]
+        sys.stderr.write(make_printable(warnings.formatwarning(message, category, filename, line_number)))
 
 
 def _print_line(text: str, head: str = "[bold red]error:[/]") -> None:
     """Print an error or warning on standard error."""
     line = " ".join(text.split())  # a peer may have written it
-    SafeConsole(stderr=True, highlight=False, soft_wrap=True).print(f"{head} {escape(line)}")
+    error_console().print(f"{head} {escape(line)}", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import shutil
@@ -20,15 +21,13 @@ if TYPE_CHECKING:
 MOST_SENTENCES = 3
 """Findings that a command shows; the report has all of them."""
 
-Words = list[str]
-
 
 class Request:
     """The options of a command, from which it can be printed; a subclass is a dataclass with a field per option."""
 
     command: ClassVar[str]
 
-    def to_words(self, *, without: Sequence[str] = ()) -> Words:
+    def to_words(self, *, without: Sequence[str] = ()) -> list[str]:
         """Return the command, with the options that are not at their defaults."""
         words = [self.command]
         for field in fields(self):  # type: ignore[arg-type]
@@ -47,28 +46,19 @@ class Request:
 def fresh_path(wanted: Path | str) -> Path:
     """Return `wanted`, or the first of `wanted-2`, `wanted-3`, ... that does not exist."""
     path = Path(wanted)
-    free = path
-    number = 1
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return free
+    others = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
+    return next(free for free in itertools.chain([path], others) if not free.exists())
 
 
-def add_columns(words: Sequence[str], flags: Sequence[str]) -> Words:
+def add_columns(words: Sequence[str], flags: Sequence[str]) -> list[str]:
     """Return a command with values of `--columns`, which replace those of the same source."""
-    sources = {flag.partition(":")[0] if ":" in flag else "" for flag in flags}
-    kept: Words = []
-    place = 0
-    while place < len(words):
-        pair = words[place : place + 2]
-        if pair[0] == "--columns" and len(pair) == 2:
-            if (pair[1].partition(":")[0] if ":" in pair[1] else "") not in sources:
-                kept += pair
-            place += 2
-        else:
-            kept.append(words[place])
-            place += 1
+    sources = [flag[: flag.find(":") + 1] for flag in flags]
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        value = next(rest, None) if word == "--columns" else None
+        if value is None or value[: value.find(":") + 1] not in sources:
+            kept += [word] if value is None else [word, value]
     return [*kept, *(word for flag in flags for word in ("--columns", flag))]
 
 
@@ -78,15 +68,14 @@ def command_text(words: Sequence[str]) -> str:
     return shlex.join([*_program(), *plugins, *words])
 
 
-def _program() -> Words:
+def _program() -> list[str]:
     """Return how this program was called."""
     called = sys.argv[0]
     if called.endswith("__main__.py"):
         python = shutil.which("python")
         same = python is not None and Path(python).resolve() == Path(sys.executable).resolve()
         return ["python" if same else sys.executable, "-m", "verfedgnn"]
-    found = shutil.which("verfedgnn")
-    return ["verfedgnn" if found is not None and Path(found) == Path(called).absolute() else called]
+    return ["verfedgnn" if shutil.which("verfedgnn") == str(Path(called).absolute()) else called]
 
 
 def show_next(output: Output, sentences: Sequence[str], command: Sequence[str], where: str = "") -> None:
@@ -101,7 +90,4 @@ def show_run_findings(output: Output, run: Run, folder: Path | None) -> None:
     from verfedgnn.reports.phrases import diagnose
 
     findings = diagnose(run.metrics, run.judged.config, history=run.history)
-    if folder is None:
-        show_next(output, findings, ["train", "--help"])
-    else:
-        show_next(output, findings, ["report", str(folder)])
+    show_next(output, findings, ["train", "--help"] if folder is None else ["report", str(folder)])

@@ -21,10 +21,10 @@ from threading import TIMEOUT_MAX, Timer
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from verfedgnn.cli.output import STANDARD, Output
+from verfedgnn.cli.shared_options import Count
+from verfedgnn.cli.tables import make_table
 from verfedgnn.core.errors import ConfigError, Interrupted, NotPromoted, RunError
 from verfedgnn.core.files import check_file_name, make_folder, switch_link, writing
 from verfedgnn.federation.event_log import configure_log, event_text
@@ -35,29 +35,13 @@ CURRENT = "current"
 
 
 def night(
-    folder: Annotated[Path, typer.Argument(help="Folder of the nights; each night is a run folder in it.")],
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            help="After --: the training, such as `train --data film=film.csv ...`, `party --federation film --ratings FILE` or "
-            "`coordinator hub`, without --out and --after."
-        ),
-    ],
-    name: Annotated[str | None, typer.Option(help="Name of the night; today's date by default.")] = None,
-    keep: Annotated[
-        int, typer.Option(help="Number of nights to keep; the served run and the best one stay, too.", min=1)
-    ] = 14,
-    tolerance: Annotated[float, typer.Option(help="Loss in per cent that `promote` accepts.", min=0)] = 0.5,
-    give_up: Annotated[
-        float,
-        typer.Option(
-            help="Hours after its start at which a night that is not over is given up; the same at all members.",
-            min=0,
-        ),
-    ] = 20,
-    textfile: Annotated[
-        Path | None, typer.Option(help="Also write the last night as metrics for Prometheus (node_exporter).")
-    ] = None,
+    folder: Path,
+    command: list[str],
+    name: str | None = None,
+    keep: Count = 14,
+    tolerance: Annotated[float, typer.Option(min=0)] = 0.5,
+    give_up: Annotated[float, typer.Option(min=0)] = 20,
+    textfile: Path | None = None,
     output: Output = STANDARD,
 ) -> None:
     """Train tonight's run, judge it, promote it unless it is worse, remove old nights, and record the result.
@@ -65,6 +49,16 @@ def night(
     Start it again after a stop or a failure: it goes on where it was, and a night that is over is not repeated. Exit codes: 0 promoted (or
     trained, for a coordinator), 5 kept, 6 nothing new, 4 stopped, 1 failed, 7 given up, 75 another night is running. `nights` shows the
     history.
+
+    Args:
+        folder: Folder of the nights; each night is a run folder in it.
+        command: After --: the training, such as `train --data film=film.csv ...`, `party --federation film --ratings FILE`
+            or `coordinator hub`, without --out and --after.
+        name: Name of the night; today's date by default.
+        keep: Number of nights to keep; the served run and the best one stay, too.
+        tolerance: Loss in per cent that `promote` accepts.
+        give_up: Hours after its start at which a night that is not over is given up; the same at all members.
+        textfile: Also write the last night as metrics for Prometheus (node_exporter).
     """
     if not command or command[0] not in ("train", "party", "coordinator"):
         raise ConfigError("after --, name the training: train, party or coordinator, with its options")
@@ -100,7 +94,9 @@ def night(
         result = next((each for each in before if each.night == begun.night and each.result in DONE), None)
         if result is None:
             _record(folder, begun, textfile)
-            result = _run_night(folder, begun, command, before, tolerance, give_up, quiet=output.quiet)
+            result = _run_night(
+                folder, begun, command, before, tolerance, begun.due(give_up), quiet=output.quiet
+            )
             _record(folder, result, textfile)
             _prune(folder, keep)
     reason = f": {result.reason}" if result.reason else ""
@@ -108,37 +104,38 @@ def night(
     raise typer.Exit(EXITS[result.result])
 
 
-def nights(
-    folder: Annotated[Path, typer.Argument(help="Folder of the nights.")],
-    output: Output = STANDARD,
-) -> None:
-    """Show the history of the nights: promoted, kept, nothing new, stopped, failed or given up, with the reason."""
+def nights(folder: Path, output: Output = STANDARD) -> None:
+    """Show the history of the nights: promoted, kept, nothing new, stopped, failed or given up, with the reason.
+
+    Args:
+        folder: Folder of the nights.
+    """
     if not folder.is_dir():
         raise RunError(f"{folder} is no folder; name the one in which `verfedgnn night` keeps its runs")
     history = read_nights(folder)
-    table = Table("night", "result", "took", "MB", "reason", box=None)
-    about = []
-    for each in history:
-        size = sum(file.stat().st_size for file in (folder / each.night).rglob("*") if file.is_file())
+    rows, about = [], []
+    for past in history:
+        size = sum(file.stat().st_size for file in (folder / past.night).rglob("*") if file.is_file())
         megabytes = f"{size / 1e6:.1f}" if size else "–"
-        table.add_row(each.night, each.result, f"{each.seconds:.0f} s", megabytes, escape(each.reason))
-        about.append(asdict(each) | {"bytes": size})
+        rows.append([past.night, past.result, f"{past.seconds:.0f} s", megabytes, past.reason])
+        about.append(asdict(past) | {"bytes": size})
+    table = make_table(["night", "result", "took", "MB", "reason"], rows, box=None)
     output.result(about, table if history else f"no nights in {folder}")
 
 
 def _run_night(
     folder: Path,
     begun: Night,
-    command: Sequence[str],
-    before: Sequence[Night],
+    command: list[str],
+    before: list[Night],
     tolerance: float,
-    give_up: float,
+    due: datetime,
     *,
     quiet: bool,
 ) -> Night:
     """Train, judge and promote; return what happened."""
     place, current = folder / begun.night, folder / CURRENT
-    began, due = time.monotonic(), begun.due(give_up)
+    began = time.monotonic()
 
     def end(result: Word, reason: str = "") -> Night:
         return replace(begun, result=result, reason=reason, seconds=round(time.monotonic() - began, 1))

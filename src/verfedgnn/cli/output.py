@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
@@ -58,10 +58,9 @@ class Output:
     def busy(self, what: str) -> Iterator[None]:
         """Show a spinner on a terminal while something runs whose duration is unknown."""
         console = error_console()
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(
-            *columns, console=console, transient=True, disable=self.quiet or not drawable(console)
-        ) as bar:
+        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+        hidden = self.quiet or not drawable(console)
+        with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
             bar.add_task(what, total=None)
             yield
 
@@ -78,23 +77,22 @@ class Lasting:
 
     def write(self, text: str) -> int:
         """Write `text`, or discard it if nobody reads."""
-        try:
-            return self._stream.write(text)
-        except BrokenPipeError:
-            self._discard()
-            return len(text)
+        with self._discarding():
+            self._stream.write(text)
+        return len(text)
 
     def flush(self) -> None:
         """Flush the stream, or discard its buffer if nobody reads."""
-        try:
+        with self._discarding():
             self._stream.flush()
-        except BrokenPipeError:
-            self._discard()
 
-    def _discard(self) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
+    @contextmanager
+    def _discarding(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -103,12 +101,10 @@ class Lasting:
 @contextmanager
 def lasting_streams() -> Iterator[None]:
     """Replace standard output and error by `Lasting` streams and flush them at the end."""
-    before = sys.stdout, sys.stderr
-    lasting = [Lasting(stream) for stream in before]
-    sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in lasting)
-    try:
-        yield
-    finally:
-        for stream in lasting:
-            stream.flush()
-        sys.stdout, sys.stderr = before
+    out, err = (cast(TextIO, Lasting(stream)) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            yield
+        finally:
+            out.flush()
+            err.flush()

@@ -1,39 +1,118 @@
-"""`verfedgnn runs`, `diff`, `promote` and `forget`: list runs, compare two, let one replace another, remove users and items."""
+"""`verfedgnn evaluate`, `lift`, `report`, `runs`, `diff`, `promote` and `forget`: what can be done with finished runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
-from verfedgnn.cli.next_step import fresh_path, show_next
+import verfedgnn as vf
+from verfedgnn.cli.next_step import fresh_path, show_next, show_run_findings
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import RunFolder
-from verfedgnn.cli.tables import make_table
+from verfedgnn.cli.shared_options import Count, Folder, Threads, use_threads
+from verfedgnn.cli.signals import Halt
+from verfedgnn.cli.tables import gate_table, make_table, party_table, run_table, verdict_texts
 from verfedgnn.core.errors import ConfigError, NotPromoted, RunError
-
-if TYPE_CHECKING:
-    from verfedgnn.runs.run_folder import RunSummary
+from verfedgnn.reports.round_progress import RoundProgress
 
 METRICS = {"rmse": "RMSE, lower is better", "ndcg@20": "NDCG@20, higher is better"}
 SHOWN_NAMES = 3
 """Number of names of parties that a cell shows."""
 
 
-def runs(
-    folder: Annotated[Path, typer.Argument(help="Folder that contains run folders.")] = Path("runs"),
+def evaluate(
+    run: Path,
+    top: Count = 20,
+    predictions: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     output: Output = STANDARD,
 ) -> None:
-    """List runs, oldest first: preset, parties, accuracy, bytes and privacy budget spent."""
+    """Evaluate a run on its test ratings: RMSE, MAE and metrics of lists, per party and overall.
+
+    Args:
+        top: K of Recall@K, NDCG@K and HitRate@K.
+        predictions: Also write each test rating with its predictions, as Parquet, to recompute the figures.
+    """
+    from verfedgnn.core.files import writing
+    from verfedgnn.runs.predictions import write_predictions
+
+    loaded = vf.Run.load(run, added=False)
+    with output.busy("evaluating"):
+        figures = loaded.metrics | loaded.evaluate(top)
+        if predictions is not None:
+            with writing(predictions.parent):
+                write_predictions(loaded, predictions, top)
+    lift = verdict_texts(figures, loaded.judged.config, details=True) if "lift" in figures else []
+    output.result(figures, *lift, run_table(figures), party_table(figures), gate_table(figures))
+    show_run_findings(output, loaded, run)
+
+
+def lift(run: Path, partners: bool = False, threads: Threads = 1, output: Output = STANDARD) -> None:
+    """Show what joining gains each party of a run, in lists and ratings, for known and for new customers.
+
+    Args:
+        partners: Also train without each party in turn, to see which partner is worth it.
+    """
+    from verfedgnn.core.files import writing
+    from verfedgnn.evaluation.verdict import PARTNERS_HEADER, partner_rows
+    from verfedgnn.runs.run import write_json
+    from verfedgnn.training.train import compare_partners
+
+    use_threads(threads)
+
+    loaded = vf.Run.load(run, added=False)
+    figures = vf.lift(loaded)
+    if partners:
+        with RoundProgress(hidden=output.quiet) as progress, Halt(quiet=output.quiet) as halt:
+            figures["partners"] = compare_partners(loaded, watch=progress.round, stop=halt.asked)
+        loaded.metrics["lift"] = figures
+        with writing(run):
+            write_json(run / "metrics.json", loaded.metrics)
+    rows = partner_rows(figures.get("partners", []))
+    table = make_table(PARTNERS_HEADER, rows, box=None) if "partners" in figures else None
+    output.result(figures, *verdict_texts(loaded.metrics, loaded.judged.config, details=True), table)
+    show_run_findings(output, loaded, run)
+
+
+def report(run: Path, out: Folder = None, output: Output = STANDARD) -> None:
+    """Write a report of a run as one HTML page.
+
+    It contains the verdict, accuracy, lift, overlap, learning curves, traffic, who sees what, privacy guarantees and configuration.
+    It names the parties, but no user and no item.
+
+    Args:
+        out: Folder for the report; RUN/report by default.
+    """
+    from verfedgnn.core.files import check_writable
+    from verfedgnn.reports.run_report import run_document
+    from verfedgnn.runs.run_folder import REPORT, check_outside
+
+    loaded = vf.Run.load(run, added=False)
+    if out is not None:
+        check_outside(out)
+    folder = run / REPORT if out is None else out
+    check_writable(folder)
+    with output.busy("writing the report"):
+        document = run_document(loaded, run.resolve().name, run)
+        page = document.write(folder / "report.html")
+    output.result({"page": page}, f"written: {page}")
+    show_next(output, [], ["serve", str(run)])
+
+
+def runs(folder: Annotated[Path, typer.Argument()] = Path("runs"), output: Output = STANDARD) -> None:
+    """List runs, oldest first: preset, parties, accuracy, bytes and privacy budget spent.
+
+    Args:
+        folder: Folder that contains run folders.
+    """
     from verfedgnn.reports.phrases import format_metric, format_size
     from verfedgnn.runs.run_folder import list_runs
 
-    found = list_runs(folder)
-    columns = [
+    listed = list_runs(folder)
+    rows = [
         {
             "run": run.folder,
             "date (UTC)": run.date[:16].replace("T", " "),
@@ -45,33 +124,25 @@ def runs(
             "bytes": "-" if run.bytes is None else format_size(run.bytes),
             "epsilon": "-" if run.epsilon is None else f"{run.epsilon:.3g}",
         }
-        for run in found
+        for run in listed
     ]
-    output.result(
-        [asdict(run) for run in found],
-        make_table([*columns[0]], [[*row.values()] for row in columns]) if found else f"no runs in {folder}",
-    )
-    _show_next(output, folder, found)
-
-
-def _show_next(output: Output, folder: Path, found: list[RunSummary]) -> None:
-    """Suggest to resume the newest run, to compare the two newest, or to report the only one."""
-    places = [str(folder / run.folder) for run in found]
-    finished = [place for place, run in zip(places, found, strict=True) if run.finished]
-    if not found:
+    table = make_table([*rows[0]], [[*row.values()] for row in rows]) if rows else f"no runs in {folder}"
+    output.result([asdict(run) for run in listed], table)
+    places = [str(folder / run.folder) for run in listed]
+    finished = [place for place, run in zip(places, listed, strict=True) if run.finished]
+    if not listed:
         sentence = f"There are no runs in {folder}; a training with --out writes one."
         command = ["train", "--data", "synthetic", "--out", str(fresh_path(folder / "first"))]
-    elif not found[-1].finished:
+    elif not listed[-1].finished:
         sentence = "The newest run is not finished; it resumes from its last checkpoint."
         command = ["train", "--resume", places[-1]]
-    elif len(finished) > 1:
+    elif finished[1:]:
         sentence = (
             f"{len(finished)} runs are finished; the two newest can be compared on the same test ratings."
         )
         command = ["diff", *finished[-2:]]
     else:
-        sentence = "One run is finished."
-        command = ["report", finished[-1]]
+        sentence, command = "One run is finished.", ["report", finished[-1]]
     show_next(output, [sentence], command)
 
 
@@ -81,35 +152,35 @@ def _shorten(names: list[str]) -> str:
     return ", ".join(shown) or "-"
 
 
-def diff(
-    before: Annotated[Path, typer.Argument(help="Earlier run folder.")],
-    after: Annotated[Path, typer.Argument(help="Later run folder.")],
-    output: Output = STANDARD,
-) -> None:
-    """Compare two runs: accuracy on the test ratings of both, data and settings."""
-    from verfedgnn.evaluation.run_difference import difference
-    from verfedgnn.runs.run import Run
+def diff(before: Path, after: Path, output: Output = STANDARD) -> None:
+    """Compare two runs: accuracy on the test ratings of both, data and settings.
 
-    runs = [Run.load(folder, added=False) for folder in (before, after)]
+    Args:
+        before: Earlier run folder.
+        after: Later run folder.
+    """
+    from verfedgnn.evaluation.run_difference import difference
+
+    runs = [vf.Run.load(folder, added=False) for folder in (before, after)]
     with output.busy("comparing"):
-        found = difference(*runs)
-    settings = [[str(value) for value in row.values()] for row in found["configuration"]]
+        compared = difference(*runs)
+    settings = [[str(value) for value in row.values()] for row in compared["configuration"]]
     output.result(
-        found,
-        *_figure_tables(found["figures"], "Test ratings of both runs"),
-        _data_table(found["data"]),
+        compared,
+        *_figure_tables(compared["figures"], "Test ratings of both runs"),
+        _data_table(compared["data"]),
         "",
         make_table(["setting", "before", "after"], settings, "Settings that differ")
         if settings
         else "Both runs have the same settings.",
     )
-    better = {metric: table["overall"]["better"] for metric, table in found["figures"].items()}
+    better = {metric: table["overall"]["better"] for metric, table in compared["figures"].items()}
     chosen = before if "no" in better.values() and "yes" not in better.values() else after
     words = {"yes": "better", "no": "worse"}
-    judged = ", ".join(
-        f"{metric.upper()} {words.get(word, 'not clearly different')}" for metric, word in better.items()
+    judged = (f"{name.upper()} {words.get(word, 'not clearly different')}" for name, word in better.items())
+    show_next(
+        output, [f"The later run on the same test ratings: {', '.join(judged)}."], ["serve", str(chosen)]
     )
-    show_next(output, [f"The later run on the same test ratings: {judged}."], ["serve", str(chosen)])
 
 
 def _figure_tables(figures: Mapping[str, Any], cases: str) -> list[RenderableType]:
@@ -148,105 +219,86 @@ def _data_table(data: Mapping[str, Any]) -> RenderableType:
 
 
 def promote(
-    challenger: Annotated[Path, typer.Argument(help="Run folder of tonight.")],
-    over: Annotated[
-        Path,
-        typer.Option(metavar="RUN", help="Run folder that is served now, or the link to it."),
-    ],
-    link: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="LINK",
-            help="Symbolic link that `serve` follows; it is switched to the challenger if it is promoted.",
-        ),
-    ] = None,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            help="Loss, in per cent of RMSE and NDCG@20, that is accepted, also against the best run so far.",
-            min=0,
-        ),
-    ] = 0.0,
-    max_lost: Annotated[
-        float,
-        typer.Option(
-            help="Largest share of a party's users, items or ratings, in per cent, that may be gone.",
-            min=0,
-            max=100,
-        ),
-    ] = 10.0,
+    challenger: Path,
+    over: Annotated[Path, typer.Option(metavar="RUN")],
+    link: Annotated[Path | None, typer.Option(metavar="LINK")] = None,
+    tolerance: Annotated[float, typer.Option(min=0)] = 0.0,
+    max_lost: Annotated[float, typer.Option(min=0, max=100)] = 10.0,
     output: Output = STANDARD,
 ) -> None:
     """Promote a run over the one that is served, unless it is worse beyond its interval on ratings that neither was trained on.
 
     It must not be worse than the best run that was promoted before, either, so that tolerated losses do not add up.
     The exit code is 0 if the challenger is promoted and 5 if the champion is kept.
+
+    Args:
+        challenger: Run folder of tonight.
+        over: Run folder that is served now, or the link to it.
+        link: Symbolic link that `serve` follows; it is switched to the challenger if it is promoted.
+        tolerance: Loss, in per cent of RMSE and NDCG@20, that is accepted, also against the best run so far.
+        max_lost: Largest share of a party's users, items or ratings, in per cent, that may be gone.
     """
     from verfedgnn.core.files import switch_link
     from verfedgnn.data.ratings import format_count
     from verfedgnn.evaluation.promotion import judge_challenger, read_best, write_best
     from verfedgnn.runs.forget_record import read_forgotten_users
-    from verfedgnn.runs.run import Run
 
-    if challenger.resolve() == over.resolve():
+    served = over.resolve()
+    if challenger.resolve() == served:
         raise RunError(
             f"{challenger} and {over} are the same run, so there is nothing to compare; give another run"
         )
-    if link is not None and link.exists() and link.resolve() != over.resolve():
+    if link is not None and link.exists() and link.resolve() != served:
         raise RunError(
             f"{link} leads to {link.resolve().name}, but {challenger} would be compared with {over}; pass --over {link}"
         )
-    champion = Run.load(over, added=False)
-    run = Run.load(challenger, added=False)
+    champion, run = (vf.Run.load(folder, added=False) for folder in (over, challenger))
     gone = read_forgotten_users(over).find(run.parties[0].ratings.user_ids)
     if gone.any():
         count = format_count(int(gone.sum()), "user")
         raise RunError(f"{challenger} has {count} forgotten in {over}; forget them in {challenger}, too")
-    best = read_best(over.resolve())
-    others = {path: Run.load(path, added=False) for path in set(best.values()) - {over.resolve()}}
+    best = read_best(served)
+    others = {path: vf.Run.load(path, added=False) for path in set(best.values()) - {served}}
+    compared = {metric: others.get(path, champion) for metric, path in best.items()}
     with output.busy("comparing"):
-        found = judge_challenger(
-            champion,
-            run,
-            best={metric: others.get(path, champion) for metric, path in best.items()},
-            tolerance=tolerance,
-            max_lost=max_lost,
-        )
-    if found["promoted"]:
-        write_best(challenger, best | dict.fromkeys(found["best_in"], challenger))
+        judgement = judge_challenger(champion, run, best=compared, tolerance=tolerance, max_lost=max_lost)
+    text = f"kept: {over}"
+    if judgement["promoted"]:
+        write_best(challenger, best | dict.fromkeys(judgement["best_in"], challenger))
+        text = f"promoted: {challenger}"
         if link is not None:
             switch_link(link, challenger)
-    found = {"challenger": str(challenger), "champion": str(over), **found}
+            text += f"; {link} leads to it"
     tables = [
-        *_figure_tables(found["figures"]["new"], "Test ratings that came since"),
-        *_figure_tables(found["figures"]["shared"], "Test ratings of both runs"),
+        *_figure_tables(judgement["figures"]["new"], "Test ratings that came since"),
+        *_figure_tables(judgement["figures"]["shared"], "Test ratings of both runs"),
     ]
-    switched = "" if link is None else f"; {link} leads to it"
-    text = f"promoted: {challenger}{switched}" if found["promoted"] else f"kept: {over}"
-    output.result(found, *tables, text)
-    if not found["promoted"]:
-        raise NotPromoted(f"{challenger} was not promoted: {'; '.join(found['reasons'])}")
+    about = {"challenger": str(challenger), "champion": str(over), **judgement}
+    output.result(about, *tables, text)
+    if not judgement["promoted"]:
+        raise NotPromoted(f"{challenger} was not promoted: {'; '.join(judgement['reasons'])}")
 
 
 def forget(
-    run: RunFolder,
-    user: Annotated[
-        list[str] | None, typer.Option(help="Id of the user, as in the data. Repeatable.")
-    ] = None,
-    user_file: Annotated[Path | None, typer.Option(help="Text file with one id of a user per line.")] = None,
-    item: Annotated[
-        list[str] | None, typer.Option(help="Id of the item, as in the data. Repeatable.")
-    ] = None,
-    item_file: Annotated[Path | None, typer.Option(help="Text file with one id of an item per line.")] = None,
-    party: Annotated[
-        str | None, typer.Option(help="Party that offers the items; needed if several could be meant.")
-    ] = None,
+    run: Path,
+    user: list[str] | None = None,
+    user_file: Path | None = None,
+    item: list[str] | None = None,
+    item_file: Path | None = None,
+    party: str | None = None,
     output: Output = STANDARD,
 ) -> None:
     """Remove users or items and their ratings from a run folder, and repair its model without them.
 
     A record, forget.json, says what was done and what remains, with a keyed hash instead of the id. If the command is interrupted, the
     same command finishes it. Remove them from your own data, too: the next training reads it again.
+
+    Args:
+        user: Id of the user, as in the data. Repeatable.
+        user_file: Text file with one id of a user per line.
+        item: Id of the item, as in the data. Repeatable.
+        item_file: Text file with one id of an item per line.
+        party: Party that offers the items; needed if several could be meant.
     """
     from verfedgnn.upkeep.forget import finish_forgetting, forget_items, forget_users
 
@@ -254,19 +306,16 @@ def forget(
     items = [*(item or []), *_read_ids(item_file)]
     if users and items:
         raise ConfigError("give users or items, not both; run the command once for each")
-    record: dict[str, Any] | None
-    if items:
-        record = forget_items(run, items, party)
-    else:
+    record: dict[str, Any] | None = forget_items(run, items, party) if items else None
+    if not items:
         record = forget_users(run, users) if users else finish_forgetting(run)
     if record is None:
         raise ConfigError("nothing to forget; give --user ID, --item ID, or a file of ids")
-    ratings = sum(record["ratings"].values())
-    again = sum(record["items_estimated_again"].values())
-    repaired = (
-        f"estimated {again:,} items again" if record["users"] else f"removed {len(record['items']):,} items"
-    )
-    output.result(record, f"removed {ratings:,} ratings; {repaired}")
+    if record["users"]:
+        repaired = f"estimated {sum(record['items_estimated_again'].values()):,} items again"
+    else:
+        repaired = f"removed {len(record['items']):,} items"
+    output.result(record, f"removed {sum(record['ratings'].values()):,} ratings; {repaired}")
     for text in record["remains"]:
         output.remark(f"remains: {text}")
 

@@ -10,122 +10,49 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+import verfedgnn as vf
 from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import DATA, RUN, Device, Threads, use_threads
+from verfedgnn.cli.shared_options import Device, FederationFile, Folder, OtherRun, Threads, use_threads
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.tables import run_table, verdict_texts
+from verfedgnn.cli.tables import run_texts
 from verfedgnn.core.connection_table import is_loopback
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.federation import PARTY_KEY
 from verfedgnn.federation.status import StatusPublisher, describe_process, make_members_tables, make_tables
 
 if TYPE_CHECKING:
-    from verfedgnn.config import Config
-    from verfedgnn.data import Ratings
     from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.federation.roster import MemberIdentity
     from verfedgnn.federation.transport import Transport
 
 
-def _run(*names: str, text: str, **options: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=RUN, **options)
-
-
-def _federation(*names: str, text: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel="Federation")
-
-
-FederationFile = Annotated[
-    Path,
-    _federation("--federation", text="federation.toml from the coordinator, or the folder that holds it."),
-]
-KeyFile = Annotated[
-    Path | None,
-    _federation("--key", text=f"Your private key. Default: {PARTY_KEY} beside federation.toml."),
-]
-Status = Annotated[
-    str | None,
-    _run(
-        metavar="ADDRESS",
-        text="Serve a status page at a PORT of 127.0.0.1 or at HOST:PORT, with /metrics, /healthz and /readyz.",
-    ),
-]
-LogFormat = Annotated[
-    Literal["text", "json"],
-    _run(
-        "--log",
-        text="Log format on standard error: text, or json for every line, the result among them.",
-    ),
-]
-LogLevel = Annotated[
-    Literal["info", "warning", "error"],
-    _run(
-        text="Log events from this level on: info, warning or error.",
-    ),
-]
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["info", "warning", "error"]
+StatusAddress = Annotated[str | None, typer.Option(metavar="ADDRESS")]
 
 
 def party(
     *,
     federation: FederationFile,
-    ratings: Annotated[
-        str | None,
-        typer.Option(help="Your ratings: a file or a folder.", metavar="FILE", rich_help_panel=DATA),
-    ] = None,
-    key: KeyFile = None,
-    out: Annotated[
-        Path | None,
-        _run(text="Your run folder, resumed if it exists. Default: run, beside the key.", metavar="FOLDER"),
-    ] = None,
+    ratings: Annotated[str | None, typer.Option(metavar="FILE")] = None,
+    key: Path | None = None,
+    out: Folder = None,
     reading: ReadOptions,
-    status: Status = None,
+    status: StatusAddress = None,
     device: Device = "cpu",
     threads: Threads = 1,
-    processes: Annotated[
-        int, _run(text="Processes for aligning users by ecdh; 0 means one per core.", min=0)
-    ] = 0,
-    pad_users: Annotated[
-        int,
-        _run(
-            text="Announce at least this many users, random ones among them, to hide how many you have.",
-            min=0,
-        ),
-    ] = 0,
-    after: Annotated[
-        Path | None,
-        _run(
-            text="Your run before this one: users forgotten in it are left out, and a warning tells of a wrong file.",
-            metavar="RUN",
-        ),
-    ] = None,
-    share_verdict: Annotated[
-        bool,
-        _run(
-            "--share-verdict",
-            text="Show all members the verdict on the run named by --after: one word, and what known customers gain, rounded.",
-        ),
-    ] = False,
-    align_only: Annotated[
-        bool,
-        _run(
-            "--align-only", text="Align users and stop. The same command without it trains with the result."
-        ),
-    ] = False,
-    check: Annotated[
-        bool,
-        _run(
-            "--check",
-            text="Only check your side before the day: certificates, connection, clock, software, disk, memory and data. "
-            "The exit code is 1 if something would keep you from training.",
-        ),
-    ] = False,
+    processes: Annotated[int, typer.Option(min=0)] = 0,
+    pad_users: Annotated[int, typer.Option(min=0)] = 0,
+    after: OtherRun = None,
+    share_verdict: bool = False,
+    align_only: bool = False,
+    check: bool = False,
     log: LogFormat = "text",
     log_level: LogLevel = "info",
     output: Output = STANDARD,
@@ -133,6 +60,21 @@ def party(
     """Run your side of a federation: align users, train with the others, and keep your own model.
 
     After Ctrl-C, SIGTERM or a kill, the same command resumes. `--json` prints the content of metrics.json.
+
+    Federation:
+        key: Your private key. Default: key.pem beside federation.toml.
+    Data:
+        ratings: Your ratings: a file or a folder.
+    Run:
+        out: Your run folder, resumed if it exists. Default: run, beside the key.
+        processes: Processes for aligning users by ecdh; 0 means one per core.
+        pad_users: Announce at least this many users, random ones among them, to hide how many you have.
+        after: Your run before this one: users forgotten in it are left out, and a warning tells of a wrong file.
+        share_verdict: Show all members the verdict on the run named by --after: one word, and what known customers
+            gain, rounded.
+        align_only: Align users and stop. The same command without it trains with the result.
+        check: Only check your side before the day: certificates, connection, clock, software, disk, memory and data.
+            The exit code is 1 if something would keep you from training.
     """
     from verfedgnn.core.files import check_writable
     from verfedgnn.federation.coordinator_link import CoordinatorLink
@@ -147,9 +89,9 @@ def party(
     run_folder = out or (key.parent if key else folder) / "run"
     identity = load_party(federation, key, run_folder)
     config = identity.agreement.config
+    read = cache(partial(read_own_ratings, ratings, reading, config))
     if check:
-        source = None if ratings is None else partial(read_own_ratings, ratings, reading, config)
-        _check_party(identity, run_folder, source, output)
+        _check_party(identity, run_folder, None if ratings is None else read, output)
         return
     verdict = read_verdict(after, config, identity.name) if share_verdict else {}
     store = PartyStore(run_folder, identity)
@@ -159,42 +101,28 @@ def party(
         run = load_finished(store, device)
     else:
         check_writable(store.folder)
-        read = cache(lambda: read_own_ratings(ratings, reading, config))
         if align_only or not store.is_aligned:
             read()  # reports a mistake in the ratings before the first connection
         elif ratings is not None:
             log_event("using the ratings stored at alignment, --ratings is not read", run=str(store.folder))
         pool = workers(processes or os.cpu_count() or 1)
-        with (
-            _service(identity, store.folder, None, status) as at,
-            pool as each,
-        ):
-            link = CoordinatorLink(identity, at.transport, at.halt.asked, at.publisher, verdict=verdict)
+        with _service(identity, store.folder, None, status) as (halt, publisher, transport), pool as each:
+            link = CoordinatorLink(identity, transport, halt.asked, publisher, verdict=verdict)
+            options: dict[str, Any] = {"pad_to": pad_users, "after": after}
             if align_only:
-                users = align_party(store, link, read(), each, pad_to=pad_users, after=after)
+                users = align_party(store, link, read(), each, **options)
                 text = f"{users:,} users in the federation; your aligned ratings are in {store.folder}"
                 output.result({"users": users, "run": store.folder}, text)
                 sentence = f"{len(read().known_users):,} of the federation's users are yours."
                 show_next(output, [sentence], ["party", "--federation", str(federation)])
                 return
-            run = run_party(
-                store,
-                link,
-                read,
-                each=each,
-                pad_to=pad_users,
-                device=device,
-                after=after,
-            )
-    lifted = "lift" in run.metrics
-    output.result(
-        run.metrics, *(verdict_texts(run.metrics, run.judged.config) if lifted else [run_table(run.metrics)])
-    )
+            run = run_party(store, link, read, each=each, device=device, **options)
+    output.result(run.metrics, *run_texts(run))
     show_run_findings(output, run, store.folder)
 
 
 def _check_party(
-    identity: MemberIdentity, folder: Path, read: Callable[[], Ratings] | None, output: Output
+    identity: MemberIdentity, folder: Path, read: Callable[[], vf.Ratings] | None, output: Output
 ) -> None:
     """Check what a training needs, and say what is missing. The coordinator should be running."""
     from verfedgnn.federation.doctor import examine, summarise_findings
@@ -211,33 +139,24 @@ def _check_party(
     output.remark("next: start the same command without --check on the agreed day")
 
 
-def read_own_ratings(ratings: str | None, reading: ReadOptions, config: Config) -> Ratings:
+def read_own_ratings(ratings: str | None, reading: ReadOptions, config: vf.Config) -> vf.Ratings:
     """Read the --ratings source; raise `ConfigError` if the option is missing, or if `config` needs something declared."""
-    from verfedgnn.data import read_ratings
     from verfedgnn.data.table_sources import table_stem
     from verfedgnn.runs.prepared_data import check_declared
 
     if ratings is None:
         raise ConfigError("--ratings is missing; pass your ratings with --ratings FILE")
     name = table_stem(ratings)
-    table = read_ratings(ratings, **reading.for_each([name])[name])
+    table = vf.read_ratings(ratings, **reading.for_each([name])[name])
     check_declared(table, config)
     return table
 
 
 def coordinator(
-    folder: Annotated[Path, typer.Argument(help="The folder that `federation init` created.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The run folder, resumed if it exists. Default: run, in FOLDER.", metavar="FOLDER"),
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Address to listen on. Default: the agreed port on all addresses."
-        ),
-    ] = None,
-    status: Status = None,
+    folder: Path,
+    out: Folder = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT")] = None,
+    status: StatusAddress = None,
     device: Device = "cpu",
     threads: Threads = 1,
     log: LogFormat = "text",
@@ -247,6 +166,11 @@ def coordinator(
     """Run the coordinator of a federation: wait for the parties, align their users, train, and hand out the result.
 
     After Ctrl-C, SIGTERM or a kill, the same command resumes. `--json` prints the content of metrics.json.
+
+    Args:
+        folder: The folder that `federation init` created.
+        out: The run folder, resumed if it exists. Default: run, in FOLDER.
+        listen: Address to listen on. Default: the agreed port on all addresses.
     """
     from verfedgnn.federation.coordinator_service import CoordinatorService
     from verfedgnn.federation.event_log import log_event
@@ -256,16 +180,18 @@ def coordinator(
     run = out or folder / "run"
     identity = load_coordinator(folder, run)
     address = _parse_address(listen, "--listen") or ("0.0.0.0", identity.agreement.endpoint[1])
-    with _service(identity, run, address, status) as at:
-        service = CoordinatorService(identity, at.transport, at.publisher, device=device)
+    with _service(identity, run, address, status) as (halt, publisher, transport):
+        service = CoordinatorService(identity, transport, publisher, device=device)
         log_event("listening", address=f"{address[0]}:{address[1]}")
-        service.run(at.halt.asked)
+        service.run(halt.asked)
         metrics = json.loads((run / "metrics.json").read_text("utf-8"))
     output.result(metrics, f"The public parameters are in {run}/model. Each party keeps its own model.")
-    sentence = (
-        "The training is finished. Transcripts of the members show whether all of them received the same."
+    sentence = "Transcripts of the members show whether all of them received the same."
+    show_next(
+        output,
+        ["The training is finished.", sentence],
+        ["federation", "verify", str(run), "--federation", str(folder)],
     )
-    show_next(output, [sentence], ["federation", "verify", str(run), "--federation", str(folder)])
 
 
 def _prepare_service(log: str, level: str, threads: int, output: Output) -> Output:
@@ -277,21 +203,10 @@ def _prepare_service(log: str, level: str, threads: int, output: Output) -> Outp
     return Output(quiet=output.quiet, as_json=output.as_json or log == "json")
 
 
-class _Service(NamedTuple):
-    """What a running member has besides its identity."""
-
-    halt: Halt
-    publisher: StatusPublisher
-    transport: Transport
-
-
 @contextmanager
 def _service(
-    identity: MemberIdentity,
-    run: Path,
-    listen: tuple[str, int] | None,
-    status: str | None,
-) -> Iterator[_Service]:
+    identity: MemberIdentity, run: Path, listen: tuple[str, int] | None, status: str | None
+) -> Iterator[tuple[Halt, StatusPublisher, Transport]]:
     """Lock the run folder, publish the status and open the transport of a member; undo that at the end."""
     from verfedgnn.core.files import lock_folder
     from verfedgnn.federation.event_log import RepeatedWarning, log_warning
@@ -306,7 +221,7 @@ def _service(
         StatusPublisher(run, identity, port=page) as publisher,
         closing(WebsocketTransport(identity, RepeatedWarning("connection failed"), listen)) as transport,
     ):
-        yield _Service(halt, publisher, transport)
+        yield halt, publisher, transport
 
 
 def _parse_address(text: str | None, option: str) -> tuple[str, int] | None:
@@ -319,14 +234,13 @@ def _parse_address(text: str | None, option: str) -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
-def status(
-    where: Annotated[
-        str, typer.Argument(help="A run folder, its parent folder, or http://HOST:PORT of a --status page.")
-    ],
-    output: Output = STANDARD,
-) -> None:
-    """Show the rounds, validation error, parties, bytes and remaining time of a coordinator or party, and who waits for whom."""
-    about = _fetch(where) if where.startswith(("http://", "https://")) else _read(Path(where))
+def status(where: str, output: Output = STANDARD) -> None:
+    """Show the rounds, validation error, parties, bytes and remaining time of a coordinator or party, and who waits for whom.
+
+    Args:
+        where: A run folder, its parent folder, or http://HOST:PORT of a --status page.
+    """
+    about = _fetch_status(where) if where.startswith(("http://", "https://")) else _read_status(Path(where))
     shared = make_members_tables(about)[1:] if about.get("members") else ()
     output.result(about, *make_tables(about), *shared)
     finished = about.get("state") == "finished" and str(about.get("role")).startswith("party")
@@ -334,7 +248,7 @@ def status(
     show_next(output, [describe_process(about)], words)
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read_status(folder: Path) -> dict[str, Any]:
     for place in (folder / "status.json", folder / "run" / "status.json"):
         if place.is_file():
             return dict(json.loads(place.read_text("utf-8")))
@@ -343,7 +257,7 @@ def _read(folder: Path) -> dict[str, Any]:
     )
 
 
-def _fetch(url: str) -> dict[str, Any]:
+def _fetch_status(url: str) -> dict[str, Any]:
     try:
         with urllib.request.urlopen(url.rstrip("/") + "/status.json", timeout=5) as answer:
             return dict(json.loads(answer.read(1 << 20)))

@@ -18,18 +18,15 @@ if TYPE_CHECKING:
 
 
 def settings(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="A setting, such as model.dim or lr, or a part of names, such as model. Unset: all settings.",
-            autocompletion=complete_setting,
-        ),
-    ] = None,
+    name: Annotated[str | None, typer.Argument(autocompletion=complete_setting)] = None,
     output: Output = STANDARD,
 ) -> None:
     """Explain settings: what each does, its range, its default and its value in each preset.
 
     Change a setting with `--set NAME=VALUE` or in a TOML file for `--config`. The last word of a name is enough.
+
+    Args:
+        name: A setting, such as model.dim or lr, or a part of names, such as model. Unset: all settings.
     """
     from verfedgnn.config.tree import find_settings
 

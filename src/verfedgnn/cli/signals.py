@@ -12,9 +12,7 @@ class Halt:
 
     def __init__(self, *, quiet: bool = False, after: str = "this round") -> None:
         self._asked = False
-        self._notice = (
-            b"" if quiet else f"\nstopping after {after}; press Ctrl-C again to stop at once\n".encode()
-        )
+        self._notice = "" if quiet else f"\nstopping after {after}; press Ctrl-C again to stop at once\n"
 
     def __enter__(self) -> Halt:
         self._before = {
@@ -31,13 +29,8 @@ class Halt:
             raise KeyboardInterrupt
         self._asked = True
         with suppress(OSError):
-            os.write(2, self._notice)  # not print, which a signal may interrupt
+            os.write(2, self._notice.encode())  # not print, which a signal may interrupt
 
     def asked(self) -> bool:
         """Return whether a stop was requested."""
         return self._asked
-
-
-def interrupt(*_: object) -> None:
-    """Raise KeyboardInterrupt, so that SIGTERM acts like Ctrl-C."""
-    raise KeyboardInterrupt

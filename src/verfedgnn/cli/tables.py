@@ -21,6 +21,16 @@ from verfedgnn.reports.phrases import (
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
+    from verfedgnn.runs.run import Run
+
+_STYLES = {
+    "yes": "bold green",
+    "likely better": "green",
+    "likely worse": "red",
+    "no": "bold red",
+    "mixed": "yellow",
+}
+"""Style of each word of a verdict; others have none."""
 
 
 def make_table(
@@ -46,7 +56,9 @@ def run_table(metrics: dict[str, Any]) -> Table:
     if final:
         rounds = [part["rounds"] for part in (final, final.get("lists")) if part]
         rows["rounds on all ratings"] = " + ".join(map(str, rounds))
-    rows["bytes"] = _traffic(metrics)
+    cost = total_bytes(metrics)
+    up, down, usual = map(format_size, (cost["up"], cost["down"], cost["per_party_per_round"]))
+    rows["bytes"] = f"{up} up, {down} down; {usual} per party and round"
     for privacy, of in ((metrics["privacy"], ""), (lists["privacy"] if lists else {}, " of lists")):
         for name in ("gradients", "persons", "neighbourhoods"):
             if name in privacy and rows.get(name) != _guarantee(privacy[name]):
@@ -56,26 +68,19 @@ def run_table(metrics: dict[str, Any]) -> Table:
 
 def _quality_of_lists(metrics: dict[str, Any]) -> str:
     """Return the quality of lists beside that of the most popular items; NDCG comes first."""
-    popular = metrics["popularity"]
-    names = sorted((name for name in metrics["test"] if "@" in name), key=lambda name: "ndcg" not in name)
     labels = {"ndcg": "NDCG", "recall": "Recall", "hitrate": "HitRate"}
     texts = []
-    for name in names:
+    for name in sorted(
+        (name for name in metrics["test"] if "@" in name), key=lambda name: "ndcg" not in name
+    ):
         kind, _, top = name.partition("@")
-        value = format_metric(metrics["test"][name])
-        texts.append(f"{labels[kind]}@{top} {value} (popularity {format_metric(popular[name])})")
+        value, popular = (format_metric(metrics[part][name]) for part in ("test", "popularity"))
+        texts.append(f"{labels[kind]}@{top} {value} (popularity {popular})")
     return "   ".join(texts)
 
 
 def _rounds(part: dict[str, Any]) -> str:
     return f"{part['rounds']:,} in {part['seconds']:.1f} s; best round: {part['best_round']:,}"
-
-
-def _traffic(metrics: dict[str, Any]) -> str:
-    """Return the bytes of all trainings."""
-    cost = total_bytes(metrics)
-    up, down, each = map(format_size, (cost["up"], cost["down"], cost["per_party_per_round"]))
-    return f"{up} up, {down} down; {each} per party and round"
 
 
 def _guarantee(part: dict[str, Any]) -> str:
@@ -105,6 +110,15 @@ def gate_table(metrics: dict[str, Any]) -> Table | None:
     return make_table(GATE_HEADER, rows, "What each party serves (weights)", GATE_NOTE) if rows else None
 
 
+def run_texts(run: Run, *, details: bool = False) -> list[RenderableType | None]:
+    """Return what a training prints: the verdict, or the table of a run without one; with `details`, all tables."""
+    metrics = run.metrics
+    if "lift" not in metrics:
+        return [run_table(metrics)]
+    tables = [run_table(metrics), gate_table(metrics)] if details else []
+    return [*verdict_texts(metrics, run.judged.config, details=details), *tables]
+
+
 def verdict_texts(metrics: dict[str, Any], config: Config, *, details: bool = False) -> list[RenderableType]:
     """Return the answer to "does joining pay?" on half a screen: a line for each party, cost, what others learn, what is served.
 
@@ -116,26 +130,13 @@ def verdict_texts(metrics: dict[str, Any], config: Config, *, details: bool = Fa
     header, rows, notes = verdict_table(lift)
     table = Table(*header, box=None, pad_edge=False, show_edge=False)
     for row in rows:
-        table.add_row(escape(row[0]), Text(row[1], _style(row[1])), *row[2:])
+        table.add_row(escape(row[0]), Text(row[1], _STYLES.get(row[1], "")), *row[2:])
     about = Table.grid(padding=(0, 2), pad_edge=False)
-    for name, text in {
-        "cost": describe_cost(metrics),
-        "others": describe_learnt(config),
-        "served": describe_served(metrics),
-    }.items():
-        about.add_row(Text(name, "bold"), Text(text))
-    verdict = Text(headline(lift), _style(party_word(lift)))
-    points: list[RenderableType] = [""] if details else []
-    points += [Text(f"- {point}") for point in list_points(lift) if details]
+    about.add_row(Text("cost", "bold"), Text(describe_cost(metrics)))
+    about.add_row(Text("others", "bold"), Text(describe_learnt(config)))
+    about.add_row(Text("served", "bold"), Text(describe_served(metrics)))
+    verdict = Text(headline(lift), _STYLES.get(party_word(lift), ""))
+    points: list[RenderableType] = (
+        ["", *(Text(f"- {point}") for point in list_points(lift))] if details else []
+    )
     return [verdict, "", table, *(Text(note, "dim") for note in notes), "", about, *points]
-
-
-def _style(pays: str) -> str:
-    styles = {
-        "yes": "bold green",
-        "likely better": "green",
-        "likely worse": "red",
-        "no": "bold red",
-        "mixed": "yellow",
-    }
-    return styles.get(pays, "")

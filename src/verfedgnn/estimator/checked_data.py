@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rich.bar import Bar
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from verfedgnn.core.option_names import option, reading_table
 from verfedgnn.data.data_check import (
@@ -41,11 +41,19 @@ def check(data: Any, *, own: Mapping[str, Mapping[str, Any]] | None = None, **op
         **options: Options for all tables, as in `fit`: columns, missing, duplicates, events, scale, catalogue.
     """
     sources, _, options = name_sources(data, options)
-    found = []
+    read = {name: {**options, **(own or {}).get(name, {})} for name in sources}
+    return check_sources(sources, read, named=isinstance(data, Mapping))
+
+
+def check_sources(
+    sources: Mapping[str, Any], options: Mapping[str, Mapping[str, Any]], *, named: bool = False
+) -> DataCheck:
+    """Check sources by name, each with its own options."""
+    checked = []
     for name, source in sources.items():
         with reading_table(name if len(sources) > 1 else None):
-            found.append(check_source(name, source, **{**options, **(own or {}).get(name, {})}))
-    return DataCheck(found, named=isinstance(data, Mapping))
+            checked.append(check_source(name, source, **options[name]))
+    return DataCheck(checked, named=named)
 
 
 class DataCheck:
@@ -81,10 +89,15 @@ class DataCheck:
             }
             for source in self.sources
         ]
+        overlap = None
+        if self.overlap is not None:
+            counts = self.overlap.count_rules().items()
+            rules = {rule: {"users": users, "ratings": ratings} for rule, (users, ratings) in counts}
+            overlap = {**asdict(self.overlap), "rules": rules, "shared": self.overlap.shared}
         return {
             "usable": self.usable,
             "sources": sources,
-            "overlap": None if self.overlap is None else _overlap_json(self.overlap),
+            "overlap": overlap,
             "warnings": self.warnings,
             "conclusion": self.conclusion,
         }
@@ -100,14 +113,8 @@ class DataCheck:
 
     def _console(self) -> Console:
         """Return a console that holds the whole result and prints nothing by itself."""
-        console = SafeConsole(
-            file=StringIO(),
-            record=True,
-            width=110,
-            highlight=False,
-            force_jupyter=False,
-            force_terminal=False,
-        )
+        look: dict[str, Any] = {"highlight": False, "force_jupyter": False, "force_terminal": False}
+        console = SafeConsole(file=StringIO(), record=True, width=110, **look)
         self.show(console)
         console.print(self.conclusion, markup=False, soft_wrap=True)
         return console
@@ -120,13 +127,6 @@ class DataCheck:
         return self._console().export_html(
             inline_styles=True, code_format='<div class="verfedgnn"><pre>{code}</pre></div>'
         )
-
-
-def _overlap_json(overlap: UserOverlap) -> dict[str, Any]:
-    rules = {
-        rule: {"users": users, "ratings": ratings} for rule, (users, ratings) in overlap.count_rules().items()
-    }
-    return {**asdict(overlap), "rules": rules, "shared": overlap.shared}
 
 
 def _say(console: Console, kind: Literal["error", "warning", "note"], text: str) -> None:
@@ -151,10 +151,8 @@ def _show_source(console: Console, found: CheckedSource) -> None:
     for note in found.notes:
         _say(console, "note", note)
     if shape is not None and not likes:
-        table = _plain_table("ratings", show_header=False)
-        table.add_column(justify="right")
-        table.add_column()
-        table.add_column(justify="right")
+        sides = [Column(justify="right"), Column(), Column(justify="right")]
+        table = _plain_table("ratings", *sides, show_header=False)
         most = max(count for _, count in shape.values)
         for label, count in shape.values:
             table.add_row(label, _bar(count / most), f"{count:,}")
@@ -169,59 +167,47 @@ def _show_overlap(console: Console, overlap: UserOverlap, names: list[str]) -> N
     console.print(_rules_table(overlap))
     if overlap.shared_ignoring_case > overlap.shared:
         text = (
-            f"{overlap.shared:,} users are at two or more parties, {overlap.shared_ignoring_case:,} if capitals did not matter:"
-            " spell ids in the same way everywhere"
+            f"users are at two or more parties, {overlap.shared_ignoring_case:,} if capitals did not matter"
         )
-        _say(console, "warning", text)
+        _say(console, "warning", f"{overlap.shared:,} {text}: spell ids in the same way everywhere")
     if not overlap.shared:
-        text = "no user is at two parties: check that they spell user ids in the same way"
-        _say(console, "error", text)
+        _say(console, "error", "no user is at two parties: check that they spell user ids in the same way")
     for one, other, items in overlap.shared_items:
-        text = (
-            f"{format_count(items, 'item id')} at both {one} and {other}: they count as different items. If it is the same"
-            " item, remove it at one party"
-        )
-        _say(console, "warning", text)
+        text = f"{format_count(items, 'item id')} at both {one} and {other}: they count as different items"
+        _say(console, "warning", f"{text}. If it is the same item, remove it at one party")
 
 
 def _overlap_picture(overlap: UserOverlap, names: list[str]) -> Table:
     """Return an UpSet plot: one row for each combination of parties, the largest first."""
-    table = _plain_table("users at exactly these parties")
-    table.add_column("users", justify="right")
-    table.add_column()
     columns = len(names) <= _MOST_COLUMNS
-    for name in names if columns else ["parties"]:
-        table.add_column(escape(name), justify="center" if columns else "left", no_wrap=columns)
+    header = [Column(escape(name), justify="center", no_wrap=True) for name in names if columns]
+    users, bars = Column("users", justify="right"), Column()
+    table = _plain_table("users at exactly these parties", users, bars, *(header or [Column("parties")]))
     most = max((region.users for region in overlap.regions), default=1)
     for region in overlap.regions[:_MOST_REGIONS]:
         marks = ["●" if name in region.parties else "·" for name in names]
         place = marks if columns else [escape(", ".join(region.parties))]
         table.add_row(f"{region.users:,}", _bar(region.users / most), *place)
-    rest = overlap.regions[_MOST_REGIONS:]
-    if rest:
-        users = sum(region.users for region in rest)
-        table.add_row(f"{users:,}", f"in {format_count(len(rest), 'other combination')}")
+    if rest := overlap.regions[_MOST_REGIONS:]:
+        count = sum(region.users for region in rest)
+        table.add_row(f"{count:,}", f"in {format_count(len(rest), 'other combination')}")
     return table
 
 
 def _rules_table(overlap: UserOverlap) -> Table:
-    table = _plain_table("who takes part", gap=2)
-    table.add_column(option("users"))
-    for name in ("users", "", "ratings", ""):
-        table.add_column(name, justify="right")
-    every_user, every_rating = overlap.count_from(1)
-    for rule, (users, ratings) in overlap.count_rules().items():
-        shares = [
-            f"{100 * users / max(1, every_user):.0f} %",
-            f"{100 * ratings / max(1, every_rating):.0f} %",
-        ]
-        table.add_row(rule, f"{users:,}", shares[0], f"{ratings:,}", shares[1])
+    counts = [Column(name, justify="right") for name in ("users", "", "ratings", "")]
+    table = _plain_table("who takes part", Column(option("users")), *counts, gap=2)
+    everything = overlap.count_from(1)
+    for rule, some in overlap.count_rules().items():
+        cells = [(f"{n:,}", f"{100 * n / max(1, of):.0f} %") for n, of in zip(some, everything, strict=True)]
+        table.add_row(rule, *cells[0], *cells[1])
     return table
 
 
-def _plain_table(title: str, *, gap: int = 1, show_header: bool = True) -> Table:
+def _plain_table(title: str, *columns: Column, gap: int = 1, show_header: bool = True) -> Table:
     """Return a table without lines."""
-    return Table(title=title, title_justify="left", box=None, show_header=show_header, padding=(0, gap, 0, 0))
+    look: dict[str, Any] = {"title_justify": "left", "box": None, "padding": (0, gap, 0, 0)}
+    return Table(*columns, title=title, show_header=show_header, **look)
 
 
 def _bar(share: float) -> Bar:

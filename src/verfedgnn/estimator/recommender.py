@@ -14,10 +14,8 @@ from verfedgnn.config import Config, presets
 from verfedgnn.core.errors import ConfigError, DataError, RunError
 from verfedgnn.data import PartyData, check_parties, read_parties
 from verfedgnn.data.parties import one_table, sources_of
-from verfedgnn.data.rating_reader import read_ratings
-from verfedgnn.estimator.lift_result import Lift, lift
-from verfedgnn.estimator.rated_pairs import RatedPairs, read_pairs
-from verfedgnn.estimator.train_run import train
+from verfedgnn.estimator.functions import Lift, lift, train
+from verfedgnn.estimator.rated_pairs import read_pairs
 from verfedgnn.runs.prepared_data import choose_config
 from verfedgnn.runs.run import Recommendation, Run
 from verfedgnn.training.progress import Watcher
@@ -32,23 +30,12 @@ class VerFedRecommender:
     `settings` are those of `Config.preset`, by name: `VerFedRecommender(epochs=100, dim=16)`. As in scikit-learn, the
     constructor only stores its parameters, `fit` checks them, and results end in an underscore. `sklearn.base.clone`,
     `cross_val_score` and `GridSearchCV` work; use `RatingSplit` for their folds. scikit-learn need not be installed.
-    Terminals and notebooks show the progress of `fit` and `lift`, unless `verbose` is False.
-    """
+    Terminals and notebooks show the progress of `fit`, unless `verbose` is False.
 
-    run_: Run
-    """The finished training, after `fit`."""
-    metrics_: dict[str, Any]
-    """The metrics of the run, as in metrics.json; `lift` adds its result."""
-    config_: Config
-    """The configuration that the parties trained with."""
-    parties_: list[str]
-    """The names of the parties."""
-    n_features_in_: int
-    """The number of columns of `X`, after `fit(X, y)`."""
-    feature_names_in_: NDArray[Any]
-    """The names of the columns of `X`, after `fit(X, y)` with a data frame."""
-    columns_: dict[str, dict[str, str]]
-    """The names of the columns that were given to `fit`, by party."""
+    After `fit`, `run_` is the finished training, `metrics_` the content of its metrics.json, `config_` the configuration that the
+    parties trained with, and `parties_` their names. `columns_` has the columns that `fit` was given, by party. After `fit(X, y)`,
+    `n_features_in_` and `feature_names_in_` are the number and the names of the columns of `X`.
+    """
 
     def __init__(
         self,
@@ -100,14 +87,17 @@ class VerFedRecommender:
                 `columns={"user": "uid", "item": "isbn", "party": "shop"}` names the columns.
         """
         settings = {name: value for name, value in self.get_params().items() if name not in OWN_PARAMETERS}
-        config = Config.preset(self.preset, model=self.model, **{"seed": self.seed, **settings})
+        config = Config.preset(self.preset, model=self.model, seed=self.seed, **settings)
         columns = options.get("columns")
         if y is not None:
             if len(getattr(y, "columns", ())) > 1:
                 raise DataError(
                     'the second argument of fit is y, the ratings of X; pass several tables by name, {"film": ..., "books": ...}'
                 )
-            pairs = self._read_pairs(X, columns, fitting=True)
+            pairs = read_pairs(X, columns)
+            self.n_features_in_ = pairs.width
+            if pairs.names:
+                self.feature_names_in_ = np.array(pairs.names, object)
             if pairs.parties is None and parties is None:
                 raise one_table()
             X = pairs.tables(y)
@@ -117,10 +107,8 @@ class VerFedRecommender:
                 "this estimator requires y to be passed, but the target y is None: pass the ratings"
             )
         members = _read_members(X, config, parties=parties, by=by, own=own, **options)
-        self.columns_ = {
-            member.name: {**(columns or {}), **((own or {}).get(member.name, {}).get("columns") or {})}
-            for member in members
-        }
+        named = {name: given.get("columns") or {} for name, given in (own or {}).items()}
+        self.columns_ = {member.name: (columns or {}) | named.get(member.name, {}) for member in members}
         self._keep(train(members, config, out=out, device=self.device, watch=watch, verbose=self.verbose))
         return self
 
@@ -163,7 +151,13 @@ class VerFedRecommender:
         run = self._fitted()
         if items is not None:
             return run.predict(X, items, party=party)
-        pairs = self._read_pairs(X, columns, party=party)
+        named = getattr(self, "columns_", {}) if columns is None else {}
+        tables = [named[party]] if party in named else named.values()
+        pairs = read_pairs(X, columns, also=[pair for table in tables for pair in table.items()])
+        if pairs.width != getattr(self, "n_features_in_", pairs.width):
+            raise DataError(
+                f"X has {pairs.width} features, but VerFedRecommender is expecting {self.n_features_in_} features as input"
+            )
         predicted = np.empty(len(pairs))
         for name, rows in pairs.by_party().items():
             try:
@@ -209,7 +203,7 @@ class VerFedRecommender:
         return self._fitted().report(path)
 
     def score(self, X: Any = None, y: Any = None) -> float:
-        """Return minus the RMSE of the test part, or of tables given as to `fit`. For a ranking, return NDCG@20."""
+        """Return minus the RMSE of the test part, or of the pairs `X` with ratings `y`. For a ranking, return NDCG@20."""
         run = self._fitted()
         ranks = run.config.ranks
         if X is None:
@@ -217,16 +211,12 @@ class VerFedRecommender:
             if judged is None:
                 raise RunError("this run has no test part; pass ratings to score")
             return float(judged if ranks else -judged)
-        if ranks:
-            raise ConfigError("a ranking predicts no ratings to compare with; call score() for its NDCG@20")
-        if y is not None:
-            return -float(np.sqrt(np.square(self.predict(X) - np.asarray(y, np.float64).ravel()).mean()))
-        tables = X if isinstance(X, Mapping) else {"ratings": X}
-        squared = []
-        for table in (read_ratings(source, name=name) for name, source in tables.items()):
-            predicted = run.predict(table.user_ids[table.user], table.item_ids[table.item])
-            squared.append(np.square(predicted - table.rating))
-        return -float(np.sqrt(np.concatenate(squared).mean()))
+        if ranks or y is None:
+            problem = (
+                "a ranking predicts no ratings to compare with" if ranks else "y is missing, the ratings of X"
+            )
+            raise ConfigError(f"{problem}; call score() for the accuracy on the test part")
+        return -float(np.sqrt(np.square(self.predict(X) - np.asarray(y, np.float64).ravel()).mean()))
 
     def _fitted(self) -> Run:
         if hasattr(self, "run_"):
@@ -239,38 +229,9 @@ class VerFedRecommender:
         # scikit-learn recognises its own error
         raise type("NotFittedRunError", (RunError, NotFittedError), {})(text)
 
-    def _read_pairs(
-        self,
-        X: Any,
-        columns: Mapping[str, str] | None = None,
-        *,
-        party: str | None = None,
-        fitting: bool = False,
-    ) -> RatedPairs:
-        """Read a table of pairs; `fit` remembers its columns, and other methods compare theirs."""
-        if fitting or columns is not None:
-            pairs = read_pairs(X, columns)
-        else:
-            named = getattr(self, "columns_", {})
-            tables = [named[party]] if party in named else list(named.values())
-            pairs = read_pairs(X, also=[pair for table in tables for pair in table.items()])
-        if fitting:
-            self.n_features_in_ = pairs.width
-            if pairs.names:
-                self.feature_names_in_ = np.array(pairs.names, object)
-        elif pairs.width != getattr(self, "n_features_in_", pairs.width):
-            raise DataError(
-                f"X has {pairs.width} features, but VerFedRecommender is expecting {self.n_features_in_} features as input"
-            )
-        return pairs
-
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the constructor's parameters, including settings; `deep` exists for scikit-learn and changes nothing."""
-        return {
-            name: value
-            for name, value in vars(self).items()
-            if not name.startswith("_") and not name.endswith("_")
-        }
+        return {name: value for name, value in vars(self).items() if name == name.strip("_")}
 
     def set_params(self, **params: Any) -> VerFedRecommender:
         """Set parameters for the next `fit`."""
@@ -293,30 +254,31 @@ class VerFedRecommender:
 
     def _repr_html_(self) -> str:
         """Show the parameters and, after `fit`, the run in a notebook."""
-        made = f"<p><code>{escape(repr(self))}</code></p>"
-        return made + (self.run_._repr_html_() if hasattr(self, "run_") else "")
+        run = self.run_._repr_html_() if hasattr(self, "run_") else ""
+        return f"<p><code>{escape(repr(self))}</code></p>{run}"
 
     def __repr__(self) -> str:
-        return f"VerFedRecommender({', '.join(f'{name}={value!r}' for name, value in self.get_params().items())})"
+        given = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
+        return f"VerFedRecommender({given})"
 
 
 def _read_members(data: Any, config: Config, **options: Any) -> list[PartyData]:
     """Return the data given to `fit` as checked parties; `options` are those of `read_parties`."""
     given = {name: value for name, value in options.items() if value is not None}
-    if isinstance(data, list) and data and all(isinstance(each, PartyData) for each in data):
+    if isinstance(data, list) and data and all(isinstance(party, PartyData) for party in data):
         if given:
             raise ConfigError(
                 f"{', '.join(given)}: options of tables; leave them out, these are parties already"
             )
         check_parties(data)
-        found = data
+        members = data
     else:
         if isinstance(data, str | Path) and not {"parties", "by"} & given.keys() and sources_of(data)[1]:
             raise one_table()
-        found = read_parties(data, seed=config.seed, users=config.users, **given)
-    if len(found) < 2:
+        members = read_parties(data, seed=config.seed, users=config.users, **given)
+    if len(members) < 2:
         raise DataError(
-            f"'{found[0].name}' is the only party, and joining needs at least two: pass one table per party, "
+            f"'{members[0].name}' is the only party, and joining needs at least two: pass one table per party, "
             '{"film": ..., "books": ...}. To divide one catalogue for an experiment, pass the table itself with parties=3'
         )
-    return found
+    return members

@@ -8,13 +8,12 @@ A name in a configuration, a run folder or a federation file only selects among 
 brings code with it. Built-in names cannot be replaced. Plug-ins are searched for and imported only when a
 name is not built in.
 
-The identity of a plug-in's code is one line that can be stored, sent and compared: its origin and a SHA-256.
+The identity of a plug-in's code is its origin, for people, and a SHA-256, which is compared:
 
     my_gnn.py sha256:3f2a...    a single file: the hash of the file, as `sha256sum my_gnn.py` prints it
     acme 1.0 sha256:9c41...     an installed package: the hash of "acme 1.0" and the source of the module
 
-The text before the hash is for people; two identities are equal if their hashes are equal. The modules that a
-plug-in imports are not hashed; the version of its package covers them.
+The modules that a plug-in imports are not hashed; the version of its package covers them.
 """
 
 from __future__ import annotations
@@ -101,9 +100,6 @@ def register(plugin: Plugin) -> Plugin:
     return plugin
 
 
-# -- by name ---------------------------------------------------------------------------------------------------------------
-
-
 def list_gnns() -> list[str]:
     """Return the names of all available GNNs, built-in ones first."""
     _load_files()
@@ -141,9 +137,6 @@ def identify_gnn(name: str) -> str | None:
 def hash_code(plugin: type) -> str:
     """Return a hash of a plug-in's code, by which stored records become stale when it changes; "" without a file."""
     return extract_digest(_codes[plugin] or "")[:16]
-
-
-# -- where they come from --------------------------------------------------------------------------------------------------
 
 
 def load_file(path: str | Path) -> None:
@@ -215,9 +208,6 @@ def _blamed(plugin: str) -> Iterator[None]:
         raise ConfigError(
             f"the plug-in {plugin} cannot be loaded ({type(error).__name__}: {error}); fix its code"
         ) from error
-
-
-# -- their code ------------------------------------------------------------------------------------------------------------
 
 
 def _find_source(plugin: type) -> str:

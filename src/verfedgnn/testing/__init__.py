@@ -33,6 +33,7 @@ from verfedgnn.training.train import train
 
 __all__ = ["GNNContract"]
 
+CPU = torch.device("cpu")
 USERS = 14
 ITEMS = 9
 OPEN = {
@@ -59,12 +60,8 @@ class GNNContract:
     rmse: ClassVar[tuple[float, float] | None] = None
     """Bounds of the test RMSE on `parties()`; unset: those of the built-in GNNs."""
 
-    # -- the operator itself -----------------------------------------------------------------------------------------------
-
     def test_shapes(self) -> None:
-        """Check that weights have the declared shapes, embeddings keep theirs, and neighbourhoods have D
-        columns, or D + 1 with exact degrees.
-        """
+        """Check the shapes of weights, embeddings and neighbourhoods: D columns, or D + 1 with exact degrees."""
         model = self._model()
         dim = model.config.dim
         weights = model.operator.weights()
@@ -86,9 +83,7 @@ class GNNContract:
             assert next_items.shape == (ITEMS, dim)
 
     def test_inputs_are_left_alone(self) -> None:
-        """Check that parameters and the others' neighbourhoods, which the next round uses again, are not
-        changed.
-        """
+        """Check that parameters and the others' neighbourhoods, which the next round uses again, stay as they are."""
         drawn = Inputs(self._model())
         values = [*drawn.public.values(), *drawn.private.values(), *drawn.others]
         before = [value.clone() for value in values]
@@ -96,9 +91,7 @@ class GNNContract:
         assert all(map(torch.equal, values, before))
 
     def test_a_user_without_neighbours_says_nothing(self) -> None:
-        """Check that an empty row is sent as zeros, so that a party without a user's ratings adds nothing,
-        and causes no NaN.
-        """
+        """Check that a user without ratings at a party is sent as zeros, so that it adds nothing and causes no NaN."""
         graph = build_graph(np.array([0]), np.array([0]), users=USERS, items=ITEMS, ratio=4.0)
         drawn = Inputs(self._model())
         out = drawn.model.propagate(drawn.public, drawn.private, graph, None)
@@ -107,8 +100,7 @@ class GNNContract:
         assert (out.neighbourhoods[0][1:] == 0).all()
 
     def test_gradients_are_those_of_finite_differences(self) -> None:
-        """Compare the protocol's backward pass with finite differences of the loss, for every parameter in
-        a random direction.
+        """Compare the backward pass with finite differences of the loss, for every parameter in a random direction.
 
         The test runs in 64 bits: an operator must take its dtype from its inputs.
         """
@@ -134,23 +126,18 @@ class GNNContract:
             out = model.propagate(parameters, private, graph, drawn.others)
             return float((out.predict(pairs.user, pairs.item) - pairs.rating).square().sum())
 
-        found = compute(
-            model,
-            graph,
-            model.flat(drawn.public),
-            drawn.private,
-            Config.preset("paper", l2=0.0).training,
-            exchange=IdentityProjection(USERS),
-            others=torch.stack(drawn.others),
-            batch=Batch(pairs),
-        )
+        training = Config.preset("paper", l2=0.0).training
+        received: dict[str, Any] = {
+            "exchange": IdentityProjection(USERS),
+            "others": torch.stack(drawn.others),
+        }
+        public = model.flat(drawn.public)
+        found = compute(model, graph, public, drawn.private, training, batch=Batch(pairs), **received)
         parameters = {**drawn.public, **drawn.private}
         for name, gradient in {**model.views(found.public_gradient), **found.private_gradients}.items():
-            direction = torch.from_numpy(rng.normal(size=tuple(gradient.shape)))
-            up, down = (
-                loss(parameters | {name: parameters[name] + sign * 1e-6 * direction}) for sign in (1, -1)
-            )
-            backward, slope = float((gradient * direction).sum()), (up - down) / 2e-6
+            step = 1e-6 * torch.from_numpy(rng.normal(size=tuple(gradient.shape)))
+            up, down = (loss(parameters | {name: parameters[name] + way * step}) for way in (1, -1))
+            backward, slope = float((gradient * step).sum()) * 1e6, (up - down) / 2e-6
             assert abs(backward - slope) <= 1e-5 * max(1.0, abs(slope)), (
                 f"{name}: backward says {backward:.6g}, the loss {slope:.6g}"
             )
@@ -174,8 +161,6 @@ class GNNContract:
         for a, b in zip(other.neighbourhoods, one.neighbourhoods, strict=True):
             assert_close(a, b[people], atol=1e-5, rtol=1e-4)
 
-    # -- in a federation ---------------------------------------------------------------------------------------------------
-
     def test_unprotected_the_federation_is_the_pooled_model(self) -> None:
         """Check that every party predicts what one model of all items would, with the parameters of three
         rounds of training.
@@ -195,17 +180,15 @@ class GNNContract:
         public = runtime.coordinator.replica.parameters.clone()
         parameters = [party.progress.private.parameters for party in members]
         private = {name: torch.cat([own[name] for own in parameters]) for name in parameters[0]}
-        counts = [party.data.items for party in members]
-        starts = [sum(counts[:place]) for place in range(len(counts))]
-        user, item = [], []
-        for party, start in zip(members, starts, strict=True):
+        starts = np.cumsum([0, *(party.data.items for party in members)])
+        edges = []
+        for party, start in zip(members, starts[:-1], strict=True):
             liked = party.data.train.take(party.data.train.rating >= party.setup.threshold)
-            user.append(liked.user.numpy())
-            item.append(liked.item.numpy() + start)
-        graph = build_graph(np.concatenate(user), np.concatenate(item), users=40, items=sum(counts))
+            edges.append((liked.user.numpy(), liked.item.numpy() + start))
+        graph = build_graph(*map(np.concatenate, zip(*edges, strict=True)), users=40, items=int(starts[-1]))
         pooled = model.propagate(model.views(public), private, graph, None)
         runtime.round()
-        for party, start in zip(members, starts, strict=True):
+        for party, start in zip(members, starts[:-1], strict=True):
             found = party.progress.evaluated[1]
             own = pooled.items[start : start + party.data.items]
             users, items = party.setup.targets.to_rating_scale(pooled.users, own)
@@ -231,8 +214,6 @@ class GNNContract:
         assert low < run.metrics["test"]["rmse"] < high, run.metrics["test"]["rmse"]
         assert run.ledger.total("up", kind="RoundReply") > 0
 
-    # ----------------------------------------------------------------------------------------------------------------------
-
     def _config(self, **values: Any) -> Config:
         if OPERATORS.get(self.gnn.name) is not self.gnn:
             register(self.gnn)
@@ -251,10 +232,11 @@ class Inputs:
         self.graph = build_graph(*small_edges(), users=USERS, items=ITEMS, ratio=2.0)
         near = model.views(model.initial_public(1, 3.0))
         self.public = {
-            n: value + draw(tuple(value.shape), 7 + i, 0.1) for i, (n, value) in enumerate(near.items())
+            name: value + draw(tuple(value.shape), 7 + place, 0.1)
+            for place, (name, value) in enumerate(near.items())
         }
         shapes = model.private_shapes(ITEMS)
-        self.private = {name: draw(shape, 20 + i) for i, (name, shape) in enumerate(shapes.items())}
+        self.private = {name: draw(shape, 20 + place) for place, (name, shape) in enumerate(shapes.items())}
         columns = model.operator.columns
         self.others = [draw((USERS, columns), 30 + k).abs() for k in range(model.operator.layers)]
         """What others sent, X^k for every layer."""
@@ -272,23 +254,16 @@ def draw(shape: tuple[int, ...], seed: int, spread: float = 0.5) -> Tensor:
     return torch.from_numpy(values).to(torch.get_default_dtype())
 
 
-# A small federation with synthetic ratings, on which the contracts of plug-ins are tested.
-
-
-CPU = torch.device("cpu")
-
-
 @cache
 def parties(users: int = 200, items: int = 120, ratings: int = 9000, count: int = 3) -> list[PartyData]:
     """Return `count` parties. With the defaults, user and item means reach an RMSE of 0.913."""
-    return split_items(
-        synthetic_ratings(users=users, items=items, ratings=ratings, seed=5), parties=count, seed=5
-    )
+    table = synthetic_ratings(users=users, items=items, ratings=ratings, seed=5)
+    return split_items(table, parties=count, seed=5)
 
 
 def federation(data: list[PartyData], config: Config) -> LocalRuntime:
     """Join a coordinator and the parties of `data`, ready for the first round."""
-    return local_federation([p.input for p in prepare(data, config, CPU)], config)
+    return local_federation([party.input for party in prepare(data, config, CPU)], config)
 
 
 def settle(runtime: LocalRuntime, rounds: int) -> None:

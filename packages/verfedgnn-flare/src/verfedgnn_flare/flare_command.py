@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from verfedgnn.cli.command_app import CommandApp
 from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.service_commands import FederationFile
-from verfedgnn.cli.shared_options import RUN, CommandApp, Device, Threads
+from verfedgnn.cli.shared_options import RUN, Device, FederationFile, Threads
 
 if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions

@@ -22,7 +22,6 @@ from verfedgnn.cli.shared_options import (
     use_threads,
 )
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.reports.round_progress import RoundProgress
 from verfedgnn_research.names import CASES
@@ -79,7 +78,7 @@ def bench(request: BenchRequest) -> None:
     settings = parse_settings(request.set_ or [])
     chosen = request.preset or "best"
     configs = [
-        build_config(preset=chosen, model=parse_gnn(request.model), overrides={**settings, "seed": seed})
+        build_config(preset=chosen, model=request.model, overrides={**settings, "seed": seed})
         for seed in range(request.seeds)
     ]
     with (

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from verfedgnn.cli.next_step import Request, command_text, fresh_path, show_next
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import By, Data, Device, Jobs, Parties, Settings, among
+from verfedgnn.cli.shared_options import Data, Device, Jobs, Parties, Settings, among
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.train_command import TrainRequest, parse_gnn
+from verfedgnn.cli.train_command import TrainRequest
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.plugins import GNNS
+from verfedgnn.plugins import GNNS, check_gnn
 from verfedgnn_research.cli.progress_bars import CellProgress
 from verfedgnn_research.names import METHODS
 
@@ -50,7 +50,7 @@ class CompareRequest(Request):
     reading: ReadOptions
     seeds: Annotated[int, typer.Option(help="Number of seeds, from 0 on.", min=1)] = 5
     parties: Parties = None
-    by: By = None
+    by: str | None = None
     set_: Settings = None
     out: Annotated[
         Path,
@@ -85,7 +85,7 @@ def compare(request: CompareRequest) -> None:
     output, out = request.output, request.out
     names = in_all(request.methods)
     given = request.data or ["synthetic"]
-    gnns = [str(parse_gnn(name.strip())) for name in request.models.split(",")]
+    gnns = [check_gnn(name.strip()) for name in request.models.split(",")]
     settings = parse_settings(request.set_ or [])
     _refuse_defining(settings)
     check_writable(out)

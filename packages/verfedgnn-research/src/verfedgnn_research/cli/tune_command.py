@@ -13,7 +13,6 @@ from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import (
     RUN,
     TRAINING,
-    By,
     Data,
     Device,
     Model,
@@ -24,7 +23,7 @@ from verfedgnn.cli.shared_options import (
     use_threads,
 )
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.train_command import TrainRequest, parse_gnn
+from verfedgnn.cli.train_command import TrainRequest
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.reports.round_progress import RoundProgress
 
@@ -42,7 +41,7 @@ def tune(
     preset: Preset = None,
     model: Model = None,
     parties: Parties = None,
-    by: By = None,
+    by: str | None = None,
     reading: ReadOptions,
     seed: Annotated[int, typer.Option(help="Random seed.", rich_help_panel=TRAINING)] = 0,
     trials: Annotated[int, typer.Option(help="Total number of trials in the study.", min=1)] = 40,
@@ -85,7 +84,7 @@ def tune(
             )
         check_writable(place.parent)
     overrides: dict[str, object] = {**parse_settings(set_ or []), "seed": seed}
-    chosen = build_config(preset=preset or "best", model=parse_gnn(model), overrides=overrides)
+    chosen = build_config(preset=preset or "best", model=model, overrides=overrides)
     tried = parse_space(space) if space else None
     with output.busy("reading the data"):
         read = read_parties(

@@ -1,18 +1,84 @@
-"""The lift of a run as an object for notebooks: verdicts as text and HTML, figures as data frames and as a dict."""
+"""Training, resuming, the lift of a run and the settings from Python, shown on a terminal or in a notebook."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verfedgnn.config import Config
+from verfedgnn.config.settings import Setting
+from verfedgnn.config.tree import find_settings
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.installed import make_frame
 from verfedgnn.core.option_names import worded
+from verfedgnn.data import PartyData
 from verfedgnn.evaluation.lift import WAYS
 from verfedgnn.evaluation.verdict import NEW, answers, judged_tables, list_points
 from verfedgnn.reports.lift_report import band, lift_html
+from verfedgnn.reports.round_progress import watching
 from verfedgnn.runs.run import Run
+from verfedgnn.training.progress import Stop, Watcher, never
+from verfedgnn.training.train import resume as resume_quietly
+from verfedgnn.training.train import train as train_quietly
+
+
+def train(
+    parties: Sequence[PartyData],
+    config: Config | None = None,
+    *,
+    out: str | Path | None = None,
+    device: str | torch.device = "cpu",
+    overwrite: bool = False,
+    after: str | Path | None = None,
+    parts: Sequence[NDArray[np.int8]] | None = None,
+    watch: Watcher | None = None,
+    stop: Stop = never,
+    verbose: bool = True,
+) -> Run:
+    """Train `parties` together and return the run; with `out`, also write it to a folder that can be resumed and loaded.
+
+    Terminals and notebooks show the progress, unless `verbose` is False. `watch` is called after every round. When `stop()` turns
+    true, the round is finished, a checkpoint is written and `Interrupted` is raised.
+
+    `after` is the folder of the run before this one. Users whom it has forgotten are left out, and `metrics["after"]` says how far the
+    data have moved since. The training starts from nothing in any case.
+
+    `parts` replaces the configured split: one array per party with `TRAIN`, `VALID` or `TEST` for each rating.
+    """
+    with watching(verbose, watch) as watcher:
+        return train_quietly(
+            parties,
+            config,
+            out=out,
+            device=device,
+            overwrite=overwrite,
+            after=after,
+            parts=parts,
+            watch=watcher,
+            stop=stop,
+        )
+
+
+def resume(
+    out: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    watch: Watcher | None = None,
+    stop: Stop = never,
+    verbose: bool = True,
+) -> Run:
+    """Resume an interrupted run from its last checkpoint; the result is the same as without the interruption.
+
+    Terminals and notebooks show the progress, unless `verbose` is False.
+    """
+    with watching(verbose, watch) as watcher:
+        return resume_quietly(out, device=device, watch=watcher, stop=stop)
 
 
 def lift(run: Run) -> Lift:
@@ -80,3 +146,23 @@ def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
         "high_percent": gain.get("high_percent"),
         "pays": row["pays"],
     }
+
+
+def settings(name: str | None = None) -> SettingList:
+    """Return the settings with this name, or those whose name contains it; without a name, all of them.
+
+    Pass a setting as a keyword argument: `VerFedRecommender(epochs=60)`, `Config.preset("best", epochs=60)`.
+    """
+    return SettingList(find_settings(name))
+
+
+class SettingList(list[Setting]):
+    """Settings with their meaning, range, and value in each preset."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(_describe, self))
+
+
+def _describe(entry: Setting) -> str:
+    presets = ", ".join(f"{preset} {value!r}" for preset, value in entry.presets.items()) or "in no preset"
+    return f"{entry.path.split('.')[-1]}=   {entry.range}   ({presets})\n    {entry.explanation}"
