@@ -375,7 +375,7 @@ def test_a_stopped_training_says_how_it_goes_on(
     assert err.count("\n") == 1
     again = continuation(err)
     assert again == ["train", "--resume", folder, "--quiet", "--json"]
-    assert list((place / folder / "checkpoint").glob("slot-*"))
+    assert any((place / folder / "checkpoint").iterdir())
     if number is signal.SIGINT:
         code, _, err = command(*again, "--model", "gat")
         assert (code, "leave out all options" in err) == (2, True)

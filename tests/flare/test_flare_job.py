@@ -211,7 +211,7 @@ def test_preparing_a_site_keeps_its_resources(
     assert resources["components"] == default["components"]
     assert resources["class_allow_list"] == ["my.own.Class", *ALLOWED_CLASSES]
     settings = read_site_settings(local, "books")
-    assert settings.reading == {"scale": "1,5"}
+    assert settings.reading == [("read", "scale=1,5")]
     assert settings.federation.is_absolute()
 
 

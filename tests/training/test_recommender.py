@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.data import TEST, synthetic_ratings
+from verfedgnn.data import synthetic_ratings
 from verfedgnn.data.rating_reader import read_ratings
-from verfedgnn_research.baselines.pooled_parties import pool_parties
 
 pytestmark = pytest.mark.usefixtures("short_own_models")
 
@@ -117,12 +116,6 @@ def test_predictions_are_judged_as_the_test_part_is(fitted: vf.VerFedRecommender
     run = fitted.run_
     assert fitted.metrics_ is run.metrics
     assert fitted.score() == pytest.approx(-run.metrics["test"]["rmse"])
-    tests = {p.name: p.ratings.take(part == TEST) for p, part in zip(run.parties, run.parts, strict=True)}
-    assert fitted.score(tests) == pytest.approx(fitted.score(), abs=0.02), (
-        "predictions are kept within the scale"
-    )
-    table = pool_parties(run.parties).take(np.concatenate(run.parts) == TEST)
-    assert fitted.score(table) == pytest.approx(fitted.score(tests))
 
 
 def test_predict_by_ids(fitted: vf.VerFedRecommender) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from verfedgnn import plugins
 from verfedgnn.config.rules import find_conflict
@@ -78,6 +78,13 @@ class Config(Section):
     @classmethod
     def _check_variants(cls, values: Any) -> Any:
         return check_variants(values) if isinstance(values, Mapping) else values
+
+    @field_validator("users", mode="before")
+    @classmethod
+    def _check_users(cls, rule: Any) -> Any:
+        if rule in ("any", "all") or (str(rule).isdigit() and int(rule) >= 2):
+            return rule
+        raise ValueError("use any, all or a number of parties from 2")
 
     @model_validator(mode="after")
     def _check_rules(self) -> Config:

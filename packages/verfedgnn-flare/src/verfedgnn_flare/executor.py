@@ -112,5 +112,5 @@ def read_server_cell(task: Shareable) -> str:
 def _read_own_ratings(settings: job_site.SiteSettings, config: Config) -> Ratings:
     if settings.ratings is None:
         raise ConfigError("the settings of this site name no ratings; add `ratings` to local/verfedgnn.toml")
-    reading = ReadOptions.from_texts(**{option: [text] for option, text in settings.reading.items()})
+    reading = ReadOptions(settings.reading)
     return read_own_ratings(settings.ratings, reading, config)

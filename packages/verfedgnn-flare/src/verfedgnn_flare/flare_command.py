@@ -79,7 +79,7 @@ def site(
         "federation": _absolute(federation),
         "ratings": ratings if ratings is None or "://" in ratings else _absolute(Path(ratings)),
         "out": out and _absolute(out),
-        "reading": dict(reading),
+        "reading": [list(pair) for pair in reading],
         "device": device,
         "threads": threads,
         "after": after and _absolute(after),

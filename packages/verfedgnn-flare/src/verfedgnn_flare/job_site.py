@@ -47,8 +47,8 @@ class SiteSettings(Section):
     """Ratings of a party: a file or a folder; FLARE's server has none."""
     out: Path | None = None
     """Run folder, resumed if it exists. Default: run, in the federation folder."""
-    reading: dict[str, str] = Field(default_factory=dict)
-    """Options for reading the ratings, as in `verfedgnn party`: columns, events, scale and so on."""
+    reading: list[tuple[str, str]] = Field(default_factory=list)
+    """Options for reading the ratings, as in `verfedgnn party`: `[["columns", "user=uid"], ["read", "scale=1,5"]]`."""
     device: str = "cpu"
     """Name of the device on which the party computes, such as cpu or cuda."""
     threads: int = Field(1, ge=0)
