@@ -14,15 +14,15 @@ import pytest
 import safetensors.numpy
 
 import verfedgnn as vf
-from helpers import page_text
 from verfedgnn.core.files import switch_link
 from verfedgnn.data import TEST, TRAIN
-from verfedgnn.evaluation.promotion import judge_challenger, read_best
 from verfedgnn.evaluation.run_difference import (
     compare_runs,
     difference,
     in_both_tests,
+    judge_challenger,
     match_parties,
+    read_best,
 )
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.runs.run_folder import list_runs
@@ -185,22 +185,6 @@ def test_the_command_prints_every_table(nights: Path, command: Command) -> None:
         assert text in out
     code, out, _ = command("diff", nights / "current", nights / "tuesday", "--json")
     assert set(json.loads(out)) == {"configuration", "data", "figures"}
-
-
-def test_a_report_says_how_far_the_data_are_from_the_run_before(
-    nights: Path, runs: tuple[vf.Run, vf.Run], tmp_path: Path, command: Command
-) -> None:
-    """No user is named."""
-    assert command("report", nights / "tuesday", "--out", tmp_path / "beside", "--json")[0] == 0
-    text = page_text((tmp_path / "beside" / "report.html").read_text())
-    section = text[text.index("Since the run before") :]
-    assert runs[0].metrics["public"][:16] in section
-    for name, drift in runs[1].metrics["after"]["drift"].items():
-        shares = (drift["rating_distance"], drift["unknown_users"], drift["unknown_items"])
-        assert " ".join([name, *(f"{100 * share:.1f} %" for share in shares)]) in section
-    assert not any(str(user) in section for user in runs[1].parties[0].ratings.user_ids)
-    assert command("report", nights / "monday", "--out", tmp_path / "first", "--json")[0] == 0
-    assert "Since the run" not in (tmp_path / "first" / "report.html").read_text()
 
 
 # -- champion and challenger ---------------------------------------------------------------------------------------------

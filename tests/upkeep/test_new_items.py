@@ -19,10 +19,8 @@ from verfedgnn.data import TRAIN, synthetic_ratings
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.upkeep.new_items import (
-    ItemDistribution,
     ItemPrior,
     NewItems,
-    UserActivity,
     absorb_item_scores,
     fit_distribution,
     fit_item_prior,
@@ -81,7 +79,7 @@ def rated_by(file: Path) -> list[str]:
 def test_the_vector_is_the_ridge_regression_on_the_users() -> None:
     rng = np.random.default_rng(0)
     users = rng.normal(size=(30, 3)).astype(np.float32)
-    prior = ItemPrior(users, ItemDistribution(np.ones(3), 2 * np.eye(3)), 0.5, 4.0, None)
+    prior = ItemPrior(users, np.ones(3), 2 * np.eye(3), 0.5, 4.0)
     rows = np.arange(12)
     ratings = (users[rows] @ [1.0, 3.0, -2.0]).astype(np.float32)
     x = users[rows].astype(np.float64)
@@ -92,9 +90,9 @@ def test_the_vector_is_the_ridge_regression_on_the_users() -> None:
 
 def test_columns_that_all_items_share_keep_their_value() -> None:
     vectors = np.column_stack([np.random.default_rng(1).normal(size=(40, 2)), np.ones(40)])
-    found = fit_distribution(vectors, np.ones(len(vectors)))
-    assert found.factor.shape == (3, 2)
-    assert np.abs(found.factor[2]).max() < 1e-9
+    _, factor = fit_distribution(vectors, np.ones(len(vectors)))
+    assert factor.shape == (3, 2)
+    assert np.abs(factor[2]).max() < 1e-9
 
 
 def test_vectors_belong_to_the_models_that_are_served(trained: Path) -> None:
@@ -129,9 +127,7 @@ def test_the_likelihood_of_likes_is_at_its_maximum(exposure: float | None) -> No
     rng = np.random.default_rng(2)
     users = rng.normal(size=(50, 3)).astype(np.float32)
     weight = rng.normal(-1, 0.3, 50)
-    prior = ItemPrior(
-        users, ItemDistribution(np.zeros(3), np.eye(3)), 1.0, 4.0, UserActivity(np.arange(50), weight)
-    )
+    prior = ItemPrior(users, np.zeros(3), np.eye(3), 1.0, 4.0, (np.arange(50), weight))
     likes = np.arange(6)
     found = prior.estimate(likes, np.full(6, 5, np.float32), exposure=exposure).astype(np.float64)
 
@@ -147,8 +143,8 @@ def test_the_likelihood_of_likes_is_at_its_maximum(exposure: float | None) -> No
 
 def test_many_likes_in_a_short_time_make_an_item_popular() -> None:
     users = np.ones((40, 1), np.float32)
-    activity = UserActivity(np.arange(40), np.zeros(40))
-    prior = ItemPrior(users, ItemDistribution(np.zeros(1), np.eye(1)), 1.0, 4.0, activity)
+    activity = (np.arange(40), np.zeros(40))
+    prior = ItemPrior(users, np.zeros(1), np.eye(1), 1.0, 4.0, activity)
     liked = np.full(10, 5, np.float32)
     levels = [float(prior.estimate(np.arange(10), liked, exposure=share)[0]) for share in (0.01, 0.1, 1.0)]
     assert levels[0] > levels[1] > levels[2]

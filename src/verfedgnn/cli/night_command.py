@@ -270,7 +270,7 @@ def _record(folder: Path, result: Night, textfile: Path | None) -> None:
 
 def _prune(folder: Path, keep: int) -> None:
     """Remove the oldest nights that are over, but not the served run and the best ones, and what only resuming the others needs."""
-    from verfedgnn.evaluation.promotion import read_best
+    from verfedgnn.evaluation.run_difference import read_best
 
     current = folder / CURRENT
     kept = {current.resolve()} if current.exists() else set()

@@ -240,7 +240,7 @@ def promote(
     """
     from verfedgnn.core.files import switch_link
     from verfedgnn.data.ratings import format_count
-    from verfedgnn.evaluation.promotion import judge_challenger, read_best, write_best
+    from verfedgnn.evaluation.run_difference import judge_challenger, read_best, write_best
     from verfedgnn.runs.forget_record import read_forgotten_users
 
     served = over.resolve()

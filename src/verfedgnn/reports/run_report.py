@@ -61,8 +61,6 @@ def run_document(run: Run, name: str, folder: Path | None = None) -> Document:
         Fold("Configuration", [Points(_describe_settings(judged))]),
     ]
     document.add(*(fold for fold in folds if fold.blocks))
-    if "after" in metrics:
-        _add_drift(document, metrics["after"])
     return document
 
 
@@ -246,21 +244,3 @@ def add_guarantees(document: Fold, privacy: Mapping[str, Any], title: str = "Pri
 def _describe_event(what: str, count: int, event: str | None, **parameters: float) -> list[str]:
     shown = ", ".join(f"{name} {value:.4g}" for name, value in parameters.items())
     return [what, f"{count:,}", event or "none: not differential privacy", shown]
-
-
-def _add_drift(document: Document, before: Mapping[str, Any]) -> None:
-    """Add the drift of every party since the run before."""
-    rows = []
-    for name, drift in before["drift"].items():
-        shares = (drift[what] for what in ("rating_distance", "unknown_users", "unknown_items"))
-        rows.append([name, *("-" if share is None else f"{100 * share:.1f} %" for share in shares)])
-    public = f"The run before has the public parameters `{before['public'][:16]}`."
-    document.add(
-        Heading("Since the run before"),
-        Paragraph(f"{public} `verfedgnn diff EARLIER LATER` compares two runs."),
-        Table(
-            ["party", "ratings with another value", "new users", "new items"],
-            rows,
-            "Drift of the parties' data",
-        ),
-    )

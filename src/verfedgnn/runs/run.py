@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -117,7 +117,6 @@ class Run:
     """The run of the model that orders lists; None if only one model was trained."""
     final_of: Run | None = None
     """The run that was judged, of which this one repeats the choices on all ratings; None if this run was judged itself."""
-    _opened: RunAnswers | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def all_models(self) -> dict[str, tuple[Run, list[PartyModel]]]:
@@ -206,21 +205,6 @@ class Run:
     def _serving(self, judged: Run) -> Run:
         return replace(self, metrics=judged.metrics, history=judged.history, final_of=judged)
 
-    @overload
-    def recommend(
-        self,
-        user: str | int | None = None,
-        k: int = 10,
-        party: str | None = None,
-        *,
-        ratings: Mapping[Any, Any] | None = None,
-    ) -> Recommendations: ...
-
-    @overload
-    def recommend(
-        self, user: Sequence[Any], k: int = 10, party: str | None = None
-    ) -> list[Recommendations]: ...
-
     def recommend(
         self,
         user: Any = None,
@@ -244,14 +228,14 @@ class Run:
             if not one:
                 raise RunError("ratings belong to one user; call recommend once for each newcomer")
             who = None if user is None else id_text(user, "user")
-            return self._answers().recommend(who, ratings, chosen, k)
+            return self._answers.recommend(who, ratings, chosen, k)
         if user is None or isinstance(user, Mapping):
             raise RunError(
                 "whom to recommend to? Pass the id of a user, or ratings={item: stars} of a newcomer"
             )
         ids = np.array([id_text(each, "user") or "" for each in ([user] if one else user)], str)
         self._user_rows(ids, "for a newcomer, pass ratings={item: stars}")
-        lists = [self._answers().recommend(each, {}, chosen, k) for each in ids.tolist()]
+        lists = [self._answers.recommend(each, {}, chosen, k) for each in ids.tolist()]
         return lists[0] if one else lists
 
     def similar(self, item: Any, k: int = 10, party: str | None = None) -> list[Recommendation]:
@@ -261,18 +245,17 @@ class Run:
         have that id.
         """
         self._chosen(party)
-        return self._answers().similar(item, k, party)
+        return self._answers.similar(item, k, party)
 
+    @cached_property
     def _answers(self) -> RunAnswers:
-        """Return what answers for this run in rooms above; they are imported when a person asks."""
-        if self._opened is None:
-            from verfedgnn.serving.run_answers import RunAnswers
+        """What answers for this run in rooms above, which are imported when a person asks."""
+        from verfedgnn.serving.run_answers import RunAnswers
 
-            self._opened = RunAnswers(self)
-        return self._opened
+        return RunAnswers(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_opened": None}  # it is made again when it is needed
+        return {name: value for name, value in vars(self).items() if name != "_answers"}
 
     def predict(self, users: Any, items: Any, *, party: str | None = None) -> NDArray[np.float64]:
         """Predict the rating of each pair of user and item ids: two sequences of one length, or one id each.
@@ -351,11 +334,11 @@ class Run:
 
     def report(self, path: str | Path) -> Path:
         """Write the report of the run and return its page: a file if `path` ends in .html, else a folder as `verfedgnn report`."""
-        return self._answers().report(Path(path))
+        return self._answers.report(Path(path))
 
     def _repr_html_(self) -> str:
         """Show the verdict, the accuracy of each party and the learning curve in a notebook."""
-        return self._answers().html()
+        return self._answers.html()
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the run to a new folder; with `overwrite`, an earlier run is replaced, unless it has forgotten users of this one."""

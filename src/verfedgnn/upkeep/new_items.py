@@ -77,36 +77,21 @@ NEWTON_STEPS = 30
 
 
 @dataclass(frozen=True)
-class ItemDistribution:
-    """A normal distribution of item vectors, h = mean + factor z."""
+class ItemPrior:
+    """What a party's trained model says about an item that it has not seen: its vector is h = mean + factor z."""
 
+    users: NDArray[np.float32]
+    """Vectors of all users (N, C)."""
     mean: Floats
     """m (C,)."""
     factor: Floats
     """F (C, R), without directions in which items do not differ."""
-
-
-@dataclass(frozen=True)
-class UserActivity:
-    """A sample of users and the logarithm of the weight w_u of each, scaled up to all users."""
-
-    rows: Rows
-    log_weight: Floats
-
-
-@dataclass(frozen=True)
-class ItemPrior:
-    """What a party's trained model says about an item that it has not seen."""
-
-    users: NDArray[np.float32]
-    """Vectors of all users (N, C)."""
-    items: ItemDistribution
     variance: float
     """Squared error of a predicted rating; not used by a model of lists."""
     liked_from: float
     """Lowest rating that a model of lists counts as liked."""
-    activity: UserActivity | None
-    """None for a model of ratings."""
+    active: tuple[Rows, Floats] | None = None
+    """In a model of lists, a sample of users and the logarithm of the weight w_u of each, scaled up to all users."""
 
     def estimate(
         self,
@@ -119,30 +104,27 @@ class ItemPrior:
 
         `exposure` is the time since the item's first rating, as a share of the training period; only a model of lists uses it.
         """
-        prior = self.items
-        if self.activity is None:
-            z = self._fit_ratings(prior, users, ratings)
+        if self.active is None:
+            z = self._fit_ratings(users, ratings)
         else:
-            z = self._fit_likes(prior, self.activity, users[ratings >= self.liked_from], exposure)
-        return (prior.mean + prior.factor @ z).astype(np.float32)
+            z = self._fit_likes(*self.active, users[ratings >= self.liked_from], exposure)
+        return (self.mean + self.factor @ z).astype(np.float32)
 
-    def _fit_ratings(self, prior: ItemDistribution, users: Rows, ratings: NDArray[np.float32]) -> Floats:
+    def _fit_ratings(self, users: Rows, ratings: NDArray[np.float32]) -> Floats:
         vectors = self.users[users].astype(np.float64)
-        slopes = vectors @ prior.factor
-        left = ratings - vectors @ prior.mean
+        slopes = vectors @ self.factor
+        left = ratings - vectors @ self.mean
         matrix = np.eye(slopes.shape[1]) + slopes.T @ slopes / self.variance
         return np.linalg.solve(matrix, slopes.T @ left / self.variance).astype(np.float64)
 
-    def _fit_likes(
-        self, prior: ItemDistribution, activity: UserActivity, likes: Rows, exposure: float | None
-    ) -> Floats:
-        size = prior.factor.shape[1]
+    def _fit_likes(self, active: Rows, log_weight: Floats, likes: Rows, exposure: float | None) -> Floats:
+        size = self.factor.shape[1]
         if not len(likes) or not size:
             return np.zeros(size)
-        every = self.users[activity.rows].astype(np.float64)
-        slopes = every @ prior.factor
-        level = every @ prior.mean + activity.log_weight
-        wanted = (self.users[likes].astype(np.float64) @ prior.factor).sum(0)
+        every = self.users[active].astype(np.float64)
+        slopes = every @ self.factor
+        level = every @ self.mean + log_weight
+        wanted = (self.users[likes].astype(np.float64) @ self.factor).sum(0)
 
         def derivatives(z: Floats) -> tuple[Floats, Floats]:
             scores = level + slopes @ z
@@ -153,7 +135,7 @@ class ItemPrior:
             centre = share @ slopes
             second = (slopes * share[:, None]).T @ slopes
             count = float(len(likes)) if exposure is None else 1.0
-            expected = 0.0 if exposure is None else exposure * float(np.exp(min(highest, 50.0)) * total)
+            expected = 0.0 if exposure is None else exposure * float(np.exp(min(highest, 20.0)) * total)
             slope = wanted - (count + expected) * centre - z
             return slope, np.eye(size) + (count + expected) * second - count * np.outer(centre, centre)
 
@@ -177,31 +159,28 @@ def climb(derivatives: Callable[[Floats], tuple[Floats, Floats]], size: int) -> 
 
 def fit_item_prior(model: PartyModel, table: Ratings, part: NDArray[np.int8], *, ranks: bool) -> ItemPrior:
     """Return the prior of a party's new items, from its trained items; `ranks` tells models of lists from those of ratings."""
-    users = model.users.numpy()
     vectors = absorb_item_scores(model)
     train = part == TRAIN
     counts = np.bincount(table.item[train], minlength=table.n_items)[: len(vectors)]
     rated = counts > 0
     weights = (rated if ranks else counts).astype(np.float64)
-    items = fit_distribution(vectors, weights if rated.any() else np.ones(len(vectors)))
-    activity = _measure_activity(model, table, train) if ranks else None
     return ItemPrior(
-        users,
-        items,
+        model.users.numpy(),
+        *fit_distribution(vectors, weights if rated.any() else np.ones(len(vectors))),
         1.0 if ranks else measure_variance(model, table, part),
         upper_quarter(table.scale),
-        activity,
+        _measure_activity(model, table, train) if ranks else None,
     )
 
 
-def fit_distribution(vectors: Floats, weights: Floats) -> ItemDistribution:
-    """Return the weighted mean and covariance of vectors (M, C); columns without variance stay constant."""
+def fit_distribution(vectors: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Return the weighted mean m (C,) of vectors (M, C) and the factor F (C, R) of their covariance."""
     share = weights / weights.sum()
     mean = share @ vectors
     deviations = vectors - mean
     values, basis = np.linalg.eigh((deviations * share[:, None]).T @ deviations)
     kept = values > 1e-9 * max(values.max(initial=0.0), 1e-12)
-    return ItemDistribution(mean, basis[:, kept] * np.sqrt(values[kept]))
+    return mean, basis[:, kept] * np.sqrt(values[kept])
 
 
 def absorb_item_scores(model: PartyModel) -> Floats:
@@ -228,21 +207,18 @@ def user_items(scores: ItemScores, users: int) -> scipy.sparse.csr_matrix:
     )
 
 
-def _measure_activity(model: PartyModel, table: Ratings, train: NDArray[np.bool_]) -> UserActivity:
+def _measure_activity(model: PartyModel, table: Ratings, train: NDArray[np.bool_]) -> tuple[Rows, Floats]:
+    """Return the sample of users of `ItemPrior.active`."""
     liked = train & (table.rating >= upper_quarter(table.scale))
     likes = np.bincount(table.user[liked], minlength=table.n_users)
     active = np.flatnonzero(likes)
     every = max(1, -(-len(active) // SAMPLE))
     active = active[::every]
     totals = [
-        torch.logsumexp(model.score(torch.from_numpy(block)), 1).double().numpy()
-        for block in _blocks(active, 512)
+        torch.logsumexp(model.score(block), 1).double().numpy()
+        for block in torch.split(torch.from_numpy(active), 512)
     ]
-    return UserActivity(active, np.log(every * likes[active]) - np.concatenate(totals or [np.empty(0)]))
-
-
-def _blocks(rows: Rows, size: int) -> Sequence[Rows]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
+    return active, np.log(every * likes[active]) - np.concatenate(totals)
 
 
 def measure_variance(model: PartyModel, table: Ratings, part: NDArray[np.int8]) -> float:
@@ -279,8 +255,7 @@ class NewItems:
         self._number = names.index(party)
         self._folder = folder
         self._run = run
-        file = safe_names(run.parties)[self._number]
-        self._file = added_file(folder, file)
+        self._file = added_file(folder, safe_names(run.parties)[self._number])
 
     @property
     def table(self) -> Ratings:
