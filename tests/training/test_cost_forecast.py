@@ -40,7 +40,7 @@ def test_a_trial_does_not_change_the_training(small_parties: list[vf.PartyData])
     assert torch.equal(before.public, vf.train(small_parties, config).public)
 
 
-def test_the_time_left_is_corrected_by_the_pace_so_far() -> None:
+def test_the_forecast_is_the_sum_over_all_steps() -> None:
     expected = {
         "federation": Cost(50.0, 8e6),
         "lists": Cost(100.0, 2e6),
@@ -51,10 +51,6 @@ def test_the_time_left_is_corrected_by_the_pace_so_far() -> None:
     }
     plan = TrainingPlan.of(["a"], vf.Config.preset("best"), expected)
     assert plan.describe_cost(2) == "expected: about 3 min 20 s, 6.0 MB for each party"
-    assert plan.seconds_left("federation", 0.0, 0.0) == pytest.approx(200)
-    assert plan.seconds_left("federation", 0.5, 50) == pytest.approx(350), "twice as slow as expected"
-    assert plan.seconds_left("a alone, lists", 0.5, 195) == pytest.approx(5)
-    assert TrainingPlan.of(["a"], vf.Config.preset("best")).seconds_left("federation", 0.5, 50) is None
 
 
 def test_a_sample_of_users_answers_first_where_the_training_is_long(

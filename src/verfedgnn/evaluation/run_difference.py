@@ -132,13 +132,11 @@ def difference(before: Run, after: Run) -> dict[str, Any]:
 
 
 def compare_data(before: Run, after: Run, parties: Sequence[MatchedParty]) -> dict[str, Any]:
-    """Return the parties, users, items and ratings that were added and removed."""
+    """Return the parties, and each party's users, items and ratings, that were added and removed."""
     names = [[party.name for party in run.parties] for run in (before, after)]
-    users = [_known_users([party.ratings for party in run.parties]) for run in (before, after)]
     return {
         "parties_added": [name for name in names[1] if name not in names[0]],
         "parties_removed": [name for name in names[0] if name not in names[1]],
-        "users": _changes(*users),
         "parties": [_compare_party(party) for party in parties],
     }
 
@@ -151,14 +149,14 @@ def _compare_party(party: MatchedParty) -> dict[str, Any]:
     return {
         "name": party.name,
         "ratings": counts | {"changed": int(changed.sum())},
-        "users": _changes(_known_users([old]), _known_users([new])),
+        "users": _changes(_known_users(old), _known_users(new)),
         "items": _changes(set(old.item_ids.tolist()), set(new.item_ids.tolist())),
     }
 
 
-def _known_users(tables: Sequence[Ratings]) -> set[str]:
-    """Return the ids of the users who have a rating in one of the tables."""
-    return {user for table in tables for user in table.user_ids[np.unique(table.user)].tolist()}
+def _known_users(table: Ratings) -> set[str]:
+    """Return the ids of the users who have a rating."""
+    return set(table.user_ids[np.unique(table.user)].tolist())
 
 
 def _changes(old: set[str], new: set[str]) -> dict[str, int]:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape as html_escape
 from importlib import import_module
 from multiprocessing import current_process
@@ -60,17 +60,6 @@ class TrainingPlan:
         """Seconds that all steps are expected to take."""
         return sum(self.expected[step].seconds for step in self.steps if step in self.expected)
 
-    def seconds_left(self, step: str, share: float, spent: float) -> float | None:
-        """Return the seconds until all steps are finished, at the pace so far; None without a forecast.
-
-        `spent` are the seconds since the first step began, `share` is the part of this step that is done.
-        """
-        if step not in self.expected or step not in self.steps:
-            return None
-        done = replace(self, steps=self.steps[: self.steps.index(step)]).seconds
-        done += share * self.expected[step].seconds
-        return spent / done * (self.seconds - done) if done else self.seconds
-
     def describe_cost(self, parties: int) -> str:
         """Say how long the command takes and what each party sends and receives."""
         size = sum(self.expected[step].bytes for step in self.steps if step in self.expected)
@@ -82,7 +71,7 @@ class TrainingPlan:
 class RoundProgress:
     """A progress bar of a training: round, validation error, bytes and time left. In a file it prints lines.
 
-    With a plan, each training has its place among all of the command, and with a forecast the time left is that of all.
+    With a plan, each training has its place among all of the command.
     """
 
     def __init__(self, *, hidden: bool, unit: str = "rounds", transient: bool = False) -> None:
@@ -107,7 +96,7 @@ class RoundProgress:
         """The line of the current training that is printed when it ends."""
         self.printed = 0
         self.printed_at = 0.0
-        self.began = self.started = 0.0
+        self.began = 0.0
         self.first = 0.0
         self.valid = ""
 
@@ -155,7 +144,7 @@ class RoundProgress:
             self._close()
             self._begin(label, done, self.bar.add_task(escape(name), total=total, note=note, left=""))
             self.printed = 0
-        left = self._describe_left(label, done, total)
+        left = self._describe_left(done, total)
         self.bar.update(self.tasks[label], completed=done, note=note, left=left)
         if not self.plain:
             return
@@ -170,16 +159,11 @@ class RoundProgress:
 
     def _begin(self, label: str, done: float, task: TaskID) -> None:
         self.began = time.monotonic()
-        if label in self.plan.steps:
-            self.started = self.started or self.began
         self.first = done
         self.tasks[label] = task
 
-    def _describe_left(self, label: str, done: float, total: float) -> str:
-        """Return the time left for the command or, without a forecast, for the task; "" if it is unknown."""
-        left = self.plan.seconds_left(label, done / total, time.monotonic() - self.started)
-        if left is not None:
-            return f"about {format_duration(left)} left in all"
+    def _describe_left(self, done: float, total: float) -> str:
+        """Return the time left for the task; "" if it is unknown."""
         spent = time.monotonic() - self.began
         if spent <= 1 or not self.first < done < total:
             return ""
@@ -211,7 +195,7 @@ class NotebookProgress(RoundProgress):
         if now - self.shown < REFRESH_SECONDS:
             return
         self.shown = now
-        left = self._describe_left(label, done, total)
+        left = self._describe_left(done, total)
         words = html_escape(
             f"{label}  {done:.0f}/{total} {self.unit}  {note}".rstrip() + f"  {left}".rstrip()
         )

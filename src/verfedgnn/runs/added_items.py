@@ -121,16 +121,13 @@ def extend_party(
 ) -> tuple[PartyData, NDArray[np.int8]]:
     """Return a party's table and parts with added items at the end; their ratings are in the training part."""
     table = party.ratings
-    ids = np.array(list(items), dtype=np.str_)
     given = [
         (user, place, rating, time)
-        for place, item in enumerate(items.values())
+        for place, item in enumerate(items.values(), table.n_items)
         for user, (rating, time) in item.ratings.items()
     ]
     rows = find_positions(np.array([user for user, *_ in given], dtype=np.str_), table.user_ids)
     known = rows >= 0
-    place = table.n_items + np.array([place for _, place, _, _ in given], np.int32)[known]
-    rating = np.array([rating for _, _, rating, _ in given], np.float32)[known]
     time = None
     if table.time is not None:
         newest = int(table.time.max(initial=0))
@@ -142,10 +139,10 @@ def extend_party(
     ratings = replace(
         table,
         user=np.concatenate([table.user, rows[known].astype(np.int32)]),
-        item=np.concatenate([table.item, place.astype(np.int32)]),
-        rating=np.concatenate([table.rating, rating]),
+        item=np.concatenate([table.item, np.array([place for _, place, *_ in given], np.int32)[known]]),
+        rating=np.concatenate([table.rating, np.array([stars for *_, stars, _ in given], np.float32)[known]]),
         time=time,
-        item_ids=np.concatenate([table.item_ids, ids]),
+        item_ids=np.concatenate([table.item_ids, np.array(list(items), dtype=np.str_)]),
         titles=_extend_texts(table.titles, titles, table) if with_titles else None,
         columns={
             name: _extend_texts(values, [item.columns.get(name, "") for item in described], table)

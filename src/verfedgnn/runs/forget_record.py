@@ -29,9 +29,6 @@ from verfedgnn.privacy.id_matching import normalise_ids
 from verfedgnn.runs.run import write_json
 from verfedgnn.runs.run_folder import FORGET_RECORD, FORGOTTEN
 
-_FEDERATED = "federation.txt"
-"""File in the run folder of one party of a federation."""
-
 
 @dataclass(frozen=True)
 class ForgottenUsers:
@@ -126,11 +123,6 @@ def append_record(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     record = {"when": int(time.time()), **entry}
     write_json(file, [*earlier, record])
     return record
-
-
-def is_federated(place: Path) -> bool:
-    """Return whether a run folder, or the folder of its lists, belongs to one party of a federation."""
-    return (place / _FEDERATED).is_file() or (place.parent / _FEDERATED).is_file()
 
 
 def _hash(key: str, ids: Iterable[str]) -> Iterator[str]:

@@ -37,7 +37,7 @@ from verfedgnn.data.ids import find_positions
 from verfedgnn.data.ratings import format_count
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
-from verfedgnn.runs.forget_record import append_record, hash_ids, is_federated, note_forgotten
+from verfedgnn.runs.forget_record import append_record, hash_ids, note_forgotten
 from verfedgnn.runs.party_model import PartyModel, read_model, write_model
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import Run, read_run_config, write_json
@@ -47,6 +47,8 @@ from verfedgnn.upkeep.new_items import NewItems, absorb_item_scores, fit_item_pr
 Rows = NDArray[np.int64]
 Tables = tuple[list[PartyData], list[NDArray[np.int8]]]
 UNTIL = "until the next training"
+_FEDERATED = "federation.txt"
+"""File in the run folder of one party of a federation."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def _finish(folder: Path) -> dict[str, Any] | None:
                 if journal.users:
                     _reset_public(place, journal.users, parties[0].ratings.n_users)
         write_party_tables(folder / "parties", parties, parts)
-        record = append_record(folder, _describe(journal, is_federated(folder)))
+        record = append_record(folder, _describe(journal, (folder / _FEDERATED).is_file()))
         file.unlink()
     return record
 
