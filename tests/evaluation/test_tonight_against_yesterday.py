@@ -26,7 +26,7 @@ from verfedgnn.evaluation.run_difference import (
 )
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.runs.run_folder import list_runs
-from verfedgnn.upkeep.forget import forget_users
+from verfedgnn.upkeep.forget import forget
 
 pytestmark = pytest.mark.usefixtures("short_own_models")
 
@@ -228,13 +228,13 @@ def test_a_run_with_users_who_were_forgotten_in_the_served_one_is_not_promoted(
     shutil.copytree(nights, tmp_path, symlinks=True, dirs_exist_ok=True)
     link = tmp_path / "current"
     user = str(vf.Run.load(link).parties[0].ratings.user_ids[0])
-    forget_users(link, [user])
+    forget(link, [user])
     words = ("promote", tmp_path / "tuesday", "--over", link, "--link", link, "--tolerance", "100")
     code, _, err = command(*words)
     assert (code, "has 1 user forgotten in" in " ".join(err.split())) == (2, True), err
     assert user not in err
     assert os.readlink(link) == "monday"
-    forget_users(tmp_path / "tuesday", [user])
+    forget(tmp_path / "tuesday", [user])
     assert command(*words)[0] == 0
 
 

@@ -18,7 +18,7 @@ import verfedgnn as vf
 from hub import SERVER, Killed, Trial
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.run_answers import write_table
-from verfedgnn.upkeep.forget import forget_users
+from verfedgnn.upkeep.forget import forget
 
 pytestmark = pytest.mark.usefixtures("short_own_models")
 
@@ -135,7 +135,7 @@ def test_members_need_not_agree_on_the_run_before(
         assert not night.errors
     table = nights[1].runs["party-1"].parties[0].ratings
     user = str(table.user_ids[table.known_users[0]])
-    forget_users(tmp_path / "b" / "run-party-1", [user])
+    forget(tmp_path / "b" / "run-party-1", [user])
     tonight = trial(tmp_path / "c", spelled(small_parties, 0.5), config, alignment="keyed")
     assert user in tonight.parties["party-1"].ratings.user_ids
     tonight.align_options = {

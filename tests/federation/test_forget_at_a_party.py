@@ -28,7 +28,7 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.messages import Finished, RoundReply, kind_of
 from verfedgnn.runs.forget_record import gather_forgotten, note_forgotten
 from verfedgnn.runs.run_folder import LAST_RELEASE
-from verfedgnn.upkeep.forget import forget_users
+from verfedgnn.upkeep.forget import forget
 
 pytestmark = pytest.mark.usefixtures("short_own_models")
 
@@ -127,7 +127,7 @@ def test_no_file_of_a_party_keeps_a_row_of_a_forgotten_user(trained: Trained, tm
     for place in ("checkpoint/models", "lists/checkpoint", "final/checkpoint", *models, last):
         assert any(name.startswith(f"{place}/") for name in before), "the attack finds rows before"
     assert trained.user in texts_of(run)
-    forget_users(run, [trained.user])
+    forget(run, [trained.user])
     after = rows_of(run, trained.row)
     kept = [name for name in after if before[name].any() and np.array_equal(before[name], after[name])]
     assert kept == []
@@ -159,7 +159,7 @@ def test_a_last_release_that_a_kill_left_is_deleted_with_the_results(
 
 def test_an_unfinished_training_of_a_party_is_finished_first(trained: Trained) -> None:
     with pytest.raises(RunError, match="not finished and still holds every user"):
-        forget_users(trained.unfinished, [trained.user])
+        forget(trained.unfinished, [trained.user])
 
 
 def test_tomorrows_data_do_not_bring_a_forgotten_user_back(
@@ -172,7 +172,7 @@ def test_tomorrows_data_do_not_bring_a_forgotten_user_back(
     run = trained.folder
     kept = shutil.copytree(run, tmp_path / "kept")
     try:
-        forget_users(run, [trained.user])
+        forget(run, [trained.user])
         caplog.set_level("INFO", logger="verfedgnn.federation")
         for night in ("tomorrow", "later"):  # the second one has the list without the first run folder
             table = next(party.ratings for party in parties if party.name == PARTY)
@@ -232,4 +232,4 @@ def test_a_list_that_cannot_be_read_is_named(trained: Trained, tmp_path: Path) -
     for text in ("{", "[]", '{"hashes": {"zz": []}}', '{"hashes": 1}', '{"other": 1}'):
         (run / "forgotten.json").write_text(text)
         with pytest.raises(RunError, match="nobody knows who was forgotten"):
-            forget_users(run, [trained.user])
+            forget(run, [trained.user])

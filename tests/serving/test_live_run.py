@@ -22,7 +22,7 @@ from verfedgnn.serving.app import make_app
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.request_guard import ServerMetrics
 from verfedgnn.serving.server import LiveRun
-from verfedgnn.upkeep.forget import forget_users
+from verfedgnn.upkeep.forget import forget
 
 
 @pytest.fixture(scope="module")
@@ -173,13 +173,13 @@ def test_a_run_that_cannot_be_read_after_a_forget_is_served_no_more(
                 switch_link(link, tmp_path / "nothing")
             assert (await client.get("/v1/history", params={"user": "u0003"})).json()["count"]
             unreadable = True
-            forget_users(folder, ["u0003"])
+            forget(folder, ["u0003"])
             while (await client.get("/v1/history", params={"user": "u0003"})).status_code != 503:
                 await asyncio.sleep(0.01)
             assert (await client.get("/readyz")).status_code == 503
             assert (await client.get("/healthz")).status_code == 200, "the process works"
             unreadable = False
-            forget_users(folder, ["u0004"])
+            forget(folder, ["u0004"])
             while (await client.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.01)
             assert (await client.get("/v1/history", params={"user": "u0003"})).json()["known"] is False
@@ -228,7 +228,7 @@ def test_links_in_a_circle_do_not_end_the_watch_for_forgotten_users(
             link.unlink()
             link.symlink_to(link.name)
             await asyncio.sleep(0.2)
-            forget_users(folder, ["u0003"])
+            forget(folder, ["u0003"])
             while (await client.get("/v1/history", params={"user": "u0003"})).json()["known"]:
                 await asyncio.sleep(0.01)
 

@@ -84,7 +84,7 @@ def test_a_user_is_forgotten_in_a_run_of_every_preset(
         vf.PartyData(each.name, each.ratings.with_catalogue(each.ratings.n_items)) for each in small_parties
     ]
     vf.train(declared, vf.Config.preset(preset, epochs=1), out=tmp_path / "run")
-    forgetting.forget_users(tmp_path / "run", [USER])
+    forgetting.forget(tmp_path / "run", [USER])
     assert traces(tmp_path / "run") == []
     run = vf.Run.load(tmp_path / "run")
     for each in (run, run.lists):
@@ -103,14 +103,14 @@ def test_a_user_is_forgotten_in_a_run_of_every_preset(
 def test_a_line_of_added_items_that_cannot_be_read_goes_too(folder: Path, line: str) -> None:
     file = added_file(folder, "party-0")
     file.write_bytes(file.read_bytes() + line.replace("USER", "u0020").encode())
-    forgetting.forget_users(folder, ["u0020"])
+    forgetting.forget(folder, ["u0020"])
     assert b"u0020" not in file.read_bytes()
     assert list(read_added(file)) == ["new"]
 
 
 def test_the_user_is_average_and_only_rated_items_change(folder: Path) -> None:
     before = vf.Run.load(folder, added=False)
-    forgetting.forget_users(folder, [USER])
+    forgetting.forget(folder, [USER])
     after = vf.Run.load(folder, added=False)
     assert after.judged is not after
     for kept, repaired in ((before, after), (before.judged, after.judged)):
@@ -136,7 +136,7 @@ def test_ratings_of_a_forgotten_user_have_no_influence_on_the_items_they_rated(f
     table.rating[mine] = 6 - table.rating[mine]  # the opposite opinion
     forgetting.write_party_tables(changed / "parties", parties, parts)
     for place in (folder, changed):
-        forgetting.forget_users(place, [USER])
+        forgetting.forget(place, [USER])
     same, other = (vf.Run.load(place, added=False) for place in (folder, changed))
     for mine_too, theirs in ((same, other), (same.judged, other.judged), (same.ranker, other.ranker)):
         assert (mine_too.models[0].items == theirs.models[0].items).all()
@@ -152,7 +152,7 @@ def test_a_kill_at_any_step_is_finished_later(
     with monkeypatch.context() as patch:
         patch.setattr(forgetting, step, die)
         with pytest.raises(KeyboardInterrupt):
-            forgetting.forget_users(folder, [USER])
+            forgetting.forget(folder, [USER])
     assert USER not in (folder / FORGET_JOURNAL).read_text()
     code, _, err = command("forget", folder, "--quiet")
     assert code == 0, err
@@ -165,7 +165,7 @@ def test_later_trainings_leave_a_forgotten_user_out(
     folder: Path, small_parties: list[vf.PartyData], tmp_path: Path
 ) -> None:
     """The list goes on from run to run, and survives `overwrite`."""
-    forgetting.forget_users(folder, [USER])
+    forgetting.forget(folder, [USER])
     config = vf.Config.preset("best", epochs=2, gate=False, lists=False)
     trained = vf.train(small_parties, config, after=folder, out=tmp_path / "next")
     ids = {"next": trained.parties[0].ratings.user_ids}
@@ -260,7 +260,7 @@ def test_a_run_whose_users_are_all_to_be_forgotten_is_left_alone(folder: Path) -
     """Nobody would be left to be the average, and the run would stay half repaired for ever."""
     users = vf.Run.load(folder).parties[0].ratings.user_ids.tolist()
     with pytest.raises(RunError, match="delete the folder"):
-        forgetting.forget_users(folder, users)
+        forgetting.forget(folder, users)
     assert not (folder / FORGET_JOURNAL).exists()
 
 
@@ -294,7 +294,7 @@ def test_a_forget_that_was_killed_counts_in_the_next_training(
     with monkeypatch.context() as patch:
         patch.setattr(forgetting, "_remove_copies", die)
         with pytest.raises(KeyboardInterrupt):
-            forgetting.forget_users(folder, [USER])
+            forgetting.forget(folder, [USER])
     run = vf.train(small_parties, vf.Config.preset("paper", epochs=1), after=folder)
     assert USER not in run.parties[0].ratings.user_ids
 
@@ -387,7 +387,7 @@ def test_what_a_kill_or_a_report_left_is_removed(folder: Path, command: Command)
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(USER)
     assert command("report", folder, "--quiet")[0] == 0
-    forgetting.forget_users(folder, [USER])
+    forgetting.forget(folder, [USER])
     assert traces(folder) == []
     assert not (folder / "report").exists()
 
@@ -395,7 +395,7 @@ def test_what_a_kill_or_a_report_left_is_removed(folder: Path, command: Command)
 def test_a_server_that_knows_the_user_still_cannot_bring_them_back(folder: Path) -> None:
     run = vf.Run.load(folder, added=False)
     new = NewItems(folder, run, run.parties[0].name)
-    forgetting.forget_users(folder, [USER])
+    forgetting.forget(folder, [USER])
     report = new.add({"newer": AddedItem("newer", ratings={USER: (5.0, None)})})
     assert report.unknown_users == 1
     assert traces(folder) == []

@@ -97,7 +97,7 @@ def test_a_kill_at_any_step_is_finished_later(
     with monkeypatch.context() as patch:
         patch.setattr(cutting, step, die)
         with pytest.raises(KeyboardInterrupt):
-            forgetting.forget_items(folder, [item])
+            forgetting.forget(folder, items=[item])
     assert command("forget", folder, "--quiet")[0] == 0
     assert traces(folder, item) == []
     vf.Run.load(folder)
@@ -118,5 +118,5 @@ def test_unknown_and_ambiguous_items_are_refused(
         lambda _: ([parties[1], vf.PartyData("other", parties[1].ratings)], parts),
     )
     with pytest.raises(RunError, match="several parties have these items"):
-        forgetting.forget_items(folder, [item])
+        forgetting.forget(folder, items=[item])
     assert traces(folder, item), "nothing was changed"

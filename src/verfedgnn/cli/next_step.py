@@ -89,5 +89,5 @@ def show_run_findings(output: Output, run: Run, folder: Path | None) -> None:
     """Print what the figures of a run show beside its verdict, and the next command."""
     from verfedgnn.reports.phrases import diagnose
 
-    findings = diagnose(run.metrics, run.judged.config, history=run.history)
+    findings = diagnose(run.metrics, run.judged.config)
     show_next(output, findings, ["train", "--help"] if folder is None else ["report", str(folder)])

@@ -300,15 +300,13 @@ def forget(
         item_file: Text file with one id of an item per line.
         party: Party that offers the items; needed if several could be meant.
     """
-    from verfedgnn.upkeep.forget import finish_forgetting, forget_items, forget_users
+    from verfedgnn.upkeep.forget import forget as forget_run
 
     users = [*(user or []), *_read_ids(user_file)]
     items = [*(item or []), *_read_ids(item_file)]
     if users and items:
         raise ConfigError("give users or items, not both; run the command once for each")
-    record: dict[str, Any] | None = forget_items(run, items, party) if items else None
-    if not items:
-        record = forget_users(run, users) if users else finish_forgetting(run)
+    record = forget_run(run, users, items, party)
     if record is None:
         raise ConfigError("nothing to forget; give --user ID, --item ID, or a file of ids")
     if record["users"]:

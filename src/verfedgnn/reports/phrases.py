@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 MEANS_WIN = 0.995
 """Share of the means' RMSE that a model must stay below to be called better than them."""
-STILL_IMPROVING = 0.002
-"""Relative improvement over the last tenth of a training from which on more rounds are worthwhile."""
 CLEAR_LOSS = 0.02
 """Share of popularity's NDCG by which lists must lose to be called worse."""
 
@@ -143,32 +141,10 @@ def warn_of_lists(metrics: Mapping[str, Any]) -> str | None:
     return f"{text} Train with more data, or show these customers what is popular." if clearly else text
 
 
-def diagnose(
-    metrics: Mapping[str, Any], config: Config, *, history: Sequence[Mapping[str, Any]] = ()
-) -> list[str]:
-    """Return what the figures and the history of a run show beside its verdict, the most important first."""
-    findings = (
-        _still_improving(metrics, config, history),
-        warn_of_lists(metrics),
-        _compare_with_means(metrics, config),
-    )
+def diagnose(metrics: Mapping[str, Any], config: Config) -> list[str]:
+    """Return what the figures of a run show beside its verdict, the most important first."""
+    findings = warn_of_lists(metrics), _compare_with_means(metrics, config)
     return [finding for finding in findings if finding is not None]
-
-
-def _still_improving(
-    metrics: Mapping[str, Any], config: Config, history: Sequence[Mapping[str, Any]]
-) -> str | None:
-    if len(history) < 2 or metrics["best_round"] < history[-1]["round"]:
-        return None
-    name = next(key for key in history[-1] if key.startswith("valid_"))
-    before = history[-1 - max(1, len(history) // 10)][name]
-    now = history[-1][name]
-    if not before or abs(now - before) < STILL_IMPROVING * abs(before):
-        return None
-    return (
-        f"Validation was still improving in the last round ({name.removeprefix('valid_').upper()} {before:.4f} to {now:.4f}): "
-        f"train with --set training.epochs={2 * config.training.epochs}."
-    )
 
 
 def _compare_with_means(metrics: Mapping[str, Any], config: Config) -> str | None:

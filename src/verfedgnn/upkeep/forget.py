@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,21 +68,13 @@ class Journal:
     """Number of items of the party in training, before some are removed."""
 
 
-def forget_users(folder: Path, users: Sequence[str]) -> dict[str, Any] | None:
-    """Remove users from the finished run in `folder` and return the record; finish an interrupted request first."""
-    return finish_forgetting(folder, partial(_plan_users, folder, users))
+def forget(
+    folder: Path, users: Sequence[str] = (), items: Sequence[str] = (), party: str | None = None
+) -> dict[str, Any] | None:
+    """Remove users, or items of one party, from the finished run in `folder`; return the last record, None without one.
 
-
-def forget_items(folder: Path, items: Sequence[str], party: str | None = None) -> dict[str, Any] | None:
-    """Remove items of one party from the finished run in `folder` and return the record; finish an interrupted request first.
-
-    `party` is needed if several parties have items with these ids.
+    An interrupted request is finished first. `party` is needed if several parties have items with these ids.
     """
-    return finish_forgetting(folder, partial(_plan_items, folder, items, party))
-
-
-def finish_forgetting(folder: Path, plan: Callable[[], Journal] | None = None) -> dict[str, Any] | None:
-    """Carry out the journal of an interrupted request in `folder`, then that of `plan`; return the last record, None without one."""
     read_run_config(folder)  # raises if there is no run, before a lock creates the folder
     if not (folder / "metrics.json").is_file():
         raise RunError(
@@ -91,9 +82,10 @@ def finish_forgetting(folder: Path, plan: Callable[[], Journal] | None = None) -
         )
     with lock_folder(folder):
         record = _finish(folder)
-        if plan is not None:
+        if users or items:
+            journal = _plan_users(folder, users) if users else _plan_items(folder, items, party)
             with writing(folder):
-                write_json(folder / FORGET_JOURNAL, asdict(plan()))
+                write_json(folder / FORGET_JOURNAL, asdict(journal))
             record = _finish(folder)
     return record
 
@@ -103,7 +95,7 @@ def _plan_users(folder: Path, users: Sequence[str]) -> Journal:
     wanted = np.array(sorted(set(users)), np.str_)
     rows = find_positions(wanted, parties[0].ratings.user_ids)
     rows[wanted == ""] = -1
-    if not len(rows) or (rows < 0).any():
+    if (rows < 0).any():
         missing = format_count(int((rows < 0).sum()), "user")
         raise RunError(
             f"{missing} not in {folder}; check the ids. Users who were forgotten before are not there either"
