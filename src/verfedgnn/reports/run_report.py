@@ -124,17 +124,9 @@ def training_curves(run: Run) -> Picture | None:
     """Return a chart of the validation metric by round, of ratings and of lists, in per cent of the round that is kept."""
     curves, marks = {}, {}
     for part in (run, run.lists):
-        name = next(
-            (
-                key
-                for entry in (part.history[:1] if part else ())
-                for key in entry
-                if key.startswith("valid_")
-            ),
-            None,
-        )
-        if part is None or name is None:
+        if part is None or not part.history:
             continue
+        name = next(key for key in part.history[0] if key.startswith("valid_"))
         metric, kept = name.removeprefix("valid_").upper(), part.metrics["best_round"]
         rounds = [entry["round"] for entry in part.history]
         values = np.array([entry[name] for entry in part.history], np.float64)

@@ -25,10 +25,6 @@ _SURE = (YES, NO, NO_DIFFERENCE)
 POINT_COLOUR = "#3b82c4"
 _WIDTH = 400
 _CHARACTER = 6.3
-_STYLE = (
-    "<style>:root{color:#1b2430;background:#fff}"
-    "@media (prefers-color-scheme:dark){:root{color:#e7ecf3;background:#191f27}}</style>"
-)
 
 Curve = tuple[Sequence[float], Sequence[float]]
 
@@ -137,12 +133,6 @@ class _Axis:
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
         numbers = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
         return [round(number * step, 10) for number in numbers]
-
-
-def standalone(svg: str) -> str:
-    """Return a chart for a file of its own, with its own colours of text and ground."""
-    head, end, rest = svg.partition(">")
-    return f"{head}{end}{_STYLE}{rest}"
 
 
 def draw_intervals(title: str, rows: Sequence[Interval], axis: str) -> str | None:

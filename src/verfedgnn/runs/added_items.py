@@ -104,16 +104,12 @@ def lock_added(run: Path) -> AbstractContextManager[None]:
 
 def rewrite_added(file: Path, items: Iterable[AddedItem]) -> None:
     """Replace the file by one with these items only, or remove it if there are none; after a kill, it is old or new."""
-    lines = b"".join(_line(item) for item in items)
+    lines = b"".join(json.dumps(asdict(item), allow_nan=False).encode() + b"\n" for item in items)
     with writing(file):
         if lines:
             write_bytes(file, lines)
         else:
             file.unlink(missing_ok=True)
-
-
-def _line(item: AddedItem) -> bytes:
-    return json.dumps(asdict(item), allow_nan=False).encode() + b"\n"
 
 
 def extend_party(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -113,12 +112,10 @@ def tune(
             watch=show,
             stop=halt.asked,
         )
-    picture = out.with_suffix(".svg")
     with writing(out):
         write_bytes(out, tuned.to_preset().encode())
-        write_bytes(picture, _draw_study(tuned.history).encode())
     found = {"preset": out, "study": database, "trials": len(tuned.history), "valid_error": tuned.error}
-    output.result(found, tuned.provenance, f"written: {out}, {picture}; the study is {database}")
+    output.result(found, tuned.provenance, f"written: {out}; the study is {database}")
     users = None if chosen.users == "any" else str(chosen.users)
     again = TrainRequest(
         data=data or ["synthetic"],
@@ -130,22 +127,6 @@ def tune(
         out=fresh_path("runs/tuned"),
     )
     show_next(output, [_describe(tuned)], again.to_words())
-
-
-def _draw_study(errors: Sequence[float | None]) -> str:
-    """Draw the validation errors of the trials and the best so far, for a file of its own; None is a pruned trial."""
-    from verfedgnn.reports.svg_charts import POINT_COLOUR, UNCLEAR_COLOUR, draw_lines, standalone
-
-    known = [(number, error) for number, error in enumerate(errors, 1) if error is not None]
-    numbers = [number for number, _ in known]
-    values = [error for _, error in known]
-    best = [min(values[: place + 1]) for place in range(len(values))]
-    title = f"{len(errors)} trials, {len(errors) - len(known)} given up early"
-    curves = {"trial": (numbers, values), "best so far": (numbers, best)}
-    colours = {"trial": UNCLEAR_COLOUR, "best so far": POINT_COLOUR}
-    svg = draw_lines(title, curves, "trial", "validation error, lower is better", colours)
-    assert svg is not None, "a study has a finished trial"
-    return standalone(svg)
 
 
 def _describe(tuned: Tuned) -> str:
