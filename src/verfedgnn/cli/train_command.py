@@ -119,7 +119,7 @@ class TrainRequest(Request):
         from verfedgnn.data.ratings import format_count
         from verfedgnn.privacy.visibility import describe_two_parties
         from verfedgnn.runs.forget_record import read_forgotten_users
-        from verfedgnn.runs.run_before import read_before, suspect_files
+        from verfedgnn.runs.run import read_before, suspect_files
         from verfedgnn.runs.run_folder import holds_run
 
         if self.out is not None:

@@ -48,8 +48,7 @@ from verfedgnn.runs.forget_record import ForgottenUsers, gather_forgotten
 from verfedgnn.runs.metrics_file import Trained
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.runs.run import Run
-from verfedgnn.runs.run_before import read_before, recorded_before, suspect_files, write_before
+from verfedgnn.runs.run import Run, read_before, recorded_before, suspect_files, write_before
 from verfedgnn.runs.run_folder import FORGOTTEN
 from verfedgnn.training.gate import make_run
 from verfedgnn.training.own_models import liked

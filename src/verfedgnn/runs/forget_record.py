@@ -78,21 +78,18 @@ class ForgottenUsers:
         return np.asarray(found & (users != ""))
 
 
-def hash_ids(folder: Path, ids: Iterable[str]) -> list[str]:
-    """Return a hash of each id under the key of a run folder, which is created if it is missing."""
+def hash_ids(folder: Path, ids: Iterable[str], *, remember: bool = False) -> list[str]:
+    """Return a hash of each id under the key of a run folder, which is created if it is missing; `remember` adds them to its list."""
     known = ForgottenUsers.read(folder / FORGOTTEN)
-    if not known.hashes:
-        known = ForgottenUsers({secrets.token_hex(32): []})
-        known.write(folder / FORGOTTEN)
-    return list(_hash(next(iter(known.hashes)), ids))
+    key = next(iter(known.hashes), None) or secrets.token_hex(32)
+    new = list(_hash(key, ids))
+    known.add([ForgottenUsers({key: new if remember else []})]).write(folder / FORGOTTEN)
+    return new
 
 
 def note_forgotten(folder: Path, users: StrArray) -> list[str]:
     """Add users to the list of a run folder and return their hashes."""
-    new = hash_ids(folder, normalise_ids(users).tolist())
-    known = ForgottenUsers.read(folder / FORGOTTEN)
-    known.add([ForgottenUsers({next(iter(known.hashes)): new})]).write(folder / FORGOTTEN)
-    return new
+    return hash_ids(folder, normalise_ids(users).tolist(), remember=True)
 
 
 def read_forgotten_users(*runs: Path | None) -> ForgottenUsers:

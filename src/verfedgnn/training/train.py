@@ -24,8 +24,14 @@ from verfedgnn.runs.forget_record import ForgottenUsers, read_forgotten_users
 from verfedgnn.runs.metrics_file import Trained
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, choose_config, leave_out_twins, prepare
-from verfedgnn.runs.run import Run, begin_folder, describe_code_change
-from verfedgnn.runs.run_before import read_before, recorded_before, write_before
+from verfedgnn.runs.run import (
+    Run,
+    begin_folder,
+    describe_code_change,
+    read_before,
+    recorded_before,
+    write_before,
+)
 from verfedgnn.runs.run_folder import FINAL, FORGOTTEN, LISTS, empty_run, holds_run
 from verfedgnn.training.gate import make_run
 from verfedgnn.training.loop import TrainingLoop, usable_device
