@@ -372,6 +372,8 @@ def test_a_comparison_says_which_settings_do_not_suit_the_data() -> None:
     assert len(diagnose_comparison(records(bias=1.0, best=0.9))) == 1
     shared = records(**{"pipeline": 0.8, "pipeline-alone": 1.0, "best-gated": 0.85})
     assert "preset best realises 75% in RMSE." in diagnose_comparison(shared)[-1]
+    worse = records(**{"pipeline": 1.1, "pipeline-alone": 1.0, "best-gated": 0.85})
+    assert "realises" not in " ".join(diagnose_comparison(worse)), "pooling gains nothing to realise"
 
 
 @pytest.mark.usefixtures("warm")

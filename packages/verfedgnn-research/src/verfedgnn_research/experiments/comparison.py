@@ -110,11 +110,11 @@ def diagnose_comparison(records: Mapping[Cell, Record]) -> list[str]:
 def pooled_shares(means: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return, by figure, which share of the gain of pooling the federation has, where pooling gains more than half a percent."""
     shares = {}
-    for figure, label in (("rmse", "RMSE"), ("ndcg@20", "NDCG@20")):
+    for figure, label, sign in (("rmse", "RMSE", -1), ("ndcg@20", "NDCG@20", 1)):
         found = means[figure]
         if {"pipeline", "pipeline-alone", "best-gated"} <= found.keys():
             gain = found["pipeline"] - found["pipeline-alone"]
-            if abs(gain) > 0.005 * found["pipeline-alone"]:
+            if sign * gain > 0.005 * found["pipeline-alone"]:
                 shares[label] = (found["best-gated"] - found["pipeline-alone"]) / gain
     return shares
 
