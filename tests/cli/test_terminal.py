@@ -129,7 +129,6 @@ MISTAKES = {
     "night": "none evaluate",
     "nights": "none",
     "forget": "none --user 1",
-    "tune": "--out mine.txt",
     "data check": "none.csv",
     "data synth": "--out x --items 2",
     "compare": "--methods magic",
@@ -166,7 +165,6 @@ def test_a_mistake_is_one_line(
 UNWRITABLE = {
     "train": "--out file/run --data none.csv",
     "report": "run --out file/report",
-    "tune": "--out file/mine.toml --data none.csv",
     "compare": "--out file/x --data none.csv",
     "paper": "table2 --out file/x",
     "bench": "none.csv --out file/x.json",
@@ -199,7 +197,6 @@ RESULTS = {
     "runs": ".",
     "diff": "run run",
     "data check": "small.csv",
-    "tune": "--out {}.toml --trials 1 --set epochs=3 --data small.csv --parties 3",
     "data synth": "--out {} --users 40",
     "compare": "--methods bias --seeds 1 --out compared --jobs 1 --data small.csv --parties 3",
     "paper": "table1 --out {}",

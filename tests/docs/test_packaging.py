@@ -57,7 +57,7 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "needs", "offers"),
     [
-        ("verfedgnn-research", {"matplotlib", "optuna", "verfedgnn"}, "audit = verfedgnn_research.cli"),
+        ("verfedgnn-research", {"matplotlib", "verfedgnn"}, "audit = verfedgnn_research.cli"),
         ("verfedgnn-flare", {"nvflare", "verfedgnn"}, "flare = verfedgnn_flare.flare_command:app"),
     ],
 )

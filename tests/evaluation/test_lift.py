@@ -1,4 +1,4 @@
-"""Whether joining pays: the bootstrap, lift of ratings and lists, newcomers; tuning; ranking."""
+"""Whether joining pays: the bootstrap, lift of ratings and lists, newcomers; ranking."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 
 import verfedgnn as vf
 from helpers import same_model
-from verfedgnn.config import load_config
 from verfedgnn.config.tree import FINAL_ROUNDS
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import NEWCOMER, TEST, TRAIN, VALID
@@ -22,7 +21,6 @@ from verfedgnn.evaluation.chance import ERROR, gain, holm, p_value
 from verfedgnn.evaluation.verdict import KNOWN, WORDS, judged_tables, narrow_lift, party_names
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.metrics_file import evaluate
-from verfedgnn_research.tuning import Range, parse_space, tune
 
 
 def best(**values: Any) -> vf.Config:
@@ -284,37 +282,6 @@ def test_lists_are_no_worse_than_popularity_where_ratings_say_nothing_about_pres
     assert run.metrics["test"]["rmse"] is None
     assert "valid_ndcg@20" in run.history[0]
     assert run.metrics["test"]["ndcg@20"] > 0.97 * run.metrics["popularity"]["ndcg@20"]
-
-
-def test_tuning_goes_on_where_it_stopped(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
-    space = {"training.lr": Range(0.01, 0.3), "model.dim": [6, 8]}
-    finished: list[int] = []
-    options: dict[str, Any] = {
-        "study": tmp_path / "study.db",
-        "space": space,
-        "watch": lambda t: finished.append(t.number),
-    }
-    first = tune(small_parties, best(epochs=10), trials=1, **options)
-    assert finished == [1]
-    second = tune(small_parties, best(epochs=10), trials=2, **options)
-    assert finished == [1, 2]
-    assert second.error <= first.error
-    (tmp_path / "mine.toml").write_text(second.to_preset())
-    assert second.to_preset().startswith("# Chosen by verfedgnn tune")
-    assert load_config(tmp_path / "mine.toml") == second.config
-    assert vf.Config.preset(str(tmp_path / "mine.toml")) == second.config
-    run = vf.train(small_parties, second.config.with_values({"gate": False}))
-    assert run.metrics["valid"]["rmse"] == pytest.approx(second.error, rel=1e-3)  # the error before clipping
-    with pytest.raises(vf.ConfigError, match="other data, settings or ranges"):
-        tune(small_parties, best(epochs=21), trials=3, **options)
-
-
-def test_spaces_are_read_or_refused() -> None:
-    space = parse_space(["training.lr=0.02:0.4", "model.dim=16|32", "model.gnn=gcn|gat"])
-    assert space == {"training.lr": Range(0.02, 0.4), "model.dim": [16, 32], "model.gnn": ["gcn", "gat"]}
-    for wrong in ("lr=1:2", "training.lr", "training.lr=2:1", "training.lr=a:b"):
-        with pytest.raises(vf.ConfigError):
-            parse_space([wrong])
 
 
 def test_what_a_party_gains_without_a_partner_is_what_it_gains_in_a_federation_of_the_others(

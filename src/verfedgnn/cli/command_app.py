@@ -28,7 +28,7 @@ Function = Callable[..., None]
 GROUP = "verfedgnn.commands"
 RESEARCH = "verfedgnn-research"
 PACKAGES = {
-    **dict.fromkeys(("attack", "audit", "bench", "compare", "paper", "tune"), RESEARCH),
+    **dict.fromkeys(("attack", "audit", "bench", "compare", "paper"), RESEARCH),
     "flare": "verfedgnn-flare",
 }
 """Packages of this repository by their commands, to say what to install."""

@@ -1,1 +1,1 @@
-"""Experiments with verfedgnn: baselines, attacks, the paper's tables and figures, benchmarks and tuning."""
+"""Experiments with verfedgnn: baselines, attacks, the paper's tables and figures and benchmarks."""
