@@ -117,7 +117,7 @@ def defined(module: Path) -> set[str]:
     [
         *table("Where is equation ...?"),
         *table("One training, from command to metrics.json"),
-        *table("One round, one round trip"),
+        *table("One round"),
     ],
     ids=lambda row: row[0][:30],
 )

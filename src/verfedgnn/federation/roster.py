@@ -57,7 +57,7 @@ def create_federation(
     config = config.with_code().for_data(1, ratings_per_user)
     chosen = {*read_preset(preset), *overrides}
     chosen |= set(tomllib.loads(config_file.read_text("utf-8"))) if config_file is not None else set()
-    if "masking" not in chosen and config.gradients.mechanism in ("ternary", "skellam", "rounded"):
+    if "masking" not in chosen and config.gradients.integers:
         config = config.with_values({"masking": True})
     if config.model.gnn not in plugins.GNNS and config.model.code is None:
         unknown = f"GNN '{config.model.gnn}' is not defined in a file, so members cannot compare its code"

@@ -1,7 +1,7 @@
 """The protections of public gradients (Sec. 4.5), one class a mechanism; `protection_of` chooses it.
 
 A protection says what leaves a party (`protect`), how releases add up (`add_up`), what a sum is worth (`worth`), what it
-guarantees (`releases`, `guarantee`), and how to describe it (`shown`, `named`). Nobody else asks for the mechanism by name.
+guarantees (`releases`, `guarantee`), and how to describe it (`shown`, `named`). Others ask for its flags, hardly for its name.
 """
 
 from __future__ import annotations

@@ -211,7 +211,8 @@ class GNNContract:
         """Check that the test RMSE is below that of the mean rating (1.06)."""
         low, high = self.rmse or (0.7, 1.03)
         run = train(parties(), self._config(epochs=30, evaluate_every=10, batch=0))
-        assert low < run.metrics["test"]["rmse"] < high, run.metrics["test"]["rmse"]
+        error = run.metrics["test"]["rmse"]
+        assert low < error < high, f"test RMSE {error:.3f} is not between {low} and {high} (rmse)"
         assert run.ledger.total("up", kind="RoundReply") > 0
 
     def _config(self, **values: Any) -> Config:

@@ -2,7 +2,7 @@
 
     watch_releases(federation, ...) -> ReleaseView
 
-If items are solved at home (`docs/rounds.md`), rows are in released units: a gradient divided by the root of n_u + 1 and by its
+If items are solved at home (`docs/model.md`), rows are in released units: a gradient divided by the root of n_u + 1 and by its
 column's unit. Rounding then has a known variance. Of other models, rows are sums of protected gradients of user embeddings.
 
 A party receives the public step, from which it computes the sum. Here it knows the sum exactly, the most that can be known.
