@@ -203,6 +203,29 @@ def test_tomorrows_data_do_not_bring_a_forgotten_user_back(
         shutil.move(kept, run)
 
 
+def test_an_agreed_spelling_does_not_bring_a_forgotten_user_back(
+    parties: list[vf.PartyData], tmp_path: Path
+) -> None:
+    """The run holds ids as they are spelled, the data as they are written, and the list of forgotten users either."""
+    written = np.array([f"{user:05}" for user in range(USERS)])
+    zeros = [vf.PartyData(each.name, replace(each.ratings, user_ids=written)) for each in parties]
+    first = Trial(tmp_path / "first", zeros, SINGLE, alignment="keyed", min_parties=3, ids="number")
+    first.run()
+    assert not first.errors
+    forget(tmp_path / "first" / f"run-{PARTY}", ["42"])
+    note_forgotten(tmp_path / "first" / f"run-{PARTY}", written[7:8])
+    again = Trial(tmp_path / "again", zeros, SINGLE, alignment="keyed", min_parties=3, ids="number")
+    for name, identity in again.identities.items():
+        identity.key_file = first.identities[name].key_file
+    again.run()
+    assert not again.errors
+    ids = again.runs[PARTY].parties[0].ratings.user_ids
+    assert {str(user) for user in range(USERS)} - {*ids.tolist()} == {"7", "42"}
+    findings = examine(again.identities[PARTY], tmp_path / "none", lambda: zeros[1].ratings)
+    texts = [finding.text for finding in findings]
+    assert "`party` leaves out 2 forgotten users; remove them from your own data, too" in texts
+
+
 def test_a_user_who_is_forgotten_during_a_training_is_named_at_its_end(
     parties: list[vf.PartyData],
     tmp_path: Path,

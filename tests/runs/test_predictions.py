@@ -33,6 +33,7 @@ def test_the_example_recomputes_the_figures_of_a_run(
     vf.train(parties, vf.Config.preset("best", epochs=4, final=False), out=tmp_path / "run")
     code, _, err = command("evaluate", tmp_path / "run", "--predictions", tmp_path / "cases.parquet")
     assert code == 0, err
+    assert (tmp_path / "cases.parquet").stat().st_mode & 0o777 == 0o600
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     example = [sys.executable, str(ROOT / "examples" / "recompute.py"), str(tmp_path / "cases.parquet")]
     printed = subprocess.check_output(example, text=True).splitlines()

@@ -16,10 +16,12 @@ import torch
 import verfedgnn as vf
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import lock_folder
+from verfedgnn.core.item_item import ItemScores
 from verfedgnn.data.synthetic import synthetic_tables, write_tables
 from verfedgnn.federation.agreement import MARK
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
 from verfedgnn.runs.forget_record import gather_forgotten, note_forgotten, read_forgotten_users
+from verfedgnn.runs.party_model import read_model, write_model
 from verfedgnn.runs.prepared_data import prepare as prepare_data
 from verfedgnn.runs.run import write_json
 from verfedgnn.runs.run_folder import FORGET_JOURNAL, SPLIT_SECRET, empty_run
@@ -280,6 +282,36 @@ def test_a_night_says_that_it_leaves_forgotten_users_out(tmp_path: Path, command
     assert known not in vf.Run.load(tmp_path / "next").parties[0].ratings.user_ids
 
 
+def test_a_new_spelling_of_ids_does_not_bring_a_forgotten_user_back(tmp_path: Path, command: Command) -> None:
+    for name in ("film", "book"):
+        rows = [f"{user:05},{name}{item},{1 + (user + item) % 5}" for user in range(40) for item in range(9)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["user,item,rating", *rows]))
+    data = [word for name in ("film", "book") for word in ("--data", tmp_path / f"{name}.csv")]
+    short = [word for pair in ("epochs=2", "gate=false", "lists=false") for word in ("--set", pair)]
+    run, after = tmp_path / "run", tmp_path / "next"
+    assert command("train", *data, *short, "--out", run)[0] == 0
+    assert command("forget", run, "--user", "00007")[0] == 0
+    code, _, err = command("train", *data, *short, "--read", "ids=number", "--after", run, "--out", after)
+    assert code == 0, err
+    assert "left out 1 forgotten user; remove them from your own data, too" in " ".join(err.split())
+    ids = set(vf.Run.load(after).parties[0].ratings.user_ids.tolist())
+    assert ids == {str(user) for user in range(40)} - {"7"}
+
+
+def test_a_user_of_a_model_with_weights_between_items_only_is_forgotten(folder: Path) -> None:
+    """The gate may choose EASE alone, and then every vector is 0."""
+    for file in (each for each in folder.rglob("party-0.safetensors") if "lists" in each.parts):
+        model = read_model(file)
+        count = len(model.users)
+        pointers, history = torch.arange(count + 1), torch.zeros(count, dtype=torch.int32)
+        scores = ItemScores(torch.eye(2), torch.tensor([0, 2]), pointers, history, len(model.items))
+        write_model(file, replace(model, vectors=torch.zeros_like(model.users), item_scores=scores))
+    rated = {"u0001": (5.0, None)}
+    NewItems(folder, vf.Run.load(folder, added=False), "party-0").add({"n": AddedItem("n", ratings=rated)})
+    forgetting.forget(folder, [USER])
+    assert traces(folder) == []
+
+
 def journal_of(folder: Path) -> None:
     """Leave a request unfinished, as a kill would."""
     write_json(folder / FORGET_JOURNAL, {"users": [1], "items": {}, "ratings": {}, "who": ["x"]})
@@ -406,6 +438,7 @@ def test_files_about_users_are_not_written_into_a_run(folder: Path, command: Com
     for words in (
         ("recommend", folder, "--all", "--out", folder / "all.parquet"),
         ("report", folder, "--out", folder / "mine"),
+        ("evaluate", folder, "--predictions", folder / "cases.parquet"),
     ):
         code, _, err = command(*words)
         assert (code, "is inside the run folder" in " ".join(err.split())) == (2, True), err

@@ -161,6 +161,13 @@ def test_vectors_absorb_the_weights_between_items() -> None:
     assert found == pytest.approx(np.array([[0, 0.25], [0, 0], [0.5, 0]]), abs=1e-4)
 
 
+def test_vectors_of_a_model_with_weights_between_items_only_absorb_nothing() -> None:
+    vectors = torch.zeros(10, 2)
+    history = torch.tensor([0, 1] * 5, dtype=torch.int32)
+    scores = ItemScores(torch.eye(2), torch.tensor([0, 2]), torch.arange(11), history, 3)
+    assert not absorb_item_scores(PartyModel(vectors, vectors[:3], vectors[:3], scores)).any()
+
+
 def test_a_new_item_is_recommended_exported_and_not_evaluated(
     folder: Path, first_ratings: Path, tmp_path: Path
 ) -> None:

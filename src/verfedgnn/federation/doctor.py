@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 from verfedgnn.core.errors import ConfigError, VerFedGNNError
 from verfedgnn.core.installed import installed_version
 from verfedgnn.data import Ratings
+from verfedgnn.data.rating_reader import spell_users
 from verfedgnn.data.ratings import format_count
 from verfedgnn.federation.certificates import format_day
 from verfedgnn.federation.roster import MemberIdentity
@@ -54,13 +55,13 @@ def examine(
     users = ratings = 0
     if read_ratings is not None:
         try:
-            table = read_ratings()
-            gone = gather_forgotten(identity.key_file, folder).find(table.user_ids)
-            if gone.any():
-                count = format_count(int(gone.sum()), "forgotten user")
+            read = read_ratings()
+            forgotten = gather_forgotten(identity.key_file, folder)
+            table = spell_users(read, identity.agreement.ids, forgotten.find)
+            if gone := read.n_users - table.n_users:
+                count = format_count(gone, "forgotten user")
                 text = f"`party` leaves out {count}; remove them from your own data, too"
                 findings.append(Finding("data", "warning", text))
-                table = table.select_users(~gone)
             users, ratings = table.n_users, len(table)
             text = f"{ratings:,} ratings by {users:,} users on {table.n_items:,} items"
             findings.append(Finding("data", "ok", text))

@@ -181,18 +181,17 @@ def align_party(
     identity = store.identity
     earlier = [] if after is None else [after]
     forgotten = gather_forgotten(identity.key_file, *earlier, store.folder)
-    gone = forgotten.find(ratings.user_ids)
-    if gone.any():
-        count = format_count(int(gone.sum()), "forgotten user")
+    everybody = ratings.n_users
+    ratings = spell_users(ratings, identity.agreement.ids, forgotten.find)
+    if gone := everybody - ratings.n_users:
+        count = format_count(gone, "forgotten user")
         log_warning(f"left out {count}; remove them from your own data, too")
-        ratings = ratings.select_users(~gone)
     config = identity.agreement.config
     if config.trains_lists and ratings.likes == len(ratings):
         raise DataError(
             f"{identity.name} has likes and no ratings, and this federation trains ratings; agree on lists alone, with "
             "`verfedgnn federation init --set model.biases=false`"
         )
-    ratings = spell_users(ratings, identity.agreement.ids)
     data, alignment = _align(ratings, identity, link, each, pad_to)
     (prepared,) = prepare([data], config, torch.device("cpu"), secrets=[store.withholding_secret])
     store.save_alignment(prepared, alignment)

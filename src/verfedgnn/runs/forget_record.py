@@ -67,8 +67,13 @@ class ForgottenUsers:
                 hashes[key] = sorted({*hashes.get(key, []), *users})
         return ForgottenUsers(hashes, self.runs)
 
-    def find(self, users: StrArray) -> Mask:
-        """Return which of `users` are in the list. Ids are compared as the alignment spells them, in any kind of run."""
+    def find(self, users: StrArray, written: StrArray | None = None) -> Mask:
+        """Return which of `users` are in the list, also as they were `written` before ids were spelled in another way.
+
+        Ids are compared as the alignment spells them, in any kind of run.
+        """
+        if written is not None and written is not users:
+            return self.find(users) | self.find(written)
         found = np.zeros(len(users), bool)
         if any(self.hashes.values()):
             ids = normalise_ids(users).tolist()

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
+from verfedgnn.core.files import replacing
 from verfedgnn.core.metrics import score_unseen
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.core.rating_scale import upper_quarter
@@ -48,7 +49,8 @@ def write_predictions(run: Run, path: Path, k: int = 20) -> int:
                 columns[f"place{way}"] = _places(party, ordered[p], pairs, k)
             tables.append(pa.table({name: pa.array(list(values)) for name, values in columns.items()}))
     whole = pa.concat_tables(tables)
-    pq.write_table(whole, path)
+    with replacing(path) as file:
+        pq.write_table(whole, file)
     return len(whole)
 
 
