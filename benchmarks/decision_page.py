@@ -235,6 +235,8 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
     """Return results/README.md."""
     groups = by_data(records)
     compared, newcomers = compared_rows(cells), newcomer_rows(cells)
+    there = {record["method"] for group in cells.values() for record in group}
+    missing = [METHODS[method].title for method in SIMPLE if method not in there]
     seeds = {name: len({cell["seed"] for cell in group}) for name, group in cells.items()}
     counted = ", ".join(f"{TITLES[name]} {seeds[name]}" for name in TITLES if name in seeds)
     header = ["data", "seeds", "parties", "users", "ratings", *(title for title, _, _ in QUESTIONS)]
@@ -273,12 +275,13 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
             "The same split, customers and figures. The *pipeline* is preset best without a federation: means, EASE,",
             "factors, raters and lists, mixed on the validation part. *Pooled*, it treats all ratings as one",
             "catalogue, which helps where tastes are shared, and is no bound: where platforms differ, a party's own",
-            "models fit its items better. Simple methods (popularity, means, ItemKNN, EASE, iALS, biased MF, SVD++, I-AutoRec; pooled also",
-            "LightGCN and EMCDR) try nine options each on the validation part; means try 30, popularity none. The one",
+            "models fit its items better. Simple methods (popularity, means, ItemKNN, EASE, iALS, biased MF, SVD++,",
+            "I-AutoRec; pooled also LightGCN and EMCDR) try nine options each on the validation part; means try 30, popularity none. The one",
             "that is best for the question *on the validation part* is shown. *Share of pooling*: what the federation",
             "realises of the way from the pipeline alone to the pooled one, where that is more than 0.5 %.",
             "",
             markdown(simple, compared) if compared else "Not measured yet.\n",
+            f"Not measured yet: {', '.join(missing) or 'none'}.",
             "EASE has the 4,096 items with the most ratings, ItemKNN 8,192: of one party alone, of all pooled.",
             "",
             "```sh",
