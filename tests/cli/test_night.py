@@ -373,6 +373,7 @@ def test_what_night_sets_itself_is_refused(tmp_path: Path, words: list[str]) -> 
         ("reason", 3),
         ("seconds", "long"),
         ("started", "yesterday"),
+        ("started", "9999-12-31T23:59:59+00:00"),
     ],
 )
 def test_a_history_of_somebody_else_removes_nothing_outside(nights: Nights, field: str, value: Any) -> None:
@@ -394,6 +395,15 @@ def test_a_served_run_that_is_gone_is_no_first_night(nights: Nights) -> None:
     shutil.rmtree(nights.folder / "mon")
     assert nights.night("tue") == (1, [])
     (nights.folder / "current").unlink()
+    assert nights.night("tue")[0] == 0
+
+
+def test_a_folder_that_is_no_night_is_left_alone(nights: Nights) -> None:
+    mine = nights.folder / "mon" / "my-data.csv"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("precious")
+    assert nights.night("mon") == (1, [])
+    assert mine.read_text() == "precious"
     assert nights.night("tue")[0] == 0
 
 

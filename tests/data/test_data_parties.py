@@ -19,6 +19,7 @@ from verfedgnn.data import (
     split_items,
     synthetic_ratings,
 )
+from verfedgnn.data.ids import spell
 from verfedgnn.data.parties import parties_from_tables
 from verfedgnn_research.baselines.pooled_parties import find_pooled_items, pool_parties
 
@@ -264,3 +265,7 @@ def test_ids_that_would_become_one_are_an_error():
         read_ratings((["7", "07"], ["x", "y"], [5, 4]), ids="number")
     with pytest.raises(DataError, match="no spelling of ids; use mail, lower, number"):
         read_ratings((["7"], ["x"], [5]), ids="roman")
+
+
+def test_a_mail_address_without_a_name_keeps_its_domain() -> None:
+    assert spell(np.array(["@a.org", "Bob@a.org"]), "mail").tolist() == ["@a.org", "bob"]

@@ -355,6 +355,33 @@ def test_nothing_is_touched_in_a_run_with_a_link_to_another_place(
         vf.Run.load(tmp_path / "run")
 
 
+def test_a_link_in_a_circle_does_not_wait_for_its_own_lock(folder: Path, command: Command) -> None:
+    shutil.rmtree(folder / "added")
+    (folder / "added").symlink_to(".")
+    code, _, err = command("forget", folder, "--user", USER)
+    assert (code, "a folder around the link" in " ".join(err.split())) == (2, True), err
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"test": [1]}', '{"parties": 1}'])
+def test_figures_that_cannot_be_read_are_named(folder: Path, command: Command, text: str) -> None:
+    (folder / "metrics.json").write_text(text)
+    code, _, err = command("runs", folder.parent)
+    assert (code, f"the run {folder} cannot be read" in " ".join(err.split())) == (2, True), err
+    if not text.startswith("{"):
+        with pytest.raises(RunError, match="cannot be read"):
+            vf.Run.load(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "3", '["x"]'])
+def test_a_record_that_cannot_be_read_is_named(folder: Path, command: Command, text: str) -> None:
+    (folder / "forget.json").write_text(text)
+    code, _, err = command("forget", folder, "--user", USER)
+    assert (code, "forget.json cannot be read" in " ".join(err.split())) == (2, True), err
+    (folder / "forget.json").unlink()
+    assert command("forget", folder)[0] == 0
+    assert traces(folder) == []
+
+
 def test_links_are_found_by_whatever_opens_a_folder_for_changes(
     folder: Path, small_parties: list[vf.PartyData], tmp_path: Path
 ) -> None:
@@ -391,7 +418,20 @@ def test_a_folder_in_use_is_left_alone(
     assert (folder / "report" / "1").is_dir()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"users": [1]}', '{"party": "x"}', '{"other": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"users": [1]}',
+        '{"party": "x"}',
+        '{"other": 1}',
+        '{"users": [9999], "items": {}, "ratings": {}, "who": []}',
+        '{"users": ["x"], "items": {}, "ratings": {}, "who": []}',
+        '{"users": [1], "items": [], "ratings": {}, "who": []}',
+        '{"users": [1], "items": {"party-0": [9999]}, "ratings": {}, "who": []}',
+    ],
+)
 def test_a_journal_that_cannot_be_read_is_named(folder: Path, command: Command, text: str) -> None:
     (folder / FORGET_JOURNAL).write_text(text)
     code, _, err = command("forget", folder)

@@ -93,6 +93,11 @@ def night(
                 _record(folder, before[-1], textfile)
         result = next((each for each in before if each.night == begun.night and each.result in DONE), None)
         if result is None:
+            place = folder / begun.night
+            if any(place.glob("*")) and all(each.night != begun.night for each in before):
+                raise RunError(
+                    f"{place} holds files and is no night in the history; move them, or choose another --name"
+                )
             _record(folder, begun, textfile)
             result = _run_night(
                 folder, begun, command, before, tolerance, begun.due(give_up), quiet=output.quiet

@@ -95,13 +95,17 @@ def check_file_name(name: object) -> str:
 
 
 def check_links(folder: Path) -> None:
-    """Raise `RunError` if a link in `folder` leads out of it, as in a run that somebody else has prepared."""
+    """Raise `RunError` if a link in `folder` leads out of it or in a circle, as in a run that somebody else has prepared."""
     inside = os.path.realpath(folder)  # raises nothing, also where links lead in a circle
     for place, folders, names in os.walk(folder):
         for path in (Path(place, name) for name in (*folders, *names)):
-            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
-                remedy = "replace it by the file if you trust the run"
-                raise RunError(f"{path} is a link to a place outside the run; {remedy}")
+            if path.is_symlink():
+                target = Path(os.path.realpath(path))
+                if not target.is_relative_to(inside) or Path(os.path.realpath(place)).is_relative_to(target):
+                    where = "a place outside the run, or to a folder around the link"
+                    raise RunError(
+                        f"{path} is a link to {where}; replace it by the file if you trust the run"
+                    )
 
 
 def _create_private(path: Path) -> BinaryIO:

@@ -232,7 +232,7 @@ def _as_number(text: str) -> str:
 
 
 def _as_name(text: str) -> str:
-    return text.casefold().partition("@")[0].strip() if "@" in text else text
+    return (text.casefold().partition("@")[0].strip() or text) if "@" in text else text
 
 
 SPELLINGS: dict[str, tuple[str, Callable[[str], str]]] = {

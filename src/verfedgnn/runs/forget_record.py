@@ -118,10 +118,13 @@ def gather_forgotten(key_file: Path, *runs: Path) -> ForgottenUsers:
 def append_record(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     """Append an entry to the record, unless it is there already, and return it with the time."""
     file = folder / FORGET_RECORD
-    earlier = json.loads(file.read_text("utf-8")) if file.is_file() else []
-    for each in earlier:
-        if each | entry == each:  # the process was killed after it wrote the record
-            return dict(each)
+    try:
+        earlier = json.loads(file.read_text("utf-8")) if file.is_file() else []
+        for each in earlier:
+            if each | entry == each:  # the process was killed after it wrote the record
+                return dict(each)
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{file} cannot be read ({error}); move it away, then repeat the command") from None
     record = {"when": int(time.time()), **entry}
     write_json(file, [*earlier, record])
     return record

@@ -46,7 +46,7 @@ class Night:
     def __post_init__(self) -> None:
         """Raise `ValueError` or `TypeError` for a line from elsewhere: the folder of a night may be removed."""
         check_file_name(self.night)
-        self.due(0)
+        self.due(24 * 366)  # not at the end of time
         if self.result not in EXITS or not isinstance(self.reason, str) or not 0 <= self.seconds < 1e9:
             raise ValueError("a line is not one of a night")
 
@@ -61,6 +61,6 @@ def read_nights(folder: Path) -> list[Night]:
     try:
         lines = file.read_text("utf-8").splitlines() if file.is_file() else []
         nights = [Night(**json.loads(line)) for line in lines]
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise RunError(f"{file} cannot be read ({error}); move it away to begin a new history") from None
     return list({each.night: each for each in nights}.values())

@@ -417,7 +417,7 @@ class Run:
                 parties,
                 parts,
                 [read_model(folder / "model" / f"{file}.safetensors") for file in files],
-                json.loads((folder / "metrics.json").read_text("utf-8")),
+                {**json.loads((folder / "metrics.json").read_text("utf-8"))},
                 read_history(folder),
                 Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8"))),
                 torch.from_numpy(ArrayFile(folder / "model" / "_public.safetensors")["public"]),

@@ -141,26 +141,26 @@ def _summarise(place: Path, folder: Path) -> RunSummary:
     try:
         config = tomllib.loads((place / "config.toml").read_text("utf-8"))
         metrics = json.loads(file.read_text("utf-8")) if finished else {}
-    except (OSError, ValueError) as error:
-        raise RunError(f"the run {place} cannot be read ({error}); restore or remove the folder") from None
-    written = (file if finished else place / "history.jsonl").stat().st_mtime
-    test = metrics.get("test", {})  # a coordinator's run has costs only
-    gradients = metrics.get("privacy", {}).get("gradients", {})
-    spends = gradients.get("mechanism") in ("laplace", "skellam") and "composed" in gradients
-    final = metrics.get("final", {})
-    trainings = (metrics, metrics.get("lists", {}), final, final.get("lists", {}))
-    costs = [part["bytes"] for part in trainings if "bytes" in part]
-    names = [row["name"] for row in metrics.get("parties", [])]
-    return RunSummary(
-        folder=place.name if place == folder else str(place.relative_to(folder)),
-        finished=finished,
-        date=datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds"),
-        preset=config.get("base"),
-        parties=names or sorted(path.stem for path in (place / "parties").glob("[!_]*.parquet")),
-        users=metrics.get("users"),
-        ratings=sum(row["ratings"] for row in metrics["parties"]) if test else None,
-        rmse=test.get("rmse"),
-        ndcg=test.get("ndcg@20"),
-        bytes=sum(cost["up"] + cost["down"] for cost in costs) if costs else None,
-        epsilon=gradients["composed"]["epsilon"] if spends else None,
-    )
+        written = (file if finished else place / "history.jsonl").stat().st_mtime
+        test = metrics.get("test", {})  # a coordinator's run has costs only
+        gradients = metrics.get("privacy", {}).get("gradients", {})
+        spends = gradients.get("mechanism") in ("laplace", "skellam") and "composed" in gradients
+        final = metrics.get("final", {})
+        trainings = (metrics, metrics.get("lists", {}), final, final.get("lists", {}))
+        costs = [part["bytes"] for part in trainings if "bytes" in part]
+        names = [row["name"] for row in metrics.get("parties", [])]
+        return RunSummary(
+            folder=place.name if place == folder else str(place.relative_to(folder)),
+            finished=finished,
+            date=datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds"),
+            preset=config.get("base"),
+            parties=names or sorted(path.stem for path in (place / "parties").glob("[!_]*.parquet")),
+            users=metrics.get("users"),
+            ratings=sum(row["ratings"] for row in metrics["parties"]) if test else None,
+            rmse=test.get("rmse"),
+            ndcg=test.get("ndcg@20"),
+            bytes=sum(cost["up"] + cost["down"] for cost in costs) if costs else None,
+            epsilon=gradients["composed"]["epsilon"] if spends else None,
+        )
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        raise RunError(f"the run {place} cannot be read ({error!r}); restore or remove the folder") from None

@@ -145,11 +145,15 @@ def _finish(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         journal = Journal(**json.loads(file.read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        parties, parts = read_party_tables(folder / "parties")
+        parties[0].ratings.user_ids[np.array(journal.users, np.int64)]  # raises if there is no such row
+        for name, party in zip(safe_names(parties), parties, strict=True):
+            rows = np.array(journal.items.get(name, []), np.int64)
+            np.empty(journal.size or party.ratings.n_items)[rows]
+    except (OSError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise RunError(f"{file} cannot be read ({error}); remove it, then forget the users again") from None
     with writing(folder):
         _remove_copies(folder)
-        parties, parts = read_party_tables(folder / "parties")
         _forget_added(folder, journal, parties)
         parties, parts = _cut_tables(journal, parties, parts)
         for name in TRAININGS:
