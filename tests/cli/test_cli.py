@@ -204,6 +204,9 @@ def check_recommendations_to_new_customers(command: Command, run: Path) -> None:
     code, out, err = command("recommend", run, "--user", "u35", "--top", 3)
     assert "reason" in out
     assert "This is one list over all parties (" in err
+    code, _, err = command("recommend", run, "--user", "u00035")
+    assert code != 0
+    assert "Spell the id as --read ids=number does" in err
     code, _, err = command("recommend", run, "--user", "u3x5", "--party", "shop")
     assert code != 0
     assert "this run knows 40 users, and ids look like 'u" in err

@@ -166,6 +166,21 @@ def test_several_parties_are_named_by_word() -> None:
     )
 
 
+def test_the_headline_quotes_the_customers_who_earned_the_word() -> None:
+    lift = lift_of({"shop": [SAME, GAIN, GAIN, GAIN]})
+    assert lift["headline"].startswith("Joining pays for shop. Of 100 known customers, 43 ")
+    assert list_points(lift)[0].startswith("Of 100 new customers, ")
+    lift = lift_of({"a": [SAME] * 4, "b": [SAME, GAIN, SAME, SAME]})
+    said = "Joining pays for b. Joining makes no difference for a. At b, of 100 known customers, 43 "
+    assert lift["headline"].startswith(said)
+
+
+def test_only_the_words_are_used() -> None:
+    lift = lift_of({"shop": [WIDE, (-3.0, 3.0), SAME, SAME]})
+    assert "Cannot tell: of 100 new" in lift["headline"]
+    assert verdict_table(lift)[1][0][3] == "40.0, cannot tell"
+
+
 ENDS = st.tuples(st.floats(-5, 5), st.floats(0, 5)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import verfedgnn as vf
+from verfedgnn.privacy.visibility import who_sees_what
 from verfedgnn.reports.phrases import audit_records, describe_learnt
 
 
@@ -39,3 +40,11 @@ def test_a_record_is_told_only_of_what_protects_as_its_preset(
     text = describe_learnt(vf.Config.preset(preset).with_values(changes))
     assert (text in [record["learnt"] for record in audit_records().values()]) is told
     assert told or "verfedgnn audit" in text
+
+
+def test_two_parties_are_told_that_they_see_each_other() -> None:
+    config = vf.Config.preset("best").for_parties(2)
+    assert describe_learnt(config, 2).startswith("The other party sees your rounded gradients, with noise. ")
+    rows = {what: other for what, _, other in who_sees_what(config, 2)}
+    assert rows["gradient of public parameters"].startswith("the other party's own (rounded")
+    assert rows["number of training ratings"] == "the other party's own"

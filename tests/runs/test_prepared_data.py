@@ -23,6 +23,7 @@ from verfedgnn.runs.prepared_data import (
     prepare,
     split_ratings,
 )
+from verfedgnn.training.gate import why_random
 
 BEST = vf.Config.preset("best")
 CPU = torch.device("cpu")
@@ -55,6 +56,17 @@ def test_by_date_where_all_parties_have_dates_and_enough_customers_after_them() 
         assert parts[TRAIN] == pytest.approx(0.85 * 0.8, abs=0.05)
         assert parts[UNUSED] > 0
         assert len(np.unique(each.test.user)) >= 0.8 * FEWEST_TEST_USERS
+
+
+def test_a_split_at_random_says_why() -> None:
+    few = shops(100)
+    for parties, why in (
+        (few, f" (fewer than {FEWEST_TEST_USERS} customers return after the date)"),
+        ([few[0], *timeless(few[1:])], " (no dates at party-1)"),
+        (shops(), ""),
+    ):
+        config = BEST.with_values({"split.kind": "random"})
+        assert why_random(ready(parties, config), config) == why
 
 
 def test_at_random_where_a_party_has_no_dates_or_too_few_customers() -> None:

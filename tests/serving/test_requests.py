@@ -57,6 +57,7 @@ def test_parameters_that_nobody_reads_are_a_mistake(client: Any, path: str) -> N
     ("path", "status", "word"),
     [
         ("/v1/recommendations?user=nobody", 404, "POST their ratings"),
+        ("/v1/recommendations?user=U0000", 404, "spell the id as"),
         ("/v1/recommendations", 400, "correct the request"),
         ("/v1/recommendations?user=1&k=1001", 400, "correct the request"),
         ("/v1/recommendations?user=1&party=nobody", 404, "use one of"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,6 +55,8 @@ def check(
     again = ["data", "check", *data, *reading.to_arguments()]
     if flags:
         show_next(output, [checked.conclusion], add_columns(again, flags))
+    elif spelled := re.search(r"--read ids=[\w+]+", checked.conclusion):
+        show_next(output, [checked.conclusion], [*again, *spelled[0].split()])
     elif checked.doubtful or not checked.usable:
         show_next(output, [checked.conclusion], again, "once the data are corrected")
     if not checked.usable:

@@ -51,13 +51,13 @@ def fresh_path(wanted: Path | str) -> Path:
 
 
 def add_columns(words: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Return a command with values of `--columns`, which replace those of the same source."""
+    """Return a command with values of `--columns`, which replace those of the same source, or all if there is one source."""
     sources = [flag[: flag.find(":") + 1] for flag in flags]
     kept: list[str] = []
     rest = iter(words)
     for word in rest:
         value = next(rest, None) if word == "--columns" else None
-        if value is None or value[: value.find(":") + 1] not in sources:
+        if value is None or not {"", value[: value.find(":") + 1]}.intersection(sources):
             kept += [word] if value is None else [word, value]
     return [*kept, *(word for flag in flags for word in ("--columns", flag))]
 

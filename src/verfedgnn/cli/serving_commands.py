@@ -17,6 +17,7 @@ from verfedgnn.cli.shared_options import Count, SplitPercent, Threads
 from verfedgnn.cli.tables import make_table
 from verfedgnn.core.connection_table import is_loopback
 from verfedgnn.core.errors import ConfigError, DataError, RunError
+from verfedgnn.data.ids import hint_spelling
 
 if TYPE_CHECKING:
     from verfedgnn.serving.split_test import SplitTest
@@ -117,6 +118,7 @@ def _check_user(run: vf.Run, folder: Path, user: str, party: str | None) -> None
     table = run.parties[0].ratings
     if user and (table.user_ids == user).any():
         return
+    hint = hint_spelling(user, lambda other: bool(other) and other in table.user_ids)
     owner = next((member for member in run.parties if member.name == party), run.parties[0])
     popular = owner.ratings.item_ids[np.bincount(owner.ratings.item).argmax()]
     rating = f"{owner.name}:{popular}={owner.ratings.scale[1]:g}"
@@ -124,7 +126,7 @@ def _check_user(run: vf.Run, folder: Path, user: str, party: str | None) -> None
     looks = " and ".join(f"'{name}'" for name in table.user_ids[table.known_users[:2]])
     raise RunError(
         f"user '{user}' was not in training; this run knows {len(table.known_users):,} users, and ids look like {looks}. "
-        f"For someone new, pass their ratings, for example: {command}"
+        f"{hint.capitalize() or f'For someone new, pass their ratings, for example: {command}'}"
     )
 
 

@@ -10,14 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from verfedgnn.reports.phrases import (
-    describe_cost,
-    describe_learnt,
-    describe_served,
-    format_metric,
-    format_size,
-    total_bytes,
-)
+from verfedgnn.reports.phrases import describe_about, format_metric, format_size, total_bytes
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
@@ -132,9 +125,8 @@ def verdict_texts(metrics: dict[str, Any], config: Config, *, details: bool = Fa
     for row in rows:
         table.add_row(escape(row[0]), Text(row[1], _STYLES.get(row[1], "")), *row[2:])
     about = Table.grid(padding=(0, 2), pad_edge=False)
-    about.add_row(Text("cost", "bold"), Text(describe_cost(metrics)))
-    about.add_row(Text("others", "bold"), Text(describe_learnt(config)))
-    about.add_row(Text("served", "bold"), Text(describe_served(metrics)))
+    for what, text in describe_about(metrics, config).items():
+        about.add_row(Text(what.split()[0].lower(), "bold"), Text(text))
     verdict = Text(headline(lift), _STYLES.get(party_word(lift), ""))
     points: list[RenderableType] = (
         ["", *(Text(f"- {point}") for point in list_points(lift))] if details else []

@@ -260,6 +260,7 @@ def _resumable(request: TrainRequest) -> Iterator[None]:
 
 
 def _introduce(parties: list[vf.PartyData], output: Output) -> None:
+    from verfedgnn.data.rating_checks import CHECK
     from verfedgnn.data.ratings import format_count
 
     tables = [party.ratings for party in parties]
@@ -274,4 +275,4 @@ def _introduce(parties: list[vf.PartyData], output: Output) -> None:
     for name in (party.name for party in parties if not party.ratings.likes):
         output.warn(f"{name} has no like, a rating in the upper quarter of its scale: no lists are trained")
     for note in dict.fromkeys(f"{p.name}: {note}" for p in parties for note in p.ratings.notes):
-        output.remark(f"  {note}", style="dim")
+        output.warn(note) if CHECK in note else output.remark(f"  {note}", style="dim")

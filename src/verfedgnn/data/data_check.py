@@ -5,9 +5,9 @@ A source is usable exactly when `read_ratings` with the same options reads it. E
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,6 @@ from verfedgnn.data.ids import TEXT, find_stranger, to_numpy
 from verfedgnn.data.rating_checks import SHOWN, DataProblem, RowReport
 from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
-from verfedgnn.data.text_files import TextTable
 from verfedgnn.data.value_parsing import EARLIEST, latest_plausible_time
 
 FEW = 5
@@ -67,7 +66,6 @@ class CheckedSource:
     notes: tuple[str, ...]
     shape: Distribution | None
     users: pa.Array
-    items: pa.Array
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Number of ratings of each of the distinct `users`."""
     columns: tuple[str, ...] = ()
@@ -97,8 +95,6 @@ class UserOverlap:
     """Every combination of parties that has users, the largest first."""
     shared_ignoring_case: int
     """Number of users at two or more parties if capitals did not matter. A larger number hints at different spellings."""
-    shared_items: tuple[tuple[str, str, int], ...]
-    """Pairs of sources and the number of item ids in both. Each party's items are its own, so these are different items."""
 
     @property
     def shared(self) -> int:
@@ -125,8 +121,8 @@ def check_source(name: str, source: Any, **options: Any) -> CheckedSource:
         nobody = pa.array([], TEXT)
         problem = DataProblem("unreadable", str(error), "", 1, fatal=True)
         flags = error.flags if isinstance(error, MissingColumns) else ()
-        return CheckedSource(name, shown, "row", (problem,), (), None, nobody, nobody, columns=flags)
-    users, items = pa.array(ratings.user_ids, TEXT), pa.array(ratings.item_ids, TEXT)
+        return CheckedSource(name, shown, "row", (problem,), (), None, nobody, columns=flags)
+    users, items = pa.array(ratings.user_ids, TEXT), ratings.n_items
     counts = np.bincount(ratings.user, minlength=len(users))
     problems = [*report.problems, *_find_warnings(ratings, report.rows)]
     unit = "row"
@@ -137,20 +133,19 @@ def check_source(name: str, source: Any, **options: Any) -> CheckedSource:
         number = report.table.number_rows(rows, report.broken)
         problems = [replace(p, places=tuple(number[row] for row in p.places)) for p in problems]
         if text is not None and report.broken:
-            problems.insert(0, _describe_broken(text, report.broken))
-    if catalogue is not None and len(items) > catalogue:
-        said = f"{len(items):,} items have ratings, more than the declared catalogue of {catalogue:,}"
+            said = format_count(len(report.broken), "line")
+            said += f" {'has' if len(report.broken) == 1 else 'have'} too few or too many fields"
+            remedy = (
+                f"correct them, or name the delimiter with {option('delimiter')} (now {text.delimiter!r})"
+            )
+            lines = tuple(text.lines(report.broken[:SHOWN]).values())
+            problems.insert(0, DataProblem("broken", said, remedy, len(report.broken), lines, fatal=True))
+    if catalogue is not None and items > catalogue:
+        said = f"{items:,} items have ratings, more than the declared catalogue of {catalogue:,}"
         larger = f"declare a larger {option('catalogue')}"
         problems.append(DataProblem("catalogue", said, larger, 1, fatal=True))
     shape = describe_ratings(ratings)
-    return CheckedSource(name, shown, unit, tuple(problems), ratings.notes, shape, users, items, counts)
-
-
-def _describe_broken(text: TextTable, broken: Sequence[int]) -> DataProblem:
-    lines = tuple(text.lines(broken[:SHOWN]).values())
-    remedy = f"correct them, or name the delimiter with {option('delimiter')} (now {text.delimiter!r})"
-    said = f"{format_count(len(broken), 'line')} {'has' if len(broken) == 1 else 'have'} too few or too many fields"
-    return DataProblem("broken", said, remedy, len(broken), lines, fatal=True)
+    return CheckedSource(name, shown, unit, tuple(problems), ratings.notes, shape, users, counts)
 
 
 def describe_ratings(table: Ratings) -> Distribution | None:
@@ -179,13 +174,9 @@ def describe_ratings(table: Ratings) -> Distribution | None:
 
 def measure_overlap(sources: Sequence[CheckedSource]) -> UserOverlap:
     """Compare the ids of several sources, in the clear."""
-    items = []
-    for one, other in combinations(sources, 2):
-        if common := pc.sum(pc.is_in(one.items, value_set=other.items)).as_py():
-            items.append((one.name, other.name, common))
     without_case = _number_users([pc.utf8_lower(source.users).unique() for source in sources])
     shared = int((np.bincount(np.concatenate(without_case)) > 1).sum())
-    return UserOverlap(len(sources), _regions(sources), shared, tuple(items))
+    return UserOverlap(len(sources), _regions(sources), shared)
 
 
 def _regions(sources: Sequence[CheckedSource]) -> tuple[OverlapRegion, ...]:
@@ -303,18 +294,10 @@ def fitting_parties(sources: Sequence[CheckedSource]) -> int | None:
     return None if most >= PARTIES else max(1, most)
 
 
-class Conclusion(NamedTuple):
-    """What follows from a check."""
-
-    usable: bool
-    doubtful: bool
-    text: str
-
-
 def conclude(
     sources: Sequence[CheckedSource], overlap: UserOverlap | None, named: bool = False
-) -> Conclusion:
-    """Say what a training will do with these sources, or why it refuses them and what to do.
+) -> tuple[bool, bool, str]:
+    """Return whether these sources are usable and whether they are doubtful, and what a training does with them, or why it refuses them.
 
     `named` says that one table was given as one party by name, which `fit` does not divide.
     """
@@ -335,7 +318,7 @@ def conclude(
             f"one catalogue with `fit(table, parties={parties})`."
         )
     if refusal:
-        return Conclusion(False, False, f"This cannot be trained, because {refusal}")
+        return False, False, f"This cannot be trained, because {refusal}"
     small = [s.name for s in sources if s.shape is not None and s.shape.ratings < FEWEST_RATINGS]
     if small:
         reason = f"{small[0]} has fewer than {FEWEST_RATINGS} ratings"
@@ -355,4 +338,4 @@ def conclude(
             f"{len(sources)} sources can be trained together: {overlap.shared:,} of {users:,} users "
             f"({100 * overlap.shared / users:.0f} %) are at two or more parties, and the others take part as well."
         )
-    return Conclusion(True, bool(small), text)
+    return True, bool(small), text

@@ -259,6 +259,12 @@ def spell(ids: StrArray, way: str) -> StrArray:
     return np.array([*texts], np.str_)
 
 
+def hint_spelling(text: str, known: Callable[[str], bool]) -> str:
+    """Say in which of the `WAYS` an unknown id becomes one that is `known`; "" if in none."""
+    way = next((way for way in WAYS if known(str(spell(np.array([text]), way)[0]))), None)
+    return f"spell the id as {option('ids', way)} does" if way else ""
+
+
 def _differences(way: str) -> str:
     return " and ".join(SPELLINGS[name][0] for name in way.split("+"))
 

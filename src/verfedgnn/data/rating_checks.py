@@ -87,6 +87,8 @@ class RowReport:
         self.problems = [replace(p, places=tuple(used[list(p.places)].tolist())) for p in self.problems]
 
 
+CHECK = "; check "
+"""Before the place of a row, in notes that are warnings."""
 _LACKS = {"rating": "have a rating that is missing or NaN", "event": "have no kind of event"}
 
 
@@ -161,7 +163,18 @@ def check_rows(
         outside = ~bad & ((parsed.values < scale[0]) | (parsed.values > scale[1]))
         said = f"have a rating outside the scale {scale[0]:g} to {scale[1]:g}"
         note("off-scale", outside, said, f"correct them or give another {option('scale')}")
-    seconds, notes = parse_times(rows["time"], gone, gaps=what == "event") if "time" in rows else (None, ())
+    seconds, notes, wrong = (
+        parse_times(rows["time"], gone, gaps=what == "event") if "time" in rows else (None, (), np.zeros(0))
+    )
+    if len(wrong):
+        problems.append(DataProblem("time", notes[0], "", len(wrong), tuple(wrong[:SHOWN].tolist())))
+        notes = ()
+    usual = parsed.values[~bad]
+    for lone in (usual.min(), usual.max()) if len(usual) > 2 * SHOWN and what == "rating" else ():
+        rest = usual[usual != lone]
+        if len(rest) == len(usual) - 1 and max(lone - rest.max(), rest.min() - lone) > np.ptp(rest) > 0:
+            said = f"have the rating {lone:g}, where the others lie from {rest.min():g} to {rest.max():g}"
+            note("lone", ~bad & (parsed.values == lone), said, CORRECT, warning=True)
     outcomes = {"error": "", "mean": "the mean rating is taken"}
     remedy = f"keep one with {option('duplicates', 'first')}, or use last or mean"
     pair = users[0].astype(np.int64) * len(items[1]) + items[0]
@@ -239,7 +252,10 @@ def accept_rows(
     if report is not None:
         kept = report.take(checked)
     else:
-        _refuse(checked, rows["rating"], name, where or (lambda row: f"row {row} of {name} (counted from 0)"))
+        at = where or (lambda row: f"row {row} of {name} (counted from 0)")
+        _refuse(checked, rows["rating"], name, at)
+        doubts = [f"{p.text}{CHECK}{at(p.places[0])}" for p in checked.problems if p.kind in ("time", "lone")]
+        checked = checked._replace(notes=(*checked.notes, *doubts))
         if left_out := int(checked.gone.sum()):
             kept = np.flatnonzero(~checked.gone)
             lack = count_rows(left_out, f"have no user, item or {what}")

@@ -133,11 +133,11 @@ def latest_plausible_time() -> int:
 
 def parse_times(
     values: Any, but: Mask | None = None, *, gaps: bool = False
-) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...], NDArray[np.int64]]:
     """Parse numbers (seconds or milliseconds), dates or timestamps to seconds since 1970, with notes for the user.
 
-    The seconds are None if the column cannot be parsed or, unless `gaps` are allowed, lacks a time. Rows masked by `but` will be
-    left out; they, and gaps, have the time `NO_TIME`.
+    The seconds are None if the column cannot be parsed or, unless `gaps` are allowed, lacks a time; rows to blame come last. Rows
+    masked by `but` will be left out; they, and gaps, have the time `NO_TIME`.
     """
     column = values if isinstance(values, Column) else pa.array(values, from_pandas=True)
     rows = np.arange(len(column)) if but is None else np.flatnonzero(~but)
@@ -147,17 +147,18 @@ def parse_times(
     parsed = _parse_time_text(given) if is_text(given.type) else given
     seconds = _as_seconds(parsed)
     if seconds is None:
-        return None, (_why_unreadable(given),)
+        why, wrong = _why_unreadable(given)
+        return None, (why,), rows[wrong]
     missing = seconds.null_count
     if missing and (not gaps or missing == len(seconds)):
-        return None, (note_missing_times(missing),)
+        return None, (note_missing_times(missing),), rows[np.asarray(pc.is_null(seconds), bool)]
     numbers: NDArray[np.int64] = np.asarray(seconds.drop_null())
     notes: tuple[str, ...] = ()
     if not _is_date(parsed.type) and len(numbers) and np.median(np.abs(numbers)) > LATEST_SECONDS:
         numbers, notes = numbers // 1000, ("times were read as milliseconds",)
     times = np.full(len(column), NO_TIME)
     times[rows[np.asarray(pc.is_valid(seconds), bool)]] = numbers
-    return times, notes
+    return times, notes, rows[:0]
 
 
 def note_missing_times(count: int) -> str:
@@ -224,17 +225,18 @@ def _as_iso(text: Column, day_first: bool | None) -> Column:
     return trim(text)
 
 
-def _why_unreadable(column: pa.ChunkedArray) -> str:
-    """Explain why a column is not one of times. A value is shown only if all values before it are times."""
+def _why_unreadable(column: pa.ChunkedArray) -> tuple[str, list[int]]:
+    """Explain why a column is not one of times. A value is shown, with its row, only if all values before it are times."""
     neither = "the times are neither numbers nor dates: left out"
     if not is_text(column.type):
-        return neither
+        return neither, []
     given = _without_nothing(column).drop_null()
     both = [_as_iso(given, order) for order in (True, False)]
     unsure = given.filter(pc.match_substring_regex(given, "^[0-9]{1,2}[/-]"))
     if len(unsure) and not any(_cast_times(dates) is None for dates in both):
         example = quote_value(unsure[0].as_py())
-        return f"the day or the month may come first in times such as {example}: left out, write them as 2025-12-31 18:05"
+        why = f"the day or the month may come first in times such as {example}"
+        return f"{why}: left out, write them as 2025-12-31 18:05", []
     counts = range(1, len(given) + 1)
     row = max(
         bisect_left(counts, True, key=lambda n: _cast(dates[:n], kind) is None)
@@ -242,5 +244,6 @@ def _why_unreadable(column: pa.ChunkedArray) -> str:
         for kind in _KINDS
     )
     if not row:
-        return neither
-    return f"the time {quote_value(given[row].as_py())} cannot be read like those before it: all times are left out"
+        return neither, []
+    why = f"the time {quote_value(given[row].as_py())} cannot be read like those before it: all times are left out"
+    return why, [int(np.flatnonzero(pc.is_valid(_without_nothing(column)))[row])]

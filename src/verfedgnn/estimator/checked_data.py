@@ -67,13 +67,8 @@ class DataCheck:
         """How the users of several readable tables overlap; None for one table."""
         self.warnings = foresee_training(sources, self.overlap)
         """What a training will meet, each with its remedy."""
-        found = conclude(sources, self.overlap, named=named)
-        self.usable = found.usable
-        """Whether these tables can be trained on together."""
-        self.doubtful = found.doubtful
-        """Whether a training may refuse these tables."""
-        self.conclusion = found.text
-        """What a training will do with these tables, or why it refuses them and what to do."""
+        self.usable, self.doubtful, self.conclusion = conclude(sources, self.overlap, named=named)
+        """Whether these tables can be trained on together, whether a training may refuse them, and what it does or why it does not."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""
@@ -170,11 +165,6 @@ def _show_overlap(console: Console, overlap: UserOverlap, names: list[str]) -> N
             f"users are at two or more parties, {overlap.shared_ignoring_case:,} if capitals did not matter"
         )
         _say(console, "warning", f"{overlap.shared:,} {text}: spell ids in the same way everywhere")
-    if not overlap.shared:
-        _say(console, "error", "no user is at two parties: check that they spell user ids in the same way")
-    for one, other, items in overlap.shared_items:
-        text = f"{format_count(items, 'item id')} at both {one} and {other}: they count as different items"
-        _say(console, "warning", f"{text}. If it is the same item, remove it at one party")
 
 
 def _overlap_picture(overlap: UserOverlap, names: list[str]) -> Table:

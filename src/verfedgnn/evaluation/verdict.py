@@ -21,6 +21,8 @@ UNCLEAR = "cannot tell"
 """The interval is wide and includes 0, or there are fewer than `FEWEST_USERS` customers."""
 MIXED = "mixed"
 """Some customers gain and others lose."""
+DECISIVE = 2
+"""Number of tables that decide the word: those of lists, or of ratings where no lists were judged."""
 SMALL = 0.5
 MOSTLY = 0.7
 """Share of the gain in ratings from which on shared means are said to bring most of it."""
@@ -62,7 +64,7 @@ WORDS = {
     UNCLEAR: Phrases(
         "The data cannot tell whether joining pays for {}",
         "Collect more ratings, or try it live with `serve --split-test 50`.",
-        "Not clear: ",
+        "Cannot tell: ",
         "perhaps ",
     ),
     LIKELY_WORSE: Phrases(
@@ -143,9 +145,7 @@ def party_word(lift: Lift, party: str | None = None) -> str:
     """Return the word of one organisation, or one word for all of them."""
     if party is None:
         return combine_words(party_word(lift, name) for name in party_names(lift))
-    tables = judged_tables(lift)
-    decisive = [table for _, table in tables if table["metric"] != "rmse"] or [table for _, table in tables]
-    return combine_words(_row(table, party)["pays"] for table in decisive)
+    return combine_words(_row(table, party)["pays"] for _, table in judged_tables(lift)[:DECISIVE])
 
 
 def _row(table: Mapping[str, Any], party: str | None) -> Row:
@@ -228,7 +228,7 @@ def _show_cell(row: Row, metric: str) -> str:
     if row["pays"] == NO_DIFFERENCE:
         return f"{after}, as before"
     if before == after:
-        return f"{after}, not clear"
+        return f"{after}, {UNCLEAR}"
     return f"{WORDS[row['pays']].mark}{after}, was {before}"
 
 
@@ -253,15 +253,27 @@ def verdict_table(lift: Lift) -> tuple[list[str], list[list[str]], list[str]]:
 
 
 def headline(lift: Lift) -> str:
-    """Return the verdict as a sentence for each word, and what the customers of all organisations together see."""
+    """Return the verdict as a sentence for each word, and what the customers see who earned the first."""
     words = {name: party_word(lift, name) for name in party_names(lift)}
     said = []
     for word, phrases in WORDS.items():
         names = [name for name in words if words[name] == word]
         if names:
             said.append(f"{phrases.headline.format(_join_names(names))}.")
-    seen = [sentence for sentence in sentences(lift) if not sentence.startswith(("No ", "Only "))]
-    return " ".join([*said, *seen[:1]])
+    return " ".join([*said, *_quote(lift, words)])
+
+
+def _quote(lift: Lift, words: Mapping[str, str]) -> list[str]:
+    """Return the sentence about the customers who earned the best word: of all organisations, or else of one that has the word."""
+    best = next(word for word in WORDS if word in words.values())
+    alike = {best, YES} if best == LIKELY_BETTER else {best}
+    for party in (None, *(name for name in words if words[name] == best)):
+        for customers, table in judged_tables(lift)[:DECISIVE]:
+            row = _row(table, party)
+            if is_judged(row) and row["pays"] in alike:
+                text = _describe(row, customers, table["metric"])
+                return [text if party is None else f"At {party}, {text[0].lower()}{text[1:]}"]
+    return [text for text in sentences(lift) if not text.startswith(("No ", "Only "))][:1]
 
 
 def _join_names(names: Sequence[str]) -> str:
@@ -297,7 +309,8 @@ def describe_lift(lift: Lift) -> dict[str, Any]:
 def list_points(lift: Lift) -> Sequence[str]:
     """Return what follows the headline: the other tables, where the gain comes from, twins, and what to do."""
     twins = lift.get("twins")
-    points = [*sentences(lift)[1:], lift.get("source"), twins, lift["advice"]]
+    others = [text for text in sentences(lift) if text not in headline(lift)]
+    points = [*others, lift.get("source"), twins, lift["advice"]]
     return [point for point in points if point]
 
 

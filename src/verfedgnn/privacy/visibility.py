@@ -20,13 +20,13 @@ def who_sees_what(config: Config, parties: int | None = None) -> list[tuple[str,
     private = config.gradients.protects_ratings
     return [
         ("ratings, item ids, titles, item embeddings", NOBODY, NOBODY),
-        ("gradient of public parameters", *_released(config)),
+        ("gradient of public parameters", *_released(config, others)),
         *_own_rows(config, others),
         ("validation error and its count", "yes, with noise" if private else "yes, exactly", NOBODY),
         (
             "number of training ratings",
             "no, it is reported as 0" if private else "yes",
-            "no" if private else "only the total of all parties",
+            "no" if private else others,
         ),
         ("number of items, rating scale", "yes, as declared" if private else "yes", "number of items"),
         (
@@ -37,34 +37,38 @@ def who_sees_what(config: Config, parties: int | None = None) -> list[tuple[str,
     ]
 
 
-def describe_two_parties(config: Config) -> str:
-    """Say what two parties can and cannot hide from each other."""
+def describe_seen(config: Config) -> str:
+    """Return what either of two parties sees of the other, such as `rounded gradients, with noise`."""
     gradients = config.for_parties(2).gradients
     seen = f"{gradients.mechanism} gradients".replace("none", "unprotected")
     if config.exchange != "off":
         seen += " and projected neighbourhoods"
     noised = gradients.mechanism in ("laplace", "skellam") or getattr(gradients, "noise", None)
-    noise = ", with noise" if noised else ""
+    return f"{seen}, with noise" if noised else seen
+
+
+def describe_two_parties(config: Config) -> str:
+    """Say what two parties can and cannot hide from each other."""
     masks = "; masks hide these only from the coordinator" if config.masking else ""
     return (
-        f"Either of two parties can subtract its own part from a sum and see the other's {seen}{noise}{masks}. "
+        f"Either of two parties can subtract its own part from a sum and see the other's {describe_seen(config)}{masks}. "
         "Ratings, item ids and item embeddings are never sent."
     )
 
 
-def _released(config: Config) -> tuple[str, str]:
-    """Return who sees what is summed over the parties."""
+def _released(config: Config, others: str) -> tuple[str, str]:
+    """Return who sees what is summed over the parties; with the sum, each party sees that of the `others`, too."""
     from verfedgnn.privacy.protections import protection_of
 
     how = protection_of(config).shown
     one = f"only the sum of all parties' ({how})" if config.masking else f"each party's, {how}"
-    return one, f"only the sum of all parties' ({how})"
+    return one, f"{others} ({how})"
 
 
 def _own_rows(config: Config, others: str) -> list[tuple[str, str, str]]:
     """Return the rows that only some forms of the model have."""
     if config.model.solved:
-        released = _released(config)
+        released = _released(config, others)
         counts = ("number of each user's ratings and the sum of what item means leave of them", *released)
         return [counts, ("mean squares of the columns of item embeddings", *released)]
     if config.model.form != "propagation":

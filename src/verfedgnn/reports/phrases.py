@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from verfedgnn.core.option_names import option
+from verfedgnn.privacy.visibility import describe_seen
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
@@ -97,9 +98,10 @@ def find_record(config: Config) -> Mapping[str, Any]:
     return record if own in audited else {}
 
 
-def describe_learnt(config: Config) -> str:
-    """Return what others learn, from the record of the preset's audit if it applies."""
-    return str(find_record(config).get("learnt", "see `verfedgnn audit` and `settings visibility`"))
+def describe_learnt(config: Config, parties: int = 0) -> str:
+    """Return what others learn, from the record of the preset's audit if it applies, and what two `parties` see of each other."""
+    learnt = str(find_record(config).get("learnt", "See `verfedgnn audit` and `settings visibility`."))
+    return f"The other party sees your {describe_seen(config)}. {learnt}" if parties == 2 else learnt
 
 
 def describe_served(metrics: Mapping[str, Any]) -> str:
@@ -108,7 +110,7 @@ def describe_served(metrics: Mapping[str, Any]) -> str:
     what = "likes" if metrics["test"].get("rmse") is None else "ratings"
     judged = f"judged {metrics['split']}" if "split" in metrics else "judged on the test part"
     if "final" in metrics:
-        return f"models trained on all {ratings:,} {what}; {judged}, with models that had not seen it"
+        return f"models trained on all {ratings:,} {what}; {judged}, with models that had not seen them"
     return f"the judged models, which have not seen the test part ({judged})"
 
 
@@ -116,7 +118,7 @@ def describe_about(metrics: Mapping[str, Any], config: Config) -> dict[str, str]
     """Return what terminal, report and page say beside the verdict: the cost, what others learn, and what is served."""
     return {
         "Cost": f"{describe_cost(metrics)}.",
-        "Others learn": describe_learnt(config),
+        "Others learn": describe_learnt(config, len(metrics["parties"])),
         "Served": f"{describe_served(metrics)}.",
     }
 

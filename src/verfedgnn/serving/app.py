@@ -21,6 +21,7 @@ from starlette.responses import PlainTextResponse
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.installed import installed_version
+from verfedgnn.data.ids import hint_spelling
 from verfedgnn.runs.added_items import AddedItem
 from verfedgnn.runs.run import Run
 from verfedgnn.serving import schema
@@ -50,7 +51,8 @@ class RequestView(View):
             raise HttpProblem(404, "this run has no models of the parties alone", WITHOUT_ALONE)
         found = find_user(self.catalogue, user, model=model)
         if found.row is None:
-            remedy = "POST their ratings to /v1/recommendations to serve them as a newcomer"
+            hint = hint_spelling(user, lambda other: self.catalogue.users.find(other) is not None)
+            remedy = hint or "POST their ratings to /v1/recommendations to serve them as a newcomer"
             raise HttpProblem(404, "this user was not in training", remedy)
         return found
 

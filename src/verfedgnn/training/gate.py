@@ -22,7 +22,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.pairs import Choices, PartyInput
-from verfedgnn.data.splits import suits
+from verfedgnn.data.splits import FEWEST_TEST_USERS, choose_dates, suits
 from verfedgnn.evaluation.lift import measure_lift
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.solved_round import own_totals
@@ -128,10 +128,20 @@ def _serve(
         kind, dates = config.split.kind, config.split.dates
         dated = kind == "date" or (kind == "auto" and all(suits(p.party.ratings, dates) for p in prepared))
         run.metrics["lift"] = measure_lift(prepared, lifts)
-        run.metrics["split"] = f"on ratings since {dates[1]}" if dated and dates else "on ratings at random"
+        how = f"since {dates[1]}" if dated and dates else f"at random{why_random(prepared, config)}"
+        run.metrics["split"] = f"on ratings {how}"
         if not (dated and dates):
             run.metrics["lift"]["twins"] = describe_twins(prepared)
     return run
+
+
+def why_random(prepared: Sequence[Prepared], config: Config) -> str:
+    """Return in brackets why the data do not suit a split by date; "" if they do, or if dates from the data would reveal ratings."""
+    tables, dates = [party.party.ratings for party in prepared], config.split.dates
+    if undated := [party.party.name for party in prepared if party.party.ratings.time is None]:
+        return f" (no dates at {', '.join(undated)})"
+    known = dates or config.gradients.protects_ratings or choose_dates(tables, config.split.fractions)
+    return "" if known else f" (fewer than {FEWEST_TEST_USERS} customers return after the date)"
 
 
 def gate_party(
