@@ -38,10 +38,7 @@ def evaluate(
     """
     from verfedgnn.core.files import writing
     from verfedgnn.runs.predictions import write_predictions
-    from verfedgnn.runs.run_folder import check_outside
 
-    if predictions is not None:
-        check_outside(predictions)
     loaded = vf.Run.load(run, added=False)
     with output.busy("evaluating"):
         figures = loaded.metrics | loaded.evaluate(top)

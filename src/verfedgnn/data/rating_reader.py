@@ -35,7 +35,6 @@ from verfedgnn.data.value_parsing import NO_TIME, note_missing_times
 
 DATA_FOLDER = "VERFEDGNN_DATA"
 LeaveOut = Callable[[StrArray, StrArray], Mask]
-"""Tells which users to leave out, from their ids as spelled and as written."""
 FULL = 5.0
 """Total weight of events from which an item counts as liked, at three quarters of the scale."""
 
@@ -134,10 +133,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def spell_users(table: Ratings, way: str | None, leave_out: LeaveOut | None = None) -> Ratings:
-    """Return a table with its user ids in one of the `SPELLINGS`, if one is named; raise `DataError` if two become one.
-
-    Users whom `leave_out` finds by their ids as spelled or as written are left out.
-    """
+    """Return a table with its user ids in one of the `SPELLINGS`, if one is named; raise `DataError` if two become one."""
     ids = spell(table.user_ids, way) if way else table.user_ids
     if leave_out is not None and (gone := leave_out(ids, table.user_ids)).any():
         note = f"{format_count(int(gone.sum()), 'forgotten user')}: left out"

@@ -68,10 +68,7 @@ class ForgottenUsers:
         return ForgottenUsers(hashes, self.runs)
 
     def find(self, users: StrArray, written: StrArray | None = None) -> Mask:
-        """Return which of `users` are in the list, also as they were `written` before ids were spelled in another way.
-
-        Ids are compared as the alignment spells them, in any kind of run.
-        """
+        """Return who of `users` is in the list, also as `written` before. Ids are compared as the alignment spells them, in any run."""
         if written is not None and written is not users:
             return self.find(users) | self.find(written)
         found = np.zeros(len(users), bool)

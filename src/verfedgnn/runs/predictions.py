@@ -17,6 +17,7 @@ from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
+from verfedgnn.runs.run_folder import check_outside
 
 
 def write_predictions(run: Run, path: Path, k: int = 20) -> int:
@@ -25,6 +26,7 @@ def write_predictions(run: Run, path: Path, k: int = 20) -> int:
     `predicted` is in stars and absent where only lists are trained; `place` is the item's place in the user's list of `k`, 0 if it is
     not in it, among the items without a training or validation rating. An item is `liked` from the upper quarter of the scale.
     """
+    check_outside(path)
     judged, tables = run.judged, []
     ways = {"": (judged.models, judged.ranker.models)}
     if judged.alone is not None and judged.ranker.alone is not None:

@@ -148,8 +148,7 @@ def _finish(folder: Path) -> dict[str, Any] | None:
         parties, parts = read_party_tables(folder / "parties")
         parties[0].ratings.user_ids[np.array(journal.users, np.int64)]  # raises if there is no such row
         for name, party in zip(safe_names(parties), parties, strict=True):
-            rows = np.array(journal.items.get(name, []), np.int64)
-            np.empty(journal.size or party.ratings.n_items)[rows]
+            np.empty(journal.size or party.ratings.n_items)[np.array(journal.items.get(name, []), np.int64)]
     except (OSError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise RunError(f"{file} cannot be read ({error}); remove it, then forget the users again") from None
     with writing(folder):

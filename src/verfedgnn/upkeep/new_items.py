@@ -191,9 +191,9 @@ def absorb_item_scores(model: PartyModel) -> Floats:
     own = model.item_scores
     users = model.users.double().numpy()
     gram = users.T @ users
-    if not np.trace(gram):
-        return items  # the gate chose EASE only, so every vector is 0
-    gram[np.diag_indices_from(gram)] += 1e-6 * np.trace(gram) / len(gram)
+    gram[np.diag_indices_from(gram)] += (
+        1e-6 * np.trace(gram) / len(gram) or 1.0
+    )  # all are 0 where EASE is alone
     history = user_items(own, len(users))
     sums = (history.T @ users).T @ own.weights.double().numpy()
     found = items.copy()
