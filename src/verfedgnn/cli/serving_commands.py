@@ -17,7 +17,6 @@ from verfedgnn.cli.shared_options import Count, SplitPercent, Threads
 from verfedgnn.cli.tables import make_table
 from verfedgnn.core.connection_table import is_loopback
 from verfedgnn.core.errors import ConfigError, DataError, RunError
-from verfedgnn.data.ids import hint_spelling
 
 if TYPE_CHECKING:
     from verfedgnn.serving.split_test import SplitTest
@@ -114,6 +113,8 @@ def _read_rated(run: vf.Run, texts: list[str]) -> dict[str, Any]:
 def _check_user(run: vf.Run, folder: Path, user: str, party: str | None) -> None:
     """Raise `RunError` for a user whom the run does not know; it shows ids and the way to serve someone new."""
     import numpy as np
+
+    from verfedgnn.data.ids import hint_spelling
 
     table = run.parties[0].ratings
     if user and (table.user_ids == user).any():

@@ -4,7 +4,10 @@ every field).
 
 from __future__ import annotations
 
-from verfedgnn.config import Config
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from verfedgnn.config import Config
 
 NOBODY = "–"
 HEADER = ("what a party has", "the coordinator sees", "another party sees")
