@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line, which turns words into requests to the other rooms and prints what they return."""

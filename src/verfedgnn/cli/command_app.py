@@ -86,7 +86,7 @@ class Command(_Shared, typer.core.TyperCommand):
 
 
 class Group(_Shared, typer.core.TyperGroup):
-    """A group of commands."""
+    """A group of commands, with the options that all of them take."""
 
 
 def _kind(annotation: Any) -> str:

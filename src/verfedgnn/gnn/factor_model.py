@@ -12,8 +12,9 @@ numbers: the number of ratings :math:`n_u`, and the curvature of an average rati
     C_u = (n_u G + \Lambda)^{-1}, \qquad
     G = \tfrac{1}{n} \sum_p \sigma_p^{-2} \sum_v n_v \, E[x_v x_v^\top], \qquad x_v = (e_v, 1),
 
-where G is one small matrix, summed over the parties. The public step of a round is :math:`C_u g_u` with momentum, where
-:math:`g_u` sums the parties' gradients and the prior's.
+where G is one small matrix, summed over the parties. :math:`\Lambda^{-1}` is the users' second moment, and the eigenvalues of
+:math:`\Lambda` stay above a small bound, because noise on releases would weaken it without end. The public step of a round is
+:math:`C_u g_u` with momentum, where :math:`g_u` sums the parties' gradients and the prior's.
 """
 
 from __future__ import annotations

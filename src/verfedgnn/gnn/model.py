@@ -184,7 +184,7 @@ class SolvedLayout:
 
     def __init__(self, users: int, config: ModelConfig) -> None:
         self.number = users
-        """Number of users N."""
+        """N, the number of users of the federation."""
         self.config = config
         self.lists = not config.biases
         """Whether the model orders lists instead of predicting ratings."""

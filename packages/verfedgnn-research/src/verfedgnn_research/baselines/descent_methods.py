@@ -21,7 +21,6 @@ from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.training.own_models import OwnRatings
 from verfedgnn_research.baselines.method import Where
 from verfedgnn_research.baselines.simple_methods import (
-    AtHome,
     Fitted,
     ListMethod,
     SimpleMethod,
@@ -285,24 +284,3 @@ class LightGCN(ListMethod, DescentMethod):
 
     def _error(self, data: PartyInput, model: PartyModel) -> float:
         return -valid_ndcg(model, data)
-
-
-class BiasedMFAlone(AtHome, BiasedMF):
-    """MF with biases on a party's own ratings."""
-
-    name = "biased-mf-alone"
-    title = "MF with biases, tuned, alone"
-
-
-class SVDPlusPlusAlone(AtHome, SVDPlusPlus):
-    """SVD++ on a party's own ratings."""
-
-    name = "svd++-alone"
-    title = "SVD++, alone"
-
-
-class AutoRecAlone(AtHome, AutoRec):
-    """I-AutoRec on a party's own ratings."""
-
-    name = "autorec-alone"
-    title = "I-AutoRec, alone"

@@ -318,46 +318,11 @@ class AtHome:
     )
 
 
-class PopularityAlone(AtHome, Popularity):
-    """Popularity at a party."""
-
-    name = "popularity-alone"
-    title = "Popularity, alone"
-
-
-class BiasAlone(AtHome, Bias):
-    """Means of a party's own ratings."""
-
-    name = "bias-alone"
-    title = "User and item means, alone"
-
-
-class ItemKNNAlone(AtHome, ItemKNN):
-    """ItemKNN on a party's own ratings."""
-
-    name = "itemknn-alone"
-    title = "ItemKNN, alone"
-
-
-class EASEAlone(AtHome, EASE):
-    """EASE on a party's own ratings."""
-
-    name = "ease-alone"
-    title = "EASE, alone"
-
-
-class IALSAlone(AtHome, IALS):
-    """iALS on a party's own ratings."""
-
-    name = "ials-alone"
-    title = "iALS, alone"
-
-
-class PipelineAlone(AtHome, Pipeline):
-    """What a party of preset best would serve if it had not joined."""
-
-    name = "pipeline-alone"
-    title = "Pipeline of preset best, alone"
+def at_home(method: type[SimpleMethod]) -> SimpleMethod:
+    """Return a method as each party fits it on its own ratings."""
+    about = {"name": f"{method.name}-alone", "title": f"{method.title}, alone", "__doc__": method.__doc__}
+    found: SimpleMethod = type(f"{method.__name__}Alone", (AtHome, method), about)()
+    return found
 
 
 class _Given(Choices):
