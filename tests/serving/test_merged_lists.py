@@ -108,10 +108,10 @@ def test_newer_ratings_and_those_of_newcomers_count(run: vf.Run, catalogue: Cata
     before = UserProfile(catalogue, ServedUser(user), [0, 1]).at
     assert [before[p].likes for p in (0, 1)] == liked_by(run, user)[:2]
     fresh = np.setdiff1d(np.arange(run.parties[1].ratings.n_items), before[1].rated)[:3]
-    newer = UserRatings(1, fresh, np.array([5, 5, 1], np.float32))
-    after = UserProfile(catalogue, ServedUser(user, [newer]), [0, 1]).at
+    newer = UserRatings(fresh, np.array([5, 5, 1], np.float32))
+    after = UserProfile(catalogue, ServedUser(user, {1: newer}), [0, 1]).at
     assert [after[p].likes for p in (0, 1)] == [before[0].likes, before[1].likes + 2]
-    new = UserProfile(catalogue, ServedUser(None, [newer]), [0, 1]).at
+    new = UserProfile(catalogue, ServedUser(None, {1: newer}), [0, 1]).at
     assert [new[p].likes for p in (0, 1)] == [0, 2]
 
 

@@ -33,18 +33,23 @@ from verfedgnn.serving.app import make_app  # noqa: E402
 def test_a_newcomer_to_a_ranking_is_the_most_probable_one(ranking_run: vf.Run) -> None:
     catalogue = Catalogue(ranking_run, "ranking")
     places = catalogue.lists.priors[FEDERATED]
-    liked = [
-        UserRatings(0, np.array([0, 3, 5]), np.array([5, 5, 4], np.float32)),
-        UserRatings(2, np.array([1]), np.array([5], np.float32)),
-    ]
-    fold = fold_in(places, liked, ranks=True)
+    liked = {
+        0: UserRatings(np.array([0, 3, 5]), np.array([5, 5, 4], np.float32)),
+        2: UserRatings(np.array([1]), np.array([5], np.float32)),
+    }
+    fold = fold_in(places, liked)
     models = [ranker.model for ranker in catalogue.rankers[FEDERATED]]
-    assert np.abs(fold.z - sum(pull.sum(0) for pull in fold.pulls)).max() < 1e-3  # where the slope is 0
+    assert (
+        np.abs(fold.z - sum(pull.sum(0) for pull in fold.pulls.values())).max() < 1e-3
+    )  # where the slope is 0
 
     def likely(z: np.ndarray) -> float:
-        scores = [models[own.party].items @ places[own.party].make_vector(z) for own in liked]
+        scores = [models[p].items @ places[p].make_vector(z) for p in liked]
         return (
-            sum(float(s.log_softmax(0)[own.items].sum()) for s, own in zip(scores, liked, strict=True))
+            sum(
+                float(s.log_softmax(0)[own.items].sum())
+                for s, own in zip(scores, liked.values(), strict=True)
+            )
             - float(z @ z) / 2
         )
 
@@ -79,14 +84,14 @@ def test_reasons_of_lists_add_up_for_trained_users(run: vf.Run, catalogue: Catal
 
 
 def test_a_newcomer_without_likes_is_the_average_user_with_their_items(catalogue: Catalogue) -> None:
-    disliked = UserRatings(0, np.array([1, 2]), np.array([1, 2], np.float32))
+    disliked = UserRatings(np.array([1, 2]), np.array([1, 2], np.float32))
     prior = catalogue.lists.priors[FEDERATED][0]
-    profile = UserProfile(catalogue, ServedUser(None, [disliked]), [0]).at
+    profile = UserProfile(catalogue, ServedUser(None, {0: disliked}), [0]).at
     assert profile[0].vector.numpy() == pytest.approx(prior.mean, abs=1e-5)
     assert profile[0].owned.tolist() == profile[0].rated.tolist() == [1, 2]
-    liking = UserRatings(0, np.array([1, 2]), np.array([1, 5], np.float32))
+    liking = UserRatings(np.array([1, 2]), np.array([1, 5], np.float32))
     assert not np.allclose(
-        UserProfile(catalogue, ServedUser(None, [liking]), [0]).at[0].vector.numpy(),
+        UserProfile(catalogue, ServedUser(None, {0: liking}), [0]).at[0].vector.numpy(),
         prior.mean,
         atol=1e-4,
     )
@@ -109,10 +114,10 @@ def test_newcomers_come_near_the_trained() -> None:
     for user in np.flatnonzero(new):
         tables = [(p, party.ratings, parts[p]) for p, party in enumerate(parties)]
         own = [(p, t, (t.user == user) & (part == TRAIN)) for p, t, part in tables]
-        rated = [
-            UserRatings(p, t.item[mine].astype(np.int64), t.rating[mine]) for p, t, mine in own if mine.any()
-        ]
-        z = fold_in(places, rated, ranks=False).z
+        rated = {
+            p: UserRatings(t.item[mine].astype(np.int64), t.rating[mine]) for p, t, mine in own if mine.any()
+        }
+        z = fold_in(dict(enumerate(places)), rated).z
         for p, table, part in tables:
             judged = (table.user == user) & (part == TEST)
             items, truth = table.item[judged], table.rating[judged]
@@ -181,10 +186,10 @@ def test_only_the_items_that_are_named_are_described(
     monkeypatch.setattr(
         type(party), "describe", lambda self, item: described.append(item) or describe(self, item)
     )
-    rated = UserRatings(0, np.arange(party.table.n_items), np.full(party.table.n_items, 5.0, np.float32))
+    rated = UserRatings(np.arange(party.table.n_items), np.full(party.table.n_items, 5.0, np.float32))
     adds = np.linspace(1, 2, party.table.n_items)
-    profile = UserProfile(catalogue, ServedUser(None, [rated]), [0])
-    names = [reason.adds for reason in profile._name_reasons([adds], [rated], 3)]
+    profile = UserProfile(catalogue, ServedUser(None, {0: rated}), [0])
+    names = [reason.adds for reason in profile._name_reasons({0: adds}, {0: rated}, 3)]
     assert names == adds[:-4:-1].tolist()
     assert len(described) == 3
 
@@ -248,9 +253,9 @@ def test_bad_ratings_are_named(
 def test_reasons_add_up_and_change_with_the_rating(rating_catalogue: Catalogue) -> None:
     items = np.arange(6, dtype=np.int64)
     places = rating_catalogue.lists.priors[FEDERATED]
-    high = UserRatings(0, items, np.array([5, 4, 3, 2, 1, 5], np.float32))
-    fold = fold_in(places, [high], ranks=False)
-    profile = UserProfile(rating_catalogue, ServedUser(None, [high]), [0])
+    high = UserRatings(items, np.array([5, 4, 3, 2, 1, 5], np.float32))
+    fold = fold_in(places, {0: high})
+    profile = UserProfile(rating_catalogue, ServedUser(None, {0: high}), [0])
     model = rating_catalogue.run.models[0]
     score = float(model.items[20] @ places[0].make_vector(fold.z))
     (why,) = profile.explain([(0, 20, score)], [0], 6)
@@ -258,9 +263,9 @@ def test_reasons_add_up_and_change_with_the_rating(rating_catalogue: Catalogue) 
     assert why.items == 0
     # What one rating adds is what is missing when it had been what the average user would give.
     level = places[0].level[0]
-    neutral = UserRatings(0, items, np.array([level, 4, 3, 2, 1, 5], np.float32))
-    less = float(model.items[20] @ places[0].make_vector(fold_in(places, [neutral], ranks=False).z))
-    whole = float(fold.split_score(places[0].project_items(np.array([20])))[0][0, 0])
+    neutral = UserRatings(items, np.array([level, 4, 3, 2, 1, 5], np.float32))
+    less = float(model.items[20] @ places[0].make_vector(fold_in(places, {0: neutral}).z))
+    whole = float(fold.pulls[0][0] @ places[0].project_items(np.array([20]))[0])
     assert score - less == pytest.approx(whole, abs=1e-4)
 
 

@@ -45,10 +45,10 @@ def client(catalogue: Catalogue) -> Iterator[Any]:
 
 
 def test_newer_ratings_move_a_trained_user(run: vf.Run, catalogue: Catalogue) -> None:
-    own = UserRatings(0, np.array(unrated(run, 0)[:2]), np.array([5, 1], np.float32))
+    own = UserRatings(np.array(unrated(run, 0)[:2]), np.array([5, 1], np.float32))
     for model in (FEDERATED, ALONE):
         before = UserProfile(catalogue, ServedUser(0, model=model), [0, 1]).at
-        after = UserProfile(catalogue, ServedUser(0, [own], model=model), [0, 1]).at
+        after = UserProfile(catalogue, ServedUser(0, {0: own}, model=model), [0, 1]).at
         vectors = catalogue.stars.by_name[model][0].items.numpy()[own.items]
         moved = vectors @ (after[0].rating_vector - before[0].rating_vector)
         assert moved[own.ratings == 5] > moved[own.ratings == 1]
@@ -81,13 +81,13 @@ def test_a_known_user_sends_further_ratings(run: vf.Run, client: Any) -> None:
 
 
 def test_the_newer_of_two_ratings_counts() -> None:
-    older = [UserRatings(0, np.array([3, 1]), np.array([2, 4], np.float32))]
-    newer = [
-        UserRatings(1, np.array([9]), np.array([5], np.float32)),
-        UserRatings(0, np.array([1]), np.array([1], np.float32)),
-    ]
+    older = {0: UserRatings(np.array([3, 1]), np.array([2, 4], np.float32))}
+    newer = {
+        1: UserRatings(np.array([9]), np.array([5], np.float32)),
+        0: UserRatings(np.array([1]), np.array([1], np.float32)),
+    }
     merged = merge_ratings(older, newer)
-    assert [(own.party, own.items.tolist(), own.ratings.tolist()) for own in merged] == [
+    assert [(p, own.items.tolist(), own.ratings.tolist()) for p, own in merged.items()] == [
         (0, [1, 3], [1, 2]),
         (1, [9], [5]),
     ]

@@ -39,7 +39,7 @@ def test_an_item_leads_half_of_the_lists_only_if_half_of_the_customers_rated_it(
         three = [rng.choice(len(items), min(3, len(items)), replace=False) for items, _ in rated]
         given = zip(rated, three, strict=True)
         newcomers = [
-            ServedUser(None, [UserRatings(p, items[few], stars[few])]) for (items, stars), few in given
+            ServedUser(None, {p: UserRatings(items[few], stars[few])}) for (items, stars), few in given
         ]
         trained = run.parts[p] == TRAIN
         counts = np.bincount(party.ratings.item[trained], minlength=party.ratings.n_items)

@@ -300,7 +300,7 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
         parties = view.find_parties(party)
         found = []
         for row in catalogue.index_users(tuple(view.allowed)).find_prefix(starts, k):
-            rated = sum(len(own.items) for own in catalogue.find_ratings(row, parties))
+            rated = sum(len(own.items) for own in catalogue.find_ratings(row, parties).values())
             found.append({"user": str(catalogue.user_ids[row]), "ratings": rated})
         return _respond({"users": found})
 
@@ -325,8 +325,8 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
         others = [p for p in view.allowed if p not in parties]
         who = ServedUser(catalogue.users.find(user))
         rated = [
-            (rating, own.party, item)
-            for own in who.find_ratings(catalogue, parties)
+            (rating, p, item)
+            for p, own in who.find_ratings(catalogue, parties).items()
             for rating, item in zip(own.ratings.tolist(), own.items.tolist(), strict=True)
         ]
         best = sorted(rated, key=lambda entry: -entry[0])[:k]

@@ -21,8 +21,8 @@ from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TRAIN, PartyData, Ratings
 from verfedgnn.data.ids import StrArray
 from verfedgnn.runs.run import Run
-from verfedgnn.serving.fold_in import FoldedUser, PartyPrior, UserRatings, fit_user_prior, fold_in
-from verfedgnn.serving.ranker import ItemRanker, Rows
+from verfedgnn.serving.fold_in import FoldedUser, PartyPrior, Rated, UserRatings, fit_user_prior, fold_in
+from verfedgnn.serving.ranker import ItemRanker
 from verfedgnn.serving.split_test import ALONE, FEDERATED, ModelName, SplitTest
 
 Parts = NDArray[np.int8]
@@ -77,12 +77,12 @@ class PartyCatalogue:
         self._ends = np.searchsorted(self.table.user[self._order], np.arange(self.table.n_users + 1))
         self._cached_filter = lru_cache(CACHED_FILTERS)(self._filter_column)
 
-    def find_ratings(self, user: int, *, training: bool = False) -> tuple[Rows, NDArray[np.float32]]:
+    def find_ratings(self, user: int, *, training: bool = False) -> UserRatings:
         """Return the items and ratings of `user`; with `training`, only those of the training part."""
         rows = self._order[self._ends[user] : self._ends[user + 1]]
         if training:
             rows = rows[self._part[rows] == TRAIN]
-        return self.table.item[rows].astype(np.int64), self.table.rating[rows]
+        return UserRatings(self.table.item[rows].astype(np.int64), self.table.rating[rows])
 
     def place(self, rating: float) -> float:
         """Return the position of a rating in the party's scale, from 0 to 1 for ratings within it."""
@@ -129,23 +129,19 @@ class ServedModels:
         self._data = data
 
     @cached_property
-    def priors(self) -> dict[ModelName, list[PartyPrior]]:
-        """User priors: a joint one of the federated models, a separate one of each party alone."""
-        priors = {FEDERATED: fit_user_prior(self.by_name[FEDERATED], self._data, ranks=self.ranks)}
-        if ALONE in self.by_name:
-            pairs = zip(self.by_name[ALONE], self._data, strict=True)
-            priors[ALONE] = [fit_user_prior([model], [own], ranks=self.ranks)[0] for model, own in pairs]
-        return priors
+    def priors(self) -> dict[ModelName, dict[int, PartyPrior]]:
+        """User priors by party: a joint one of the federated models, a separate one of each party alone."""
+        joint = fit_user_prior(self.by_name[FEDERATED], self._data, ranks=self.ranks)
+        pairs = zip(self.by_name.get(ALONE, ()), self._data, strict=ALONE in self.by_name)
+        alone = [fit_user_prior([model], [own], ranks=self.ranks)[0] for model, own in pairs]
+        return {FEDERATED: dict(enumerate(joint)), ALONE: dict(enumerate(alone))}
 
-    def fold_in(
-        self, name: ModelName, rated: Sequence[UserRatings], parties: Iterable[int]
-    ) -> dict[int, FoldedUser]:
+    def fold_in(self, name: ModelName, rated: Rated, parties: Iterable[int]) -> dict[int, FoldedUser]:
         """Return a user's position at each of `parties`; a model trained alone knows only the ratings at its party."""
         priors = self.priors[name]
         if name == FEDERATED:
-            return dict.fromkeys(parties, fold_in(priors, rated, ranks=self.ranks))
-        own = {p: [UserRatings(0, r.items, r.ratings) for r in rated if r.party == p] for p in parties}
-        return {p: fold_in([priors[p]], ratings, ranks=self.ranks) for p, ratings in own.items()}
+            return dict.fromkeys(parties, fold_in(priors, rated))
+        return {p: fold_in({p: priors[p]}, {p: rated[p]} if p in rated else {}) for p in parties}
 
 
 class Catalogue:
@@ -188,10 +184,10 @@ class Catalogue:
         known = np.bincount(np.concatenate([t.user for t in tables]), minlength=tables[0].n_users) > 0
         return IdIndex(np.where(known, tables[0].user_ids, ""))
 
-    def find_ratings(self, user: int, parties: Sequence[int], *, training: bool = False) -> list[UserRatings]:
+    def find_ratings(self, user: int, parties: Sequence[int], *, training: bool = False) -> Rated:
         """Return the ratings of `user` at these parties; with `training`, only those of the training part."""
-        found = [UserRatings(p, *self.parties[p].find_ratings(user, training=training)) for p in parties]
-        return [own for own in found if len(own.items)]
+        found = {p: self.parties[p].find_ratings(user, training=training) for p in parties}
+        return {p: own for p, own in found.items() if len(own.items)}
 
     def find_item(self, item: str, parties: Sequence[int]) -> list[tuple[int, int]]:
         """Return the party and row of the item with this id at each of these parties that has it."""
@@ -252,7 +248,7 @@ class View:
             raise Unanswerable(f"item '{item}' is {where}; known items look like '{looks}'")
         return found[0]
 
-    def read_ratings(self, given: Iterable[tuple[str, str | None, Any]]) -> list[UserRatings]:
+    def read_ratings(self, given: Iterable[tuple[str, str | None, Any]]) -> Rated:
         """Return ratings, given by item and party, by party, after checking items and scales."""
         found: dict[int, dict[int, float]] = defaultdict(dict)
         for item, party, rating in given:
@@ -265,7 +261,7 @@ class View:
             if not low <= found[p][row] <= high:
                 scale = f"{self.catalogue.parties[p].name} rates from {low:g} to {high:g}"
                 raise DataError(f"the rating of item '{item}' is {rating}; {scale}")
-        tables = (
-            (p, list(own), np.array(list(own.values()), np.float32)) for p, own in sorted(found.items())
-        )
-        return [UserRatings(p, np.array(rows), ratings) for p, rows, ratings in tables]
+        return {
+            p: UserRatings(np.array([*own]), np.array([*own.values()], np.float32))
+            for p, own in sorted(found.items())
+        }

@@ -22,9 +22,10 @@ weights add is no part of the vectors, here as in training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import Ratings
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.upkeep.new_items import climb, measure_variance
+from verfedgnn.upkeep.new_items import climb, fit_distribution, measure_variance
 
 Matrix = NDArray[np.float32]
 Vector = NDArray[np.float64]
@@ -55,6 +56,8 @@ class PartyPrior:
     """Squared error of a predicted rating; 1 for a model of lists, which does not use it."""
     liked_from: float
     """Lowest rating that a model of lists counts as liked."""
+    ranks: bool
+    """Whether the model orders lists."""
 
     def project_items(self, rows: NDArray[np.int64]) -> Vector:
         """Return the directions L_p^T h_v of the items at `rows` (n, R)."""
@@ -81,14 +84,10 @@ def fit_user_prior(
     known = data[0][0].known_users
     sample = torch.from_numpy(known[:: max(1, -(-len(known) // SAMPLE))])
     users = torch.cat([model.users[sample] for model in models], 1).double().numpy()
-    deviations = users - users.mean(0)
-    values, basis = np.linalg.eigh(deviations.T @ deviations / len(deviations))
-    # without directions in which users do not differ
-    kept = values > 1e-9 * max(values.max(initial=0.0), 1e-12)
-    factors = basis[:, kept] * np.sqrt(values[kept])
+    means, factors = fit_distribution(users, np.ones(len(users)))
     ends = np.cumsum([model.users.shape[1] for model in models])[:-1]
     priors = []
-    parts = zip(models, np.split(users.mean(0), ends), np.split(factors, ends), data, strict=True)
+    parts = zip(models, np.split(means, ends), np.split(factors, ends), data, strict=True)
     for model, mean, factor, (table, part) in parts:
         items = model.items.numpy()
         shared = np.ptp(items, axis=0) == 0
@@ -101,18 +100,22 @@ def fit_user_prior(
                 common=(np.where(shared, items[0], 0) @ factor).astype(np.float32),
                 variance=1.0 if ranks else measure_variance(model, table, part),
                 liked_from=upper_quarter(table.scale),
+                ranks=ranks,
             )
         )
     return priors
 
 
-@dataclass(frozen=True)
-class UserRatings:
+class UserRatings(NamedTuple):
     """A user's ratings at one party."""
 
-    party: int
     items: NDArray[np.int64]
     ratings: NDArray[np.float32]
+
+
+Rated = Mapping[int, UserRatings]
+"""A user's ratings by party; without parties at which there are none."""
+NO_RATINGS = UserRatings(np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 @dataclass(frozen=True)
@@ -120,67 +123,60 @@ class FoldedUser:
     """A user's estimated position in taste space."""
 
     z: Vector
-    pulls: list[Vector]
-    """Contribution of each rating to z, an (n, R) matrix per `UserRatings`; 0 for what a model of lists does not count as liked."""
-
-    def split_score(self, targets: Vector) -> list[Vector]:
-        """Return each rating's contribution to the scores of `targets` (T, R), a (T, n) matrix per `UserRatings`."""
-        return [targets @ pull.T for pull in self.pulls]
+    pulls: Mapping[int, Vector]
+    """Contribution of each rating to z, an (n, R) matrix by party; 0 for what a model of lists does not count as liked."""
 
 
-def fold_in(priors: Sequence[PartyPrior], rated: Sequence[UserRatings], *, ranks: bool) -> FoldedUser:
+def fold_in(priors: Mapping[int, PartyPrior], rated: Rated) -> FoldedUser:
     """Return the most probable position of a user with these ratings; without ratings, the average user's."""
-    return _fold_in_likes(priors, rated) if ranks else _fold_in_ratings(priors, rated)
+    any_prior = next(iter(priors.values()))
+    fold = _fold_in_likes if any_prior.ranks else _fold_in_ratings
+    return fold(priors, rated, any_prior.items.shape[1])
 
 
-def merge_ratings(older: Sequence[UserRatings], newer: Sequence[UserRatings]) -> list[UserRatings]:
-    """Return all ratings of a user by party; for an item that is rated twice, the newer rating counts."""
-    merged = []
-    for party in sorted({own.party for own in (*older, *newer)}):
-        found = [own for own in (*newer, *older) if own.party == party]
+def merge_ratings(older: Rated, newer: Rated) -> Rated:
+    """Return all ratings of a user; for an item that is rated twice, the newer rating counts."""
+    merged = {}
+    for party in sorted({*older, *newer}):
+        found = [rated[party] for rated in (newer, older) if party in rated]
         items, first = np.unique(np.concatenate([own.items for own in found]), return_index=True)
-        merged.append(UserRatings(party, items, np.concatenate([own.ratings for own in found])[first]))
+        merged[party] = UserRatings(items, np.concatenate([own.ratings for own in found])[first])
     return merged
 
 
-def _fold_in_ratings(priors: Sequence[PartyPrior], rated: Sequence[UserRatings]) -> FoldedUser:
-    size = priors[0].items.shape[1]
-    matrix, weighted = np.eye(size), []
-    for own in rated:
-        prior = priors[own.party]
+def _fold_in_ratings(priors: Mapping[int, PartyPrior], rated: Rated, size: int) -> FoldedUser:
+    matrix, weighted = np.eye(size), {}
+    for party, own in rated.items():
+        prior = priors[party]
         b = prior.project_items(own.items)
         matrix += b.T @ b / prior.variance
-        weighted.append(b * ((own.ratings - prior.level[own.items]) / prior.variance)[:, None])
+        weighted[party] = b * ((own.ratings - prior.level[own.items]) / prior.variance)[:, None]
     inverse = np.linalg.inv(matrix).astype(np.float64)
-    pulls = [pull @ inverse for pull in weighted]
-    return FoldedUser(sum((pull.sum(0) for pull in pulls), np.zeros(size)), pulls)
+    pulls = {party: pull @ inverse for party, pull in weighted.items()}
+    return FoldedUser(sum((pull.sum(0) for pull in pulls.values()), np.zeros(size)), pulls)
 
 
-def _fold_in_likes(priors: Sequence[PartyPrior], rated: Sequence[UserRatings]) -> FoldedUser:
-    size = priors[0].items.shape[1]
-    likes = [own.ratings >= priors[own.party].liked_from for own in rated]
-    liked = [priors[own.party].project_items(own.items[like]) for own, like in zip(rated, likes, strict=True)]
-    centres = [np.zeros(size) for _ in rated]
+def _fold_in_likes(priors: Mapping[int, PartyPrior], rated: Rated, size: int) -> FoldedUser:
+    likes = {party: own.ratings >= priors[party].liked_from for party, own in rated.items()}
+    liked = {p: priors[p].project_items(rated[p].items[like]) for p, like in likes.items() if like.any()}
+    centres = {}
 
     def derivatives(z: Vector) -> tuple[Vector, Vector]:
-        slope = -z
-        curve = np.eye(size)
-        for number, own in enumerate(rated):
-            if not len(liked[number]):
-                continue
-            prior = priors[own.party]
+        slope, curve = -z, np.eye(size)
+        for party, directions in liked.items():
+            prior = priors[party]
             scores = prior.level + prior.items @ z.astype(np.float32)
             share = np.exp(scores - scores.max())
             share /= share.sum()
             centre = share @ prior.items
             spread = (prior.items * share[:, None]).T @ prior.items - np.outer(centre, centre)
-            centres[number] = centre.astype(np.float64) + prior.common
-            slope = slope + (liked[number] - centres[number]).sum(0)
-            curve = curve + len(liked[number]) * spread
+            centres[party] = centre.astype(np.float64) + prior.common
+            slope = slope + (directions - centres[party]).sum(0)
+            curve = curve + len(directions) * spread
         return slope, curve
 
     z = climb(derivatives, size)
-    pulls = [np.zeros((len(like), size)) for like in likes]
-    for pull, like, directions, centre in zip(pulls, likes, liked, centres, strict=True):
-        pull[like] = directions - centre
+    pulls = {party: np.zeros((len(like), size)) for party, like in likes.items()}
+    for party, directions in liked.items():
+        pulls[party][likes[party]] = directions - centres[party]
     return FoldedUser(z, pulls)

@@ -22,7 +22,7 @@ from verfedgnn.reports.run_report import run_document, run_html
 from verfedgnn.runs.run import Recommendation, Recommendations, Run
 from verfedgnn.runs.run_folder import check_outside
 from verfedgnn.serving.catalogue import Catalogue, View
-from verfedgnn.serving.fold_in import UserRatings
+from verfedgnn.serving.fold_in import Rated
 from verfedgnn.serving.split_test import ALONE
 from verfedgnn.serving.user_lists import UserProfile, find_similar, find_user, make_lists
 
@@ -76,7 +76,7 @@ class RunAnswers:
     def _view(self, remedy: str) -> View:
         return View(self.catalogue, range(len(self.run.parties)), remedy)
 
-    def _read_ratings(self, ratings: Mapping[Any, Any]) -> list[UserRatings]:
+    def _read_ratings(self, ratings: Mapping[Any, Any]) -> Rated:
         """Return `{item: stars}` or `{party: {item: stars}}` by party, after checking items and scales."""
         if not isinstance(ratings, Mapping):
             kinds = "pass a mapping {item: stars}, or {party: {item: stars}}"

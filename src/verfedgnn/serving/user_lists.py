@@ -12,7 +12,7 @@ items of p that u has not rated. Predicted ratings of parties are compared by th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
@@ -23,8 +23,8 @@ from pydantic import ConfigDict
 from torch import Tensor
 
 from verfedgnn.serving.catalogue import Catalogue, DescribedItem, ServedModels
-from verfedgnn.serving.fold_in import FoldedUser, UserRatings, merge_ratings
-from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankedItems, RankingQuery, Rows, rank_together
+from verfedgnn.serving.fold_in import NO_RATINGS, FoldedUser, Rated, merge_ratings
+from verfedgnn.serving.ranker import ItemRanker, RankedItems, RankingQuery, Rows, rank_together
 from verfedgnn.serving.split_test import FEDERATED, ModelName
 
 ScoredItem = tuple[int, int, float]
@@ -123,7 +123,7 @@ class ServedUser:
 
     row: int | None
     """Row of the user in the run; None for a newcomer."""
-    newer: Sequence[UserRatings] = ()
+    newer: Rated = field(default_factory=dict)
     model: ModelName = FEDERATED
     """The model that orders the user's list."""
     bucket: ModelName | None = None
@@ -134,12 +134,10 @@ class ServedUser:
         """Whether the user has vectors from training that nothing moves."""
         return self.row is not None and not self.newer
 
-    def find_ratings(
-        self, catalogue: Catalogue, parties: Sequence[int], *, training: bool = False
-    ) -> list[UserRatings]:
+    def find_ratings(self, catalogue: Catalogue, parties: Sequence[int], *, training: bool = False) -> Rated:
         """Return the user's ratings at these parties, newer ones included; with `training`, those that lists follow from."""
-        known = [] if self.row is None else catalogue.find_ratings(self.row, parties, training=training)
-        return merge_ratings(known, [given for given in self.newer if given.party in parties])
+        known = {} if self.row is None else catalogue.find_ratings(self.row, parties, training=training)
+        return merge_ratings(known, {p: given for p, given in self.newer.items() if p in parties})
 
 
 class UserProfile:
@@ -154,14 +152,12 @@ class UserProfile:
         self.at = {p: self._see_at(p, vectors[p], ratings[p]) for p in parties}
 
     def _see_at(self, p: int, vector: Tensor, rating_vector: Tensor) -> UserAtParty:
-        user, liked_from = self.user, self.catalogue.parties[p].liked_from
-        owned = next((given.items for given in user.newer if given.party == p), NO_ITEMS)
-        if user.row is not None:
-            owned = np.union1d(owned, self._ranker(p).find_owned(user.row))
-        found = user.find_ratings(self.catalogue, [p])  # none, or all at this party
-        rated = found[0].items if found else NO_ITEMS
-        likes = sum(int((given.ratings >= liked_from).sum()) for given in found)
-        return UserAtParty(vector, rating_vector.numpy(), owned, rated, likes)
+        owned = self.user.newer.get(p, NO_RATINGS).items
+        if self.user.row is not None:
+            owned = np.union1d(owned, self._ranker(p).find_owned(self.user.row))
+        items, ratings = self.user.find_ratings(self.catalogue, [p]).get(p, NO_RATINGS)
+        likes = int((ratings >= self.catalogue.parties[p].liked_from).sum())
+        return UserAtParty(vector, rating_vector.numpy(), owned, items, likes)
 
     def _ranker(self, party: int) -> ItemRanker:
         return self.catalogue.rankers[self.user.model][party]
@@ -263,28 +259,25 @@ class UserProfile:
         explanations = []
         for (p, row, score), stars in zip(best, self._predict_ratings(best), strict=True):
             places[p] += 1
-            fold = folds[p]
-            mine = rated if joint else [given for given in rated if given.party == p]
             typical = priors[p].typical
-            adds = [part[0] for part in fold.split_score(priors[p].project_items(np.array([row])) - typical)]
+            direction = priors[p].project_items(np.array([row]))[0] - typical
+            adds = {q: pull @ direction for q, pull in folds[p].pulls.items()}
             average = float(priors[p].level[row])
-            habit = float(typical @ fold.z)
-            taste = sum(float(part.sum()) for part in adds)
+            habit = float(typical @ folds[p].z)
+            taste = sum(float(part.sum()) for part in adds.values())
             items = 0.0
             weights = self._ranker(p).item_weights
             if weights is not None:
                 items = float(weights.split_score(row, self.at[p].owned).sum())
-                adds = [
-                    part + weights.split_score(row, given.items) if given.party == p else part
-                    for part, given in zip(adds, mine, strict=True)
-                ]
+                if p in adds:
+                    adds[p] = adds[p] + weights.split_score(row, rated[p].items)
             if catalogue.ranks:
                 score = float(self.at[p].vector @ self._ranker(p).model.items[row]) + items
             rest = score - average - habit - taste - items
             rank = 1 + int((usual[p] > average).sum())
             # someone without ratings here may be known elsewhere
-            moved = rank > places[p] and (taste + items > 0 if mine else joint and rest > 0)
-            because = self._name_reasons(adds, mine, max_reasons) if moved else []
+            moved = rank > places[p] and (taste + items > 0 if adds else joint and rest > 0)
+            because = self._name_reasons(adds, rated, max_reasons) if moved else []
             kind: Kind = "none"
             if because:
                 kind = "liked"
@@ -305,13 +298,13 @@ class UserProfile:
         return scores
 
     def _name_reasons(
-        self, adds: Sequence[NDArray[np.float64]], rated: Sequence[UserRatings], max_reasons: int
+        self, adds: Mapping[int, NDArray[np.float64]], rated: Rated, max_reasons: int
     ) -> list[Reason]:
         """Describe the liked items with the largest clear contributions. A rating below the upper quarter is no reason."""
         clear = CLEAR_LIKE if self.catalogue.ranks else CLEAR_STARS
         found = []
-        for part, given in zip(adds, rated, strict=True):
-            party = self.catalogue.parties[given.party]
+        for p, part in adds.items():
+            party, given = self.catalogue.parties[p], rated[p]
             likes = np.flatnonzero((given.ratings >= party.liked_from) & (part >= clear))
             for i in likes[np.argsort(-part[likes], kind="stable")][:max_reasons]:
                 item = party.describe(int(given.items[i]))
@@ -328,14 +321,14 @@ def weigh_parties(likes: ArrayLike, totals: ArrayLike) -> NDArray[np.float64]:
 
 
 def find_user(
-    catalogue: Catalogue, user: str | None, newer: Sequence[UserRatings] = (), model: ModelName | None = None
+    catalogue: Catalogue, user: str | None, newer: Rated | None = None, model: ModelName | None = None
 ) -> ServedUser:
     """Return the user with this id and newer ratings; without `model`, a split test chooses the one of the user's bucket."""
     bucket = None
     if user is not None and model is None and catalogue.split is not None:
         bucket = catalogue.split.bucket(user)
     row = None if user is None else catalogue.users.find(user)
-    return ServedUser(row, newer, model or bucket or FEDERATED, bucket)
+    return ServedUser(row, newer or {}, model or bucket or FEDERATED, bucket)
 
 
 def make_lists(
