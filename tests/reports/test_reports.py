@@ -74,7 +74,7 @@ def test_a_document_shows_text_and_runs_nothing(tmp_path: Path) -> None:
     ]
     document.add(
         *blocks,
-        Picture(HOSTILE, draw_intervals(HOSTILE, [Interval(HOSTILE, 1, 0, 2, HOSTILE)], HOSTILE) or ""),
+        Picture(HOSTILE, draw_intervals(HOSTILE, [Interval(HOSTILE, 1, 0, 2, HOSTILE)], HOSTILE)),
     )
     page = document.write(tmp_path / "new" / "page.html").read_text()
     assert "<script" not in page
@@ -435,7 +435,7 @@ def test_intervals_are_drawn_to_scale_and_in_the_colour_of_their_verdict() -> No
     assert "+4.0 % (+1.0 to +7.0), likely better" in svg
     first, second, third, _ = (float(dot.get("cx", "nan")) for dot in dots)
     assert first - third == pytest.approx(third - second, abs=0.2)
-    assert draw_intervals("title", [], "axis") is None
+    assert not draw_intervals("title", [], "axis")
 
 
 @pytest.mark.parametrize("ys", [[1.0, 1.0], [0.0, 0.0], [1e-6, 2e-6], [-3.0, 1e6]])
@@ -444,7 +444,7 @@ def test_lines_of_any_range_can_be_drawn(ys: list[float]) -> None:
     assert svg is not None
     ElementTree.fromstring(svg)
     assert "nan" not in svg
-    assert draw_lines("title", {}, "x", "y", {}) is None
+    assert not draw_lines("title", {}, "x", "y", {})
 
 
 def test_numbers_are_aligned_right_and_verdicts_have_their_tone() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from verfedgnn.core.metrics import rank_each
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TEST, TRAIN, VALID, Ratings
-from verfedgnn.data.ids import find_positions
+from verfedgnn.data.ids import StrArray, find_positions
 from verfedgnn.evaluation.chance import FEWEST_USERS, Floats, format_gain, gain
 from verfedgnn.evaluation.verdict import is_judged
 from verfedgnn.runs.run import Run, write_json
@@ -41,8 +41,6 @@ BEST = "best-promoted.json"
 _NAMES = {"rmse": "RMSE", "ndcg@20": "NDCG@20"}
 
 Ints = NDArray[np.int64]
-Chosen = Callable[["MatchedParty"], NDArray[np.bool_]]
-"""Returns which ratings of the later run's table to judge."""
 Cases = tuple[Ints, Floats, Floats]
 """User, value of the earlier and value of the later run, of each case."""
 
@@ -73,6 +71,10 @@ class MatchedParty:
     def known(self) -> NDArray[np.bool_]:
         """Whether both runs have the user and the item of each rating, so that both can predict it."""
         return np.asarray((self.earlier_users[self.new.user] >= 0) & (self.earlier_items[self.new.item] >= 0))
+
+    def tested(self, earlier: int) -> NDArray[np.bool_]:
+        """Whether each rating is in the test part, and was in the part `earlier` of the earlier run."""
+        return np.asarray((self.part == TEST) & (self.earlier_part == earlier))
 
     @property
     def rating(self) -> NDArray[np.float32]:
@@ -124,7 +126,7 @@ def difference(before: Run, after: Run) -> dict[str, Any]:
             if old.get(name) != new.get(name)
         ],
         "data": compare_data(before, after, parties),
-        "figures": compare_runs(before, after, parties, in_both_tests),
+        "figures": compare_runs(before, after, parties, TEST),
     }
 
 
@@ -149,33 +151,25 @@ def _compare_party(party: MatchedParty) -> dict[str, Any]:
     return {
         "name": party.name,
         "ratings": counts | {"changed": int(changed.sum())},
-        "users": _changes(_known_users(old), _known_users(new)),
-        "items": _changes(set(old.item_ids.tolist()), set(new.item_ids.tolist())),
+        "users": _changes(*(table.user_ids[np.unique(table.user)] for table in (old, new))),
+        "items": _changes(old.item_ids, new.item_ids),
     }
 
 
-def _known_users(table: Ratings) -> set[str]:
-    """Return the ids of the users who have a rating."""
-    return set(table.user_ids[np.unique(table.user)].tolist())
-
-
-def _changes(old: set[str], new: set[str]) -> dict[str, int]:
+def _changes(before: StrArray, after: StrArray) -> dict[str, int]:
+    old, new = set(before.tolist()), set(after.tolist())
     return {"before": len(old), "after": len(new), "added": len(new - old), "removed": len(old - new)}
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------
 
 
-def in_both_tests(party: MatchedParty) -> NDArray[np.bool_]:
-    """Choose the test ratings of both runs."""
-    return np.asarray((party.part == TEST) & (party.earlier_part == TEST))
-
-
 def compare_runs(
-    before: Run, after: Run, parties: Sequence[MatchedParty], chosen: Chosen
+    before: Run, after: Run, parties: Sequence[MatchedParty], earlier: int
 ) -> dict[str, dict[str, Any]]:
     """Return RMSE and NDCG@20 of two judged runs on the same test ratings, by metric: overall, by party, gain and verdict.
 
+    These ratings were in the part `earlier` of the earlier run: `TEST`, or `ABSENT` for those that came since.
     Ratings whose user or item only one of the runs knows are left out. Lists rank the items that both runs have, without those
     that the user rated in the later run's training or validation part. A rating that changed since is judged with its earlier value.
     A positive gain means that the later run is better.
@@ -183,8 +177,9 @@ def compare_runs(
     before, after = before.judged, after.judged
     cases = {}
     if not before.config.ranks and not after.config.ranks:
-        cases["rmse"] = [_rate(before, after, party, chosen) for party in parties]
-    cases["ndcg@20"] = [_rank(before.ranker, after.ranker, party, chosen) for party in parties]
+        cases["rmse"] = [_rate(before, after, party, party.tested(earlier)) for party in parties]
+    ranks = before.ranker, after.ranker
+    cases["ndcg@20"] = [_rank(*ranks, party, party.tested(earlier)) for party in parties]
     none = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
     return {
         metric: {
@@ -208,9 +203,9 @@ def _figures(metric: str, user: Ints, before: Floats, after: Floats) -> dict[str
     return row | {"gain": result.to_dict(), "better": result.pays}
 
 
-def _rate(before: Run, after: Run, party: MatchedParty, chosen: Chosen) -> Cases:
+def _rate(before: Run, after: Run, party: MatchedParty, chosen: NDArray[np.bool_]) -> Cases:
     """Return the squared errors of both runs on the chosen ratings that both can predict."""
-    rows = np.flatnonzero(chosen(party) & party.known)
+    rows = np.flatnonzero(chosen & party.known)
     user, item = party.new.user[rows].astype(np.int64), party.new.item[rows].astype(np.int64)
     rating = party.rating[rows].astype(np.float64)
 
@@ -222,8 +217,8 @@ def _rate(before: Run, after: Run, party: MatchedParty, chosen: Chosen) -> Cases
     return user, earlier, error(after, party.after, user, item)
 
 
-def _rank(before: Run, after: Run, party: MatchedParty, chosen: Chosen) -> Cases:
-    """Return each user's NDCG@20 in both runs, among the items that both have."""
+def _rank(before: Run, after: Run, party: MatchedParty, chosen: NDArray[np.bool_]) -> Cases:
+    """Return each user's NDCG@20 in both runs for the chosen ratings, among the items that both have."""
     table, rating, known = party.new, party.rating, party.known
     common = np.flatnonzero(party.earlier_items >= 0)
     column = np.full(table.n_items, -1, np.int64)
@@ -234,7 +229,7 @@ def _rank(before: Run, after: Run, party: MatchedParty, chosen: Chosen) -> Cases
         columns = (table.user[rows].astype(np.int64), column[table.item[rows]], rating[rows])
         return Pairs(*map(torch.from_numpy, columns))
 
-    wanted = pairs(chosen(party) & (rating >= upper_quarter(table.scale)))
+    wanted = pairs(chosen & (rating >= upper_quarter(table.scale)))
     seen = pairs(np.isin(party.part, (TRAIN, VALID)))
     users, then = torch.from_numpy(party.earlier_users), torch.from_numpy(party.earlier_items[common])
     old, new, now = before.models[party.before], after.models[party.after], torch.from_numpy(common)
@@ -336,13 +331,8 @@ def _compare(
             "cannot judge it; train both with the same seed and [split]"
         )
 
-    def came_since(party: MatchedParty) -> NDArray[np.bool_]:
-        return np.asarray((party.part == TEST) & (party.earlier_part == ABSENT))
-
-    return {
-        "new": compare_runs(champion, challenger, parties, came_since),
-        "shared": compare_runs(champion, challenger, parties, in_both_tests),
-    }
+    both = {"new": ABSENT, "shared": TEST}
+    return {name: compare_runs(champion, challenger, parties, earlier) for name, earlier in both.items()}
 
 
 def _find_worse(figures: Mapping[str, Any], where: str, tolerance: float) -> list[str]:

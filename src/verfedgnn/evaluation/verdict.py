@@ -105,7 +105,7 @@ def is_judged(row: Row) -> bool:
 
 def choose_word(row: Row, *, clear: bool) -> str:
     """Return the word for a row with enough customers; `clear` says whether its gain or loss is clear among several."""
-    low, high = gain_ends(row)
+    _, low, high = scale_gain(row)
     if low >= -SMALL and high <= SMALL:
         return NO_DIFFERENCE
     if low > 0:
@@ -115,12 +115,21 @@ def choose_word(row: Row, *, clear: bool) -> str:
     return UNCLEAR
 
 
-def gain_ends(row: Row) -> tuple[float, float]:
-    """Return the ends of a gain's interval: in per cent of RMSE, or in customers of 100."""
+def scale_gain(row: Row) -> tuple[float, float, float]:
+    """Return a gain and the ends of its interval: in per cent of RMSE, or in customers of 100."""
     gain = row["gain"]
     if "ndcg@20" in row:
-        return 100 * gain["low"], 100 * gain["high"]
-    return gain["low_percent"], gain["high_percent"]
+        return 100 * gain["value"], 100 * gain["low"], 100 * gain["high"]
+    return gain["percent"], gain["low_percent"], gain["high_percent"]
+
+
+def gain_unit(row: Row) -> str:
+    """Return the unit of `scale_gain`."""
+    return "of 100" if "ndcg@20" in row else "%"
+
+
+def _show_gain(row: Row) -> str:
+    return f"{format_signed(scale_gain(row)[0])} {gain_unit(row)}"
 
 
 def combine_words(words: Iterable[str]) -> str:
@@ -177,16 +186,8 @@ def sentences(lift: Lift, party: str | None = None) -> list[str]:
 
 def summarise_verdict(lift: Lift, party: str) -> tuple[str, str]:
     """Return the word of one organisation and what its known customers gain, rounded; "" if that could not be tested."""
-    table = judged_tables(lift)[1][1]
-    gain = _row(table, party)["gain"]
-    if gain is None:
-        return party_word(lift, party), ""
-    shown = (
-        f"{format_signed(gain['percent'])} %"
-        if table["metric"] == "rmse"
-        else f"{format_signed(100 * gain['value'])} of 100"
-    )
-    return party_word(lift, party), shown
+    row = _row(judged_tables(lift)[1][1], party)
+    return party_word(lift, party), "" if row["gain"] is None else _show_gain(row)
 
 
 def _describe(row: Row, customers: str, metric: str) -> str:
@@ -196,10 +197,9 @@ def _describe(row: Row, customers: str, metric: str) -> str:
     if not is_judged(row):
         return f"Only {row['users']} {customers} were tested, too few to tell."
     before, after = _show_figures(row, metric)
-    low, high = map(format_signed, gain_ends(row))
+    gain, low, high = map(format_signed, scale_gain(row))
     if metric == "rmse":
         what = f"Predicted stars for {customers} are off by {after}"
-        gain = format_signed(row["gain"]["percent"])
         change = f" instead of {before}, a gain of {gain} % ({low} to {high})"
     else:
         what = f"Of 100 {customers}, {after} find something they like among the first 20"
@@ -321,12 +321,10 @@ def partner_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the rows of the table of `compare_partners`: party, partner, customers, gain with all partners and without this one."""
     table = []
     for row in rows:
-        gains = [row[way]["gain"] for way in ("with", "without")]
-        if None in gains:
-            continue
-        if row["metric"] == "rmse":
-            what, shown = "stars", [f"{format_signed(gain['percent'])} %" for gain in gains]
-        else:
-            what, shown = "lists", [f"{format_signed(100 * gain['value'])} of 100" for gain in gains]
-        table.append([row["party"], row["partner"], f"{what}, {row['customers']}", *shown])
+        both = row["with"], row["without"]
+        if all(each["gain"] for each in both):
+            what = "stars" if row["metric"] == "rmse" else "lists"
+            table.append(
+                [row["party"], row["partner"], f"{what}, {row['customers']}", *map(_show_gain, both)]
+            )
     return table

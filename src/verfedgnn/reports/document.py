@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -76,32 +76,22 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart of `svg_charts`, which escapes its text."""
+    """A chart of `svg_charts`, which escapes its text; nothing without one."""
 
     caption: str
     svg: str
 
 
-def picture(caption: str, svg: str | None) -> Picture | None:
-    """Return a picture, or None if there was nothing to draw."""
-    return None if svg is None else Picture(caption, svg)
-
-
 @dataclass
 class Fold:
-    """Blocks that a reader opens; closed at first."""
+    """Blocks that a reader opens; closed at first. None, such as a table without data, is skipped."""
 
     title: str
-    blocks: list[Block] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, title: str, *blocks: Block | None) -> Self:
-        """Return a fold with these blocks; None, such as a chart without data, is skipped."""
-        return cls(title, [block for block in blocks if block is not None])
+    blocks: list[Block | None] = field(default_factory=list)
 
     def add(self, *blocks: Block | None) -> None:
-        """Append blocks; None is skipped."""
-        self.blocks.extend(block for block in blocks if block is not None)
+        """Append blocks."""
+        self.blocks.extend(blocks)
 
 
 Block = Heading | Paragraph | Points | Banner | Table | Picture | Fold

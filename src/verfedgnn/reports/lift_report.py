@@ -9,17 +9,7 @@ from verfedgnn.core.option_names import worded
 from verfedgnn.evaluation import verdict
 from verfedgnn.evaluation.chance import ERROR, FEWEST_USERS, format_signed
 from verfedgnn.evaluation.lift import WAYS
-from verfedgnn.reports.document import (
-    Banner,
-    Document,
-    Fold,
-    Paragraph,
-    Picture,
-    Points,
-    Table,
-    Tone,
-    picture,
-)
+from verfedgnn.reports.document import Banner, Document, Fold, Paragraph, Picture, Points, Table, Tone
 from verfedgnn.reports.svg_charts import Interval, draw_intervals
 
 MOST_PARTIES = 30
@@ -96,7 +86,7 @@ def _groups(table: Mapping[str, Any], title: str) -> Table | None:
 def _gain_of_group(row: Mapping[str, Any] | None) -> str:
     if row is None or row["gain"] is None:
         return "-"
-    gain = _format_gain(row)
+    gain = format_signed(verdict.scale_gain(row)[0])
     return f"**{gain}**" if row["pays"] in (verdict.YES, verdict.NO) else gain
 
 
@@ -108,20 +98,23 @@ def lift_html(lift: Mapping[str, Any]) -> str:
     return document.fragment()
 
 
-def _draw(customers: str, table: Mapping[str, Any]) -> Picture | None:
-    metric = table["metric"]
+def _draw(customers: str, table: Mapping[str, Any]) -> Picture:
     rows = table["parties"]
     fewest = sorted((row["users"] for row in rows), reverse=True)[:MOST_PARTIES][-1]
     shown = [row for row in rows if row["users"] >= fewest][:MOST_PARTIES]
     shown += [{**table["overall"], "name": "all parties"}] if len(rows) > 1 else []
-    intervals = [_interval(row["name"], row, metric) for row in shown if verdict.is_judged(row)]
-    title = f"What joining gains in {_NAMES[metric]} of {customers}"
-    return picture(title, draw_intervals(title, intervals, _AXES[metric]))
+    named = [(row["name"], row) for row in shown if verdict.is_judged(row)]
+    return _draw_gains("What joining gains", named, table["metric"], customers)
 
 
-def _interval(name: str, row: Mapping[str, Any], metric: str) -> Interval:
-    gain = row["gain"]["percent"] if metric == "rmse" else 100 * row["gain"]["value"]
-    return Interval(name, gain, *verdict.gain_ends(row), row["pays"], "%" if metric == "rmse" else "of 100")
+def _draw_gains(
+    what: str, named: Sequence[tuple[str, Mapping[str, Any]]], metric: str, customers: str
+) -> Picture:
+    title = f"{what} in {_NAMES[metric]} of {customers}"
+    intervals = [
+        Interval(name, *verdict.scale_gain(row), row["pays"], verdict.gain_unit(row)) for name, row in named
+    ]
+    return Picture(title, draw_intervals(title, intervals, _AXES[metric]))
 
 
 def _draw_partners(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
@@ -130,13 +123,12 @@ def _draw_partners(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
     if not judged:
         return None
     metric, customers = judged[0]["metric"], judged[0]["customers"]
-    intervals = [
-        _interval(f"{row['party']}, without {row['partner']}", row["without"], metric)
+    named = [
+        (f"{row['party']}, without {row['partner']}", row["without"])
         for row in judged
         if (row["metric"], row["customers"]) == (metric, customers)
     ]
-    title = f"What joining gains without each partner in {_NAMES[metric]} of {customers}"
-    return picture(title, draw_intervals(title, intervals, _AXES[metric]))
+    return _draw_gains("What joining gains without each partner", named, metric, customers)
 
 
 def _rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -158,14 +150,10 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     ways = ["-" if row[way] is None else f"{row[way]:.4f}" for way in WAYS if way in row]
     if row["gain"] is None:
         return [f"{row['users']:,}", *ways, "-", row["pays"]]
-    low, high = map(format_signed, verdict.gain_ends(row))
+    gain, low, high = map(format_signed, verdict.scale_gain(row))
     figures = row.get("ndcg@20")
     lists = [] if figures is None else [f"{figures[row['reference']]:.4f}, {figures['federated']:.4f}"]
-    return [f"{row['users']:,}", *ways, *lists, f"{_format_gain(row)} ({low} to {high})", row["pays"]]
-
-
-def _format_gain(row: Mapping[str, Any]) -> str:
-    return format_signed(100 * row["gain"]["value"] if "ndcg@20" in row else row["gain"]["percent"])
+    return [f"{row['users']:,}", *ways, *lists, f"{gain} ({low} to {high})", row["pays"]]
 
 
 def band(row: Mapping[str, Any]) -> str:

@@ -12,17 +12,7 @@ import numpy as np
 from verfedgnn.config import Config
 from verfedgnn.core.installed import installed_version
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
-from verfedgnn.reports.document import (
-    Block,
-    Document,
-    Fold,
-    Heading,
-    Paragraph,
-    Picture,
-    Points,
-    Table,
-    picture,
-)
+from verfedgnn.reports.document import Block, Document, Fold, Heading, Paragraph, Picture, Points, Table
 from verfedgnn.reports.lift_report import GATE_HEADER, GATE_NOTE, add_lift, add_verdict, gate_rows
 from verfedgnn.reports.phrases import (
     describe_about,
@@ -54,9 +44,9 @@ def run_document(run: Run, name: str, folder: Path | None = None) -> Document:
         add_lift(document, metrics["lift"])
     mixtures = gate_rows(metrics)
     folds = [
-        Fold.of("Accuracy on the test part", *_accuracy(metrics), _overlap(run)),
+        Fold("Accuracy on the test part", [*_accuracy(metrics), _overlap(run)]),
         Fold("What each party mixes", [Paragraph(GATE_NOTE), Table(GATE_HEADER, mixtures)] * bool(mixtures)),
-        Fold.of("Training and traffic", training_curves(judged), _describe_traffic(metrics)),
+        Fold("Training and traffic", [training_curves(judged), _describe_traffic(metrics)]),
         _protection(run),
         Fold("Configuration", [Points(_describe_settings(judged))]),
     ]
@@ -136,7 +126,7 @@ def training_curves(run: Run) -> Picture | None:
         marks[f"{metric}: round {kept:,} is kept"] = kept
     title = "Validation by round, in per cent of the round that is kept"
     colours = dict(zip(curves, (POINT_COLOUR, GOOD_COLOUR), strict=False))
-    return picture(title, draw_lines(title, curves, "round", "higher is better", colours, marks=marks))
+    return Picture(title, draw_lines(title, curves, "round", "higher is better", colours, marks=marks))
 
 
 def _overlap(run: Run) -> Paragraph | None:

@@ -135,10 +135,10 @@ class _Axis:
         return [round(number * step, 10) for number in numbers]
 
 
-def draw_intervals(title: str, rows: Sequence[Interval], axis: str) -> str | None:
-    """Draw a dot and an interval for each row, around a line at 0; None without rows."""
+def draw_intervals(title: str, rows: Sequence[Interval], axis: str) -> str:
+    """Draw a dot and an interval for each row, around a line at 0; "" without rows."""
     if not rows:
-        return None
+        return ""
     row_height = 38
     bottom = 6 + row_height * len(rows)
     canvas = _Canvas(bottom + 42)
@@ -175,12 +175,12 @@ def draw_lines(
     colours: Mapping[str, str],
     *,
     marks: Mapping[str, float] | None = None,
-) -> str | None:
-    """Draw named curves, and `marks` as named vertical lines; None without points."""
+) -> str:
+    """Draw named curves, and `marks` as named vertical lines; "" without points."""
     every_x = [x for xs, _ in curves.values() for x in xs]
     every_y = [y for _, ys in curves.values() for y in ys]
     if not every_x:
-        return None
+        return ""
     canvas = _Canvas(0)
     top = canvas.legend(colours, 14) if len(curves) > 1 else 14.0
     canvas.text(2, top, y_label, soft=True)
