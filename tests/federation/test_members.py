@@ -83,9 +83,7 @@ def test_members_see_versions_nights_and_shared_verdicts_and_nothing_else(
             for entry in entries
             if entry.common and f"verdict {sharing}" in entry.common
         ]
-        assert stated[0] == {"the verdict that it shares": "yes +3.0 of 100 2026-11-13"}, (
-            "all transcripts have it"
-        )
+        assert stated[0] == {"verdict": "yes +3.0 of 100 2026-11-13"}, "all transcripts have it"
 
 
 def test_where_ratings_are_protected_no_verdict_is_shared(

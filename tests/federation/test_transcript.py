@@ -263,9 +263,9 @@ def test_a_party_that_gets_other_updates_is_found(tmp_path: Path, small_parties:
     found = verify_all(federated)
     assert not found["agree"]
     first = found["differences"][0]
-    assert (first["stage"], first["round"], first["field"]) == ("ratings", 4, "the sum of gradients")
+    assert (first["stage"], first["round"], first["field"]) == ("ratings", 4, "updates")
     assert "party-1" in first["between"]
-    assert "round 4: the sum of gradients differs between party-0 and party-1" in found["verdict"]
+    assert "round 4: the field updates differs between party-0 and party-1" in found["verdict"]
     with_coordinator = verify_all(federated, SERVER, "party-1")
     assert "party-1 received a RoundStart" in with_coordinator["verdict"], (
         "one party and the coordinator suffice"
@@ -282,7 +282,7 @@ def test_a_party_that_gets_another_active_set_is_found(
 
     found = verify_all(deceived(tmp_path, small_parties, lie))
     first = found["differences"][0]
-    assert (first["round"], first["field"]) == (4, "the active parties")
+    assert (first["round"], first["field"]) == (4, "active")
     assert "party-0 has party-0, party-1, party-2, party-1 has party-0, party-1" in first["text"]
 
 
@@ -302,7 +302,7 @@ def test_a_party_that_gets_another_survivor_list_is_found(
     found = verify_all(federated)
     assert not found["agree"]
     first = found["differences"][0]
-    assert (first["round"], first["field"]) == (4, "the list of parties whose masked replies are added up")
+    assert (first["round"], first["field"]) == (4, "survivors")
     assert "party-0 has party-0, party-1, party-2, party-1 has party-0, party-1" in first["text"]
 
 
@@ -313,7 +313,7 @@ def test_parties_in_two_trainings_are_found(tmp_path: Path, small_parties: list[
         return message.model_copy(update={"training": "other"}) if isinstance(message, Welcome) else message
 
     found = verify_all(deceived(tmp_path, small_parties, lie))
-    assert "the name of the training differs between party-0 and party-1" in found["verdict"]
+    assert "the field training differs between party-0 and party-1" in found["verdict"]
 
 
 def other_value(value: Any) -> Any:

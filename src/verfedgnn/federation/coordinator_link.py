@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verfedgnn.core.array_files import as_bytes
+from verfedgnn.core.array_files import hash_arrays
 from verfedgnn.core.errors import Interrupted, ProtocolError, VerFedGNNError
 from verfedgnn.core.installed import installed_version
 from verfedgnn.federation.certificates import COORDINATOR
@@ -217,64 +216,50 @@ class CoordinatorLink:
 
 # -- what every party must receive alike, as short statements that parties can compare --------------------------------------
 #
-# A statement has a subject, such as `update 4`, and a value with fields in plain words. Arrays are replaced by their SHA-256.
-# Parties that write down what they received can find out later whether a coordinator said different things to different parties.
+# A statement has a subject, such as `update 4`, and values by field. Arrays and keys are replaced by their SHA-256. Parties that
+# write down what they received can find out later whether a coordinator said different things to different parties.
+
+_STATED: dict[type[msg.Message], dict[str, tuple[str, ...]]] = {
+    msg.AlignStart: {"alignment {session}": ("seal_keys", "seal_signatures")},
+    msg.UserRows: {"rows {session}": ("users",)},
+    msg.Welcome: {
+        "training": ("training", "config", "items", "ratings", "typical"),
+        "digest {round}": ("digest",),
+        "parameters {round}": ("accumulator", "parameters"),
+    },
+    msg.RoundStart: {
+        "instruction {round}.{attempt}": ("active", "evaluate", "best_round"),
+        "neighbourhoods {neighbourhood_round}": ("neighbourhood_parties", "neighbourhoods"),
+        "parameters {before}": ("accumulator", "parameters"),
+    },
+    msg.Survivors: {"survivors {round}.{attempt}": ("survivors",)},
+    msg.Finish: {"result": ("round", "best_round", "digest")},
+}
+"""The fields that are alike for all parties, by subject. A subject whose last field is empty is left out."""
 
 
 def common_statements(message: msg.Message, model: Model | None) -> Statements:
     """Return what `message` says to all parties alike; `model` is that of the training, None before it."""
-    said: Statements = {}
-    match message:
-        case msg.AlignStart():
-            keys = hashlib.sha256(repr([message.seal_keys, message.seal_signatures]).encode()).hexdigest()
-            said[f"alignment {message.session}"] = {"the keys of the alignment": keys}
-        case msg.UserRows():
-            said[f"rows {message.session}"] = {"the number of users": message.users}
-        case msg.Welcome():
-            said["training"] = {
-                "the name of the training": message.training,
-                "the configuration": message.config,
-                "the numbers of items": message.items,
-                "the number of ratings": message.ratings,
-                "the mean of the typical ratings": message.typical,
-            }
-            said[f"digest {message.round}"] = {"the hash of the public parameters": message.digest}
-        case msg.RoundStart():
-            said[f"instruction {message.round}.{message.attempt}"] = {
-                "the active parties": message.active,
-                "whether to validate": message.evaluate,
-                "the best round": message.best_round,
-            }
-            for update in [] if model is None else split_updates(message, model.size):
-                total = {CONTRIBUTORS: update.parties, "the sum of gradients": _hash_array(update.total)}
-                said[f"update {update.round}"] = total
-            if message.neighbourhoods is not None:
-                said[f"neighbourhoods {message.neighbourhood_round}"] = {
-                    "the parties in the sum of neighbourhoods": message.neighbourhood_parties,
-                    "the sum of neighbourhoods": _hash_array(message.neighbourhoods),
-                }
-        case msg.Survivors():
-            what = "the list of parties whose masked replies are added up"
-            said[f"survivors {message.round}.{message.attempt}"] = {what: message.survivors}
-        case msg.Finish():
-            said["result"] = {
-                "the last round": message.round,
-                "the best round": message.best_round,
-                "the parameters of the result": message.digest,
-            }
-        case msg.MembersPage():
-            for name, about in message.members.items():
-                if about.word:
-                    verdict = f"{about.word} {about.gain} {about.run}"
-                    said[f"verdict {name}"] = {"the verdict that it shares": verdict}
-    if isinstance(message, msg.Welcome | msg.RoundStart) and (copy := msg.copied_state(message)):
-        words = {"parameters": "the public parameters", "accumulator": "the optimiser's state"}
-        round = message.round - isinstance(message, msg.RoundStart)
-        said[f"parameters {round}"] = {words[name]: _hash_array(values) for name, values in copy.items()}
+    fields = dict(message)
+    about = fields | {"before": fields.get("round", 0) - 1}
+    said: Statements = {
+        subject.format_map(about): {name: _state(fields[name]) for name in names if fields[name] is not None}
+        for subject, names in _STATED.get(type(message), {}).items()
+        if fields[names[-1]] is not None
+    }
+    if isinstance(message, msg.RoundStart) and model is not None:
+        for update in split_updates(message, model.size):
+            said[f"update {update.round}"] = {CONTRIBUTORS: update.parties, "updates": _state(update.total)}
+    if isinstance(message, msg.MembersPage):
+        for name, shared in message.members.items():
+            if shared.word:
+                said[f"verdict {name}"] = {"verdict": f"{shared.word} {shared.gain} {shared.run}"}
     return said
 
 
-def _hash_array(values: NDArray[Any]) -> str:
-    digest = hashlib.sha256(f"{values.dtype.str} {values.shape} ".encode())
-    digest.update(as_bytes(np.ascontiguousarray(values)))
-    return digest.hexdigest()
+def _state(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return f"{hash_arrays([value]).hex()} {value.dtype.str} {value.shape}"
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return hashlib.sha256(repr(value).encode()).hexdigest()
+    return value

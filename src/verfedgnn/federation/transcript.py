@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -50,8 +50,10 @@ ALIGNMENT = "alignment"
 Statements = dict[str, dict[str, Any]]
 """What the coordinator must say to all parties alike: values with named fields, by subject."""
 
-CONTRIBUTORS = "the parties in the sum of gradients"
-"""A field of a statement; the others are named where the statements are made, in words that a check can show."""
+CONTRIBUTORS = "update_parties"
+"""The field of a statement that names the parties in a sum of gradients."""
+_OF_PARTIES = (CONTRIBUTORS, "neighbourhood_parties", "active", "survivors")
+"""Fields of statements that are lists of parties."""
 
 _FLUSH_SECONDS = 1.0
 _SHA256 = "^[0-9a-f]{64}$"
@@ -225,14 +227,13 @@ class CheckedTranscript:
 
     def summary(self) -> dict[str, Any]:
         """Return what the check found as JSON values."""
-        kinds = Counter(entry.kind for entry in self.entries)
         return {
             "member": self.member.name,
             "file": str(self.file),
             "entries": len(self.entries),
             "signed": self.signed,
             "rounds": max((entry.round or 0 for entry in self.entries), default=0),
-            "restarts": kinds[STARTED] - 1,
+            "restarts": sum(entry.kind == STARTED for entry in self.entries) - 1,
             "finished": any(entry.kind == FINISHED for entry in self.entries[: self.signed]),
             "problem": self.problem,
         }
@@ -246,14 +247,13 @@ def check_transcript(path: Path, agreement: Agreement) -> CheckedTranscript:
     if first is None or first.kind != STARTED or first.values is None:
         raise RunError(f"{file} is not a transcript; pass a {TRANSCRIPT} or the run folder that holds it")
     try:
-        member = agreement.member(str(first.values.get("member", "")))
+        checked = CheckedTranscript(file, agreement.member(str(first.values.get("member", ""))))
     except ConfigError as error:
         raise RunError(f"{file}: {error}") from None
     digest = agreement.digest()
     if first.values.get("agreement") != digest:
         remedy = "pass the file that the run used"
         raise RunError(f"{file} belongs to another agreement than the given federation.toml; {remedy}")
-    checked = CheckedTranscript(file, member)
     head = NOTHING
     for number, (line, entry) in enumerate(lines, 1):
         if entry is None:  # an incomplete last line is what a killed process leaves behind
@@ -265,9 +265,9 @@ def check_transcript(path: Path, agreement: Agreement) -> CheckedTranscript:
             checked.problem = f"line {number} does not follow line {number - 1}: {moved}"
             break
         if entry.kind == SIGNATURE:
-            if not is_signed(digest, member, PURPOSE, head, entry.signature or ""):
-                changed = "what comes before it was changed"
-                checked.problem = f"the signature in line {number} is not {member.name}'s: {changed}"
+            if not is_signed(digest, checked.member, PURPOSE, head, entry.signature or ""):
+                whose = f"is not {checked.member.name}'s: what comes before it was changed"
+                checked.problem = f"the signature in line {number} {whose}"
                 break
             checked.signed = number
         checked.entries.append(entry)
@@ -275,8 +275,7 @@ def check_transcript(path: Path, agreement: Agreement) -> CheckedTranscript:
     return checked
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """Something that two transcripts do not agree on."""
 
     stage: str
@@ -298,14 +297,13 @@ class _View:
         self.replied: set[tuple[str, int | None]] = set()
         """Stage and round of its replies with a gradient."""
         for entry in transcript.entries:
-            stage = entry.stage or ALIGNMENT
+            stage, said = entry.stage or ALIGNMENT, entry.common or {}
             if entry.kind == ALIGNMENT and entry.values is not None:
-                name = entry.values.get("name")
-                self.told[ALIGNMENT, "name"] = {json.dumps(name): {"the name of the alignment": name}}
-            for subject, value in (entry.common or {}).items():
-                self.told.setdefault((stage, subject), {}).setdefault(
-                    json.dumps(value, sort_keys=True), value
-                )
+                self.told.pop((stage, "name"), None)
+                said = {"name": {"alignment": entry.values.get("name")}}
+            for subject, value in said.items():
+                known = self.told.setdefault((stage, subject), {})
+                known.setdefault(json.dumps(value, sort_keys=True), value)
             if (entry.way, entry.kind) == ("out", RoundReply.__name__):
                 self.replied.add((stage, entry.round))
 
@@ -314,13 +312,16 @@ def compare_transcripts(transcripts: Sequence[CheckedTranscript], agreement: Agr
     """Return all differences between the transcripts of one federation, in the order of rounds."""
     views = [_View(one) for one in transcripts if one.member.name != COORDINATOR]
     names = [party.name for party in agreement.parties]
-    differences = [
-        *_compare_statements(views, names),
-        *_compare_replies(views, names),
-        *_compare_messages(transcripts),
-    ]
     stages = [entry.stage or ALIGNMENT for one in transcripts for entry in one.entries]
     order = {stage: place for place, stage in enumerate(dict.fromkeys(stages))}
+    differences = [
+        one._replace(text=f"{one.stage}{f', round {one.round}' if one.round else ''}: {one.text}")
+        for one in (
+            *_compare_statements(views, names),
+            *_compare_replies(views, names),
+            *_compare_messages(transcripts),
+        )
+    ]
     return sorted(differences, key=lambda one: (order[one.stage], one.round or 0))
 
 
@@ -339,11 +340,11 @@ def summarise_comparison(
     elif parties > 1:
         verdict = f"{parties} parties received the same in every round that their transcripts share"
     remarks = []
-    for one in summaries:
+    for one in (one for one in summaries if one["problem"] is None):
         name, unsigned = one["member"], one["entries"] - one["signed"]
-        if one["problem"] is None and not one["finished"]:
+        if not one["finished"]:
             remarks.append(f"{name} has not finished: its transcript ends in round {one['rounds']}")
-        if one["problem"] is None and unsigned:
+        if unsigned:
             change = "whoever holds the file could change these"
             remarks.append(f"{name} has not signed the last {unsigned} entries: {change}")
     return {
@@ -352,7 +353,7 @@ def summarise_comparison(
         "problems": problems,
         "remarks": remarks,
         "transcripts": summaries,
-        "differences": [asdict(one) for one in differences],
+        "differences": [one._asdict() for one in differences],
     }
 
 
@@ -362,34 +363,34 @@ def _compare_statements(views: Sequence[_View], names: Sequence[str]) -> Iterato
     A coordinator that was killed repeats its open round, perhaps with fewer parties. A party may then have two values of one
     subject. The party with most values is the reference, and every other one must share a value with it.
     """
-    for key in dict.fromkeys(key for view in views for key in view.told):
-        told = [view for view in views if key in view.told]
-        reference = max(told, key=lambda view: len(view.told[key]))
+    for stage, subject in dict.fromkeys(key for view in views for key in view.told):
+        told = [view for view in views if (stage, subject) in view.told]
+        reference = max(told, key=lambda view: len(view.told[stage, subject]))
         for view in told:
-            if not reference.told[key].keys().isdisjoint(view.told[key]):
+            values, others = (each.told[stage, subject] for each in (reference, view))
+            if not values.keys().isdisjoint(others):
                 continue
-            one, other = (next(reversed(each.told[key].values())) for each in (reference, view))
+            one, other = (next(reversed(each.values())) for each in (values, others))
             what = next((name for name in one if one[name] != other.get(name)), next(iter(other), ""))
             first, second = (_show(value.get(what), what, names) for value in (one, other))
-            values = f"{reference.name} has {first}, {view.name} has {second}"
-            text = f"{what} differs between {reference.name} and {view.name}: {values}"
-            yield _differ(key[0], _round_of(key[1]), (reference.name, view.name), what, text)
+            text = f"the field {what} differs between {reference.name} and {view.name}: "
+            text += f"{reference.name} has {first}, {view.name} has {second}"
+            yield Difference(stage, _round_of(subject), (reference.name, view.name), what, text)
 
 
 def _compare_replies(views: Sequence[_View], names: Sequence[str]) -> Iterator[Difference]:
     """Find sums that name a party as a contributor whose transcript has no reply in that round."""
-    by_name = {view.name: view for view in views}
     for teller in views:
         for (stage, subject), values in teller.told.items():
-            round = _round_of(subject)
             told = next(reversed(values.values())).get(CONTRIBUTORS)
             if not subject.startswith("update ") or not isinstance(told, list):
                 continue
-            for name in [name for place, name in enumerate(names) if place in told and name in by_name]:
-                if (stage, round) not in by_name[name].replied:
-                    summed = f"the sum of gradients that {teller.name} received includes {name}"
-                    gap = f"the transcript of {name} has no reply in that round"
-                    yield _differ(stage, round, (teller.name, name), "reply", f"{summed}, but {gap}")
+            round = _round_of(subject)
+            for view in views:
+                if names.index(view.name) in told and (stage, round) not in view.replied:
+                    text = f"the sum of gradients that {teller.name} received includes {view.name}, "
+                    text += f"but the transcript of {view.name} has no reply in that round"
+                    yield Difference(stage, round, (teller.name, view.name), "reply", text)
 
 
 def _compare_messages(transcripts: Sequence[CheckedTranscript]) -> Iterator[Difference]:
@@ -401,15 +402,10 @@ def _compare_messages(transcripts: Sequence[CheckedTranscript]) -> Iterator[Diff
             sent = {entry.sha256 for entry in sender.entries if entry.way == "out"}
             for entry in receiver.entries:
                 if entry.way == "in" and entry.peer == between[1] and entry.sha256 not in sent:
-                    what = f"{between[0]} received a {entry.kind} (line {entry.number})"
-                    gap = f"that the transcript of {between[1]} does not have"
-                    yield _differ(entry.stage or ALIGNMENT, entry.round, between, entry.kind, f"{what} {gap}")
+                    text = f"{between[0]} received a {entry.kind} (line {entry.number}) "
+                    text += f"that the transcript of {between[1]} does not have"
+                    yield Difference(entry.stage or ALIGNMENT, entry.round, between, entry.kind, text)
                     break
-
-
-def _differ(stage: str, round: int | None, between: tuple[str, str], field: str, text: str) -> Difference:
-    where = f"{stage}, round {round}" if round else stage
-    return Difference(stage, round, between, field, f"{where}: {text}")
 
 
 def _round_of(subject: str) -> int | None:
@@ -419,7 +415,7 @@ def _round_of(subject: str) -> int | None:
 
 
 def _show(value: Any, what: str, names: Sequence[str]) -> str:
-    if "parties" in what and isinstance(value, list):
+    if what in _OF_PARTIES and isinstance(value, list):
         known = dict(enumerate(names))
         return ", ".join(known.get(i, str(i)[:20]) if isinstance(i, int) else str(i)[:20] for i in value)
     text = str(value)
