@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from verfedgnn.core.array_files import hash_arrays
-from verfedgnn.core.errors import Interrupted, ProtocolError, VerFedGNNError
+from verfedgnn.core.errors import DataError, Interrupted, ProtocolError
 from verfedgnn.core.installed import installed_version
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_event, log_warning
@@ -90,9 +91,14 @@ class CoordinatorLink:
             self.ledger.record(type(message).__name__, "up", self.name, mark.size)
         self.transport.send(COORDINATOR, *encoded)
 
-    def refuse(self, error: VerFedGNNError) -> None:
-        """Tell the coordinator why this party leaves."""
-        self.send(msg.Refused(reason=str(error)[:500]))
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Tell the coordinator why this party leaves, if what it sent cannot be acted on."""
+        try:
+            yield
+        except (DataError, ProtocolError) as error:
+            self.send(msg.Refused(reason=str(error)[:500]))
+            raise
 
     def _say_hello(self) -> None:
         self._last_hello = time.monotonic()

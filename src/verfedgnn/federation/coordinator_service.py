@@ -13,6 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 from verfedgnn.core.errors import DataError, Interrupted, ProtocolError
@@ -33,7 +34,7 @@ from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.masks import list_statement
 from verfedgnn.protocol.party_state import name_mask_purpose
 from verfedgnn.protocol.replica import largest_alignment
-from verfedgnn.protocol.states import COORDINATOR_STATES
+from verfedgnn.protocol.states import COORDINATOR_STATES, OF_ROUNDS
 from verfedgnn.protocol.user_alignment import CoordinatorAlignment
 from verfedgnn.runs.nights import read_nights
 from verfedgnn.runs.run import write_json
@@ -47,8 +48,24 @@ SHOWN_NIGHTS = 30
 SIGN_SECONDS = 4.0
 """Number of seconds after which a waiting party gets a sign of life."""
 _TICK = 0.25
-_OF_ROUNDS = (msg.RoundReply, msg.MaskShares, msg.ListSignature, msg.Unmask)
 _ALIGNMENT = (msg.AlignHello, msg.Sealed, msg.Pseudonyms, msg.Aligned)
+
+
+@dataclass
+class _Peer:
+    """A party on the network, whatever it trains. Times are of the monotonic clock."""
+
+    changed: float = field(default_factory=time.monotonic)
+    """When it connected or left; at first, when the coordinator started."""
+    connected: bool = False
+    heard: float | None = None
+    """When it gave its last sign."""
+    sent: float = 0.0
+    """When the last message was sent to it."""
+    page: msg.MembersPage | None = None
+    """What it was told of all members."""
+    stage: CoordinatorStage | None = None
+    """The training to which it said hello last."""
 
 
 class CoordinatorService:
@@ -68,6 +85,7 @@ class CoordinatorService:
         self.transport = transport
         self.publisher = publisher
         self.names = [party.name for party in agreement.parties]
+        self.peers = {name: _Peer() for name in self.names}
         self.alignment: CoordinatorAlignment | None = None
         """The alignment of users; None if the parties' lists are equal."""
         if agreement.alignment != "none":
@@ -77,34 +95,20 @@ class CoordinatorService:
         self.revoked: set[str] = set()
         """Parties whose certificates were revoked since the coordinator was started; nothing of them is heard."""
         self._file = AgreementWatch(identity)
-        self.connected: set[str] = set()
-        self._changed = dict.fromkeys(self.names, time.monotonic())
-        """Time at which each party connected or left; that of the start before."""
-        self._heard: dict[str, float] = {}
-        """Time of the last sign of each party."""
-        self._sent: dict[str, float] = {}
-        """Time of the last message to each party."""
         self._times: dict[tuple[str, type[msg.Message]], list[float]] = {}
         """When each party sent the messages of each kind whose number is limited, within the last minute."""
         self._announced: list[str] = []
         """The parties for which the training waits, as it was last told to operators and the other parties."""
         self._about = {COORDINATOR: msg.About(version=installed_version())}
         """What each member said of itself."""
-        self._nights: list[tuple[str, str]] = [
-            (each.night, each.result) for each in read_nights(publisher.folder.parent)[-SHOWN_NIGHTS:]
-        ]
-        self._pages: dict[str, msg.MembersPage] = {}
-        """What each party was told of all members."""
+        nights = read_nights(publisher.folder.parent)[-SHOWN_NIGHTS:]
+        self._nights: list[tuple[str, str]] = [(night.night, night.result) for night in nights]
         self._warn_of_second = RepeatedWarning("a second process of a party was refused")
-        self._looked = 0.0
-        """Time of the last look for revoked certificates and missing parties."""
         self.stages = [
             CoordinatorStage(stage, self, publisher.folder, device=device) for stage in list_stages(agreement)
         ]
         self.stage = self.stages[0]
         """The present training: the first one whose result some party lacks."""
-        self._joined: dict[str, CoordinatorStage] = {}
-        """The training to which each party said hello last."""
         self._limit_messages()
         publisher.update(self.status, now=True)
 
@@ -116,6 +120,7 @@ class CoordinatorService:
     def run(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Run all trainings and hand out their results; raise `Interrupted` when `stop()` turns true."""
         ended: str | None = None
+        looked = 0.0  # for revoked certificates and missing parties
         for stage in self.stages:
             self.stage = stage
             self.publisher.start_stage()
@@ -131,8 +136,8 @@ class CoordinatorService:
                 event = self.transport.next(_TICK)
                 if event is not None:
                     self._handle(event)
-                if time.monotonic() - self._looked >= _TICK:
-                    self._looked = time.monotonic()
+                if time.monotonic() - looked >= _TICK:
+                    looked = time.monotonic()
                     self._exclude_revoked()
                     self._announce_waiting()
                 while stage.step():
@@ -149,12 +154,12 @@ class CoordinatorService:
 
     def _join_figures(self) -> None:
         """Report the figures of every training in those of the one whose folder holds its folder."""
-        files = {stage.stage.place: stage.record.metrics for stage in self.stages}
-        for place in reversed(list(files)[1:]):
-            outer, _, name = place.rpartition("/")
-            into, figures = (json.loads(files[one].read_text("utf-8")) for one in (outer, place))
-            with writing(files[outer]):
-                write_json(files[outer], into | {name: figures})
+        for stage in reversed(self.stages[1:]):
+            file = stage.record.metrics
+            outer = file.parent.parent / file.name
+            into, figures = (json.loads(one.read_text("utf-8")) for one in (outer, file))
+            with writing(outer):
+                write_json(outer, into | {file.parent.name: figures})
 
     def _exclude_revoked(self) -> None:
         """Go on without parties whose certificates are revoked."""
@@ -168,17 +173,17 @@ class CoordinatorService:
 
     def _handle(self, event: TransportEvent) -> None:
         name, now = event.peer, time.monotonic()
-        if (event.kind != "left") != (name in self.connected):
-            self._changed[name] = now
-            self.connected.symmetric_difference_update([name])
-        if event.kind != "left":
-            self._heard[name] = now
+        peer, connected = self.peers[name], event.kind != "left"
+        if connected != peer.connected:
+            peer.changed, peer.connected = now, connected
+        if connected:
+            peer.heard = now
         if event.kind == "joined":
             log_event("party connected", party=name)
         elif event.kind == "left":
             where = {"stage": self.stage.stage.name, "round": self.coordinator.round}
             log_event("party disconnected", party=name, **where)
-            self._pages.pop(name, None)
+            peer.page = None
             self._lose(name)
         elif event.kind == "second":
             if self._warn_of_second(name):
@@ -193,8 +198,8 @@ class CoordinatorService:
 
     def _receive(self, name: str, data: msg.Buffer) -> None:
         kind = msg.kind_of(data)
-        stage = self.stages[0] if kind in _ALIGNMENT else self._joined.get(name, self.stage)
-        if kind in _OF_ROUNDS and (name not in stage.greeted or stage.record.ended is not None):
+        stage = self.stages[0] if kind in _ALIGNMENT else self._stage_of(name)
+        if kind in OF_ROUNDS and (name not in stage.greeted or stage.record.ended is not None):
             return  # it answers a round from before the connection was lost, or before the training ended early
         if kind is not None:
             COORDINATOR_STATES.after(stage.coordinator.state, kind, name)
@@ -208,7 +213,7 @@ class CoordinatorService:
             stage = next(agreed, self.stages[0])  # which refuses another configuration
         stage.record.ledger.record(type(message).__name__, "up", name, len(data))
         self.transcript.record("in", name, message, mark_message((data,)), _place(message, stage))
-        if isinstance(message, _OF_ROUNDS):
+        if isinstance(message, OF_ROUNDS):
             if isinstance(message, msg.ListSignature):
                 self._check_list_signature(name, message, stage.coordinator)
             stage.coordinator.take(name, message)
@@ -240,6 +245,35 @@ class CoordinatorService:
         log_warning("message refused", party=name, reason=reason, refused=count, barred=barred)
         self.send(name, msg.Refused(reason=reason[:500]))
 
+    def _check_pace(self, name: str, kind: type[msg.Message]) -> None:
+        now = time.monotonic()
+        recent = [*(at for at in self._times.get((name, kind), []) if at > now - 60), now]
+        self._times[name, kind] = recent
+        if len(recent) > MOST_A_MINUTE:
+            raise ProtocolError(f"{name}: it sent {len(recent)} messages {kind.__name__} within a minute")
+
+    def _check_key(self, name: str, purpose: str, key: str, signature: str, others: Set[str | None]) -> None:
+        """Refuse a key here that the other parties would refuse, since here its sender is known."""
+        what = f"{name}: its {purpose.split()[0]} key is"
+        try:
+            self.identity.check(purpose, self.names.index(name), key, signature)
+            check_public_key(key)
+        except ProtocolError:
+            raise ProtocolError(f"{what} not usable, or not signed by it") from None
+        if key in others:
+            raise ProtocolError(f"{what} another party's")
+
+    def _check_list_signature(self, name: str, message: msg.ListSignature, coordinator: Coordinator) -> None:
+        """Refuse a signature here that the other parties would not count."""
+        masks = coordinator.masks
+        if masks is None or masks.place != message.place:
+            return  # late
+        statement = list_statement(coordinator.training, masks.place, masks.active, masks.survivors)
+        try:
+            self.identity.check("survivors", self.names.index(name), statement, message.signature)
+        except ProtocolError:
+            raise ProtocolError(f"{name}: its signature of the survivor list is not valid") from None
+
     # -- joining -----------------------------------------------------------------------------------------
 
     def _take_hello(self, name: str, message: msg.Hello, stage: CoordinatorStage) -> None:
@@ -254,7 +288,7 @@ class CoordinatorService:
         if self.alignment is not None and fresh and self.alignment.must_align(name):
             self.send(name, msg.Waiting(missing=self.alignment.missing, align=True))
             return
-        self._joined[name] = stage
+        self.peers[name].stage = stage
         stage.take_hello(name, message)
         place = self.stages.index(stage)
         for earlier in self.stages[:place]:
@@ -263,25 +297,23 @@ class CoordinatorService:
             later.lose(name)
         self._limit_messages()
 
+    def _stage_of(self, name: str) -> CoordinatorStage:
+        """Return the training that a party takes part in."""
+        return self.peers[name].stage or self.stage
+
     def _limit_messages(self) -> None:
         """Let the transport accept messages as large as the agreement and the number of users require."""
         sizes = [largest_alignment(self.agreement.max_users if self.alignment is not None else 0)]
         sizes += [stage.coordinator.largest_message for stage in self.stages if stage.coordinator.began]
         self.transport.largest = max(sizes)
 
-    def _check_pace(self, name: str, kind: type[msg.Message]) -> None:
-        now = time.monotonic()
-        recent = [*(at for at in self._times.get((name, kind), []) if at > now - 60), now]
-        self._times[name, kind] = recent
-        if len(recent) > MOST_A_MINUTE:
-            raise ProtocolError(f"{name}: it sent {len(recent)} messages {kind.__name__} within a minute")
-
     def _take_about(self, name: str, message: msg.About) -> None:
         if message.word and self.agreement.config.gradients.protects_ratings:
             raise ProtocolError(f"{name}: it shares a verdict, which nothing protects; omit --share-verdict")
         self._about[name] = message
-        about = {"version": message.version, "verdict": message.word or None}
-        log_event("party introduced itself", party=name, **about)
+        log_event(
+            "party introduced itself", party=name, version=message.version, verdict=message.word or None
+        )
 
     def _members_page(self) -> msg.MembersPage:
         """Return what all members may see besides the rounds."""
@@ -309,28 +341,6 @@ class CoordinatorService:
         if isinstance(message, msg.Aligned) and len(host.users) == len(self.names):
             log_event("users aligned", method=self.agreement.alignment, users=next(iter(host.users.values())))
 
-    def _check_key(self, name: str, purpose: str, key: str, signature: str, others: Set[str | None]) -> None:
-        """Refuse a key here that the other parties would refuse, since here its sender is known."""
-        what = purpose.split()[0]
-        try:
-            self.identity.check(purpose, self.names.index(name), key, signature)
-            check_public_key(key)
-        except ProtocolError:
-            raise ProtocolError(f"{name}: its {what} key is not usable, or not signed by it") from None
-        if key in others:
-            raise ProtocolError(f"{name}: its {what} key is another party's")
-
-    def _check_list_signature(self, name: str, message: msg.ListSignature, coordinator: Coordinator) -> None:
-        """Refuse a signature here that the other parties would not count."""
-        masks = coordinator.masks
-        if masks is None or masks.place != message.place:
-            return  # late
-        statement = list_statement(coordinator.training, masks.place, masks.active, masks.survivors)
-        try:
-            self.identity.check("survivors", self.names.index(name), statement, message.signature)
-        except ProtocolError:
-            raise ProtocolError(f"{name}: its signature of the survivor list is not valid") from None
-
     # -- sending -----------------------------------------------------------------------------------------
 
     def send(self, name: str, message: msg.Message) -> None:
@@ -344,12 +354,12 @@ class CoordinatorService:
         marks = {key: mark_message(data) for key, data in encoded.items()}
         queued: dict[str, list[msg.EncodedMessage]] = {}
         for name, message in messages:
-            stage, mark = self._joined.get(name, self.stage), marks[id(message)]
+            stage, mark = self._stage_of(name), marks[id(message)]
             stage.record.ledger.record(type(message).__name__, "down", name, mark.size)
             self.transcript.record("out", name, message, mark, _place(message, stage))
             queued.setdefault(name, []).append(encoded[id(message)])
         for name, parts in queued.items():  # once all of them are written down
-            self._sent[name] = time.monotonic()
+            self.peers[name].sent = time.monotonic()
             self.transport.send(name, *parts)
 
     def _announce_waiting(self) -> None:
@@ -357,7 +367,8 @@ class CoordinatorService:
         _, names, since, then = self._situation()
         changed, now = names != self._announced, time.monotonic()
         if changed and names:
-            event = "no answer from parties" if set(names) <= self.connected else "waiting for parties"
+            answers = all(self.peers[name].connected for name in names)
+            event = "no answer from parties" if answers else "waiting for parties"
             start = time.strftime("%H:%M:%S", time.localtime(_wall_clock(since)))
             log_warning(event, stage=self.stage.stage.name, missing=names, since=start, next=then)
         elif changed:
@@ -366,10 +377,11 @@ class CoordinatorService:
         quiet = min(SIGN_SECONDS, self.agreement.timeouts.idle / 3)
         page = self._members_page()
         for name in sorted(self._greeted):
-            if self._pages.get(name) != page:
-                self._pages[name] = page.model_copy(update={"members": dict(page.members)})
-                self.send(name, self._pages[name])
-            elif name not in names and (changed or now - self._sent.get(name, 0.0) > quiet):
+            peer = self.peers[name]
+            if peer.page != page:
+                peer.page = page.model_copy(update={"members": dict(page.members)})
+                self.send(name, peer.page)
+            elif name not in names and (changed or now - peer.sent > quiet):
                 self.send(name, msg.Waiting(missing=names))
 
     # -- status ------------------------------------------------------------------------------------------
@@ -382,7 +394,11 @@ class CoordinatorService:
 
     def _situation(self) -> Situation:
         """Return what the coordinator does, for whom it waits, since which time, and what happens next."""
-        stage, host = self.stage, self.alignment
+        stage, host, peers = self.stage, self.alignment, self.peers
+        if stage.coordinator.began and not stage.finishing:
+            return stage.situation()
+        state, awaited, due = "joining", self.names, stage.missing
+        then = "the training starts when all parties are here"
         if stage.finishing:
             state = "finished" if stage.over else "finishing"
             awaited = due = stage.without_result
@@ -390,29 +406,22 @@ class CoordinatorService:
             if stage is self.stages[-1]:
                 seconds = f"{self.agreement.timeouts.finish:g} s"
                 then = f"the coordinator waits {seconds} for them to fetch the result"
-        elif stage.coordinator.began:
-            return stage.situation()
-        else:
-            state, awaited, due = "joining", self.names, stage.missing
-            then = "the training starts when all parties are here"
-            if host is not None and host.hellos:
-                state = "aligning"
-                due = host.missing or [name for name in due if name not in {*host.sets, *host.users}]
-        missing = [name for name in awaited if name not in self.connected]
-        if missing:
-            since = min(self._changed[name] for name in missing)
+        elif host is not None and host.hellos:
+            state = "aligning"
+            due = host.missing or [name for name in due if name not in {*host.sets, *host.users}]
+        if missing := [name for name in awaited if not peers[name].connected]:
+            since = min(peers[name].changed for name in missing)
             return Situation(state if stage.finishing else "gathering", missing, since, then)
         if not stage.finishing:
             then = "the training starts when they have answered"
-        since = min((self._heard.get(name, self._changed[name]) for name in due), default=math.inf)
-        if time.monotonic() < since + coordinator_stage.STALL_SECONDS:
-            return Situation(state, [])
-        return Situation(state, due, since, then)
+        since = min((peers[name].heard or peers[name].changed for name in due), default=math.inf)
+        silent = time.monotonic() >= since + coordinator_stage.STALL_SECONDS
+        return Situation(state, due, since, then) if silent else Situation(state, [])
 
     def status(self) -> dict[str, Any]:
         """Return the present status."""
         state, names, since, then = self._situation()
-        parties = {name: self._party_status(name) for name in self.names}
+        parties = {name: self._party_status(name, peer) for name, peer in self.peers.items()}
         holds, offered = self.transport.holds, self._file.offered
         same = offered == self.agreement.digest()
         return {
@@ -427,20 +436,16 @@ class CoordinatorService:
             "parties": parties,
         }
 
-    def _party_status(self, name: str) -> dict[str, Any]:
-        members, connected, stalled = (
-            self.coordinator.members,
-            name in self.connected,
-            name in self.stage.stalled,
-        )
+    def _party_status(self, name: str, peer: _Peer) -> dict[str, Any]:
+        members, stalled = self.coordinator.members, name in self.stage.stalled
         ledgers = [stage.record.ledger for stage in self.stages]
         return {
             "here": name in members.present and not stalled,
             "stalled": stalled,
-            "heard": _wall_clock(self._heard[name]) if name in self._heard else None,
+            "heard": None if peer.heard is None else _wall_clock(peer.heard),
             "joined": name in self._greeted,
-            "connected": connected,
-            "missing_since": None if connected else _wall_clock(self._changed[name]),
+            "connected": peer.connected,
+            "missing_since": None if peer.connected else _wall_clock(peer.changed),
             "slow": name in members.slow,
             "refused": self.offences[name],
             "up": sum(ledger.total("up", party=name) for ledger in ledgers),

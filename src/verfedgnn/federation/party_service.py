@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.config.rules import active_count
@@ -90,11 +91,10 @@ def run_party(
             store.clear()
     link.transcript.finish()
     link.transport.close()  # the coordinator is not needed to choose the gate
-    publisher = link.publisher
-    publisher.update(lambda: publisher.status | {"state": "choosing the gate"}, now=True)
+    link.publisher.change(state="choosing the gate")
     run = complete_run(store, device)
     _warn_of_forgotten(store, run)
-    publisher.update(lambda: publisher.status | {"state": "finished"}, now=True)
+    link.publisher.change(state="finished")
     return run
 
 
@@ -124,28 +124,30 @@ def load_finished(store: PartyStore, device: str = "cpu") -> Run:
 
 def complete_run(store: PartyStore, device: str = "cpu") -> Run:
     """Choose the gate of every training, write the run folder and return the run."""
-    chosen = torch.device(device)
-    prepared, _ = store.load(chosen)
-    judged: list[Trained] = []
-    final: list[Trained] = []
-    for stage in store.stages:
-        result = store.read_result(stage, chosen)
-        if result is not None and result.rounds:
-            (judged if stage.continues is None else final).append(result)
+    prepared, _ = store.load(device)
+    results = [(stage.continues is None, store.read_result(stage, device)) for stage in store.stages]
+    judged, final = (
+        [
+            result
+            for is_judged, result in results
+            if is_judged is kind and result is not None and result.rounds
+        ]
+        for kind in (True, False)
+    )
     log_event("training alone to choose the gate")
-    before = recorded_before(store.folder)
-    config = store.stages[0].config
+    config, before = store.stages[0].config, recorded_before(store.folder)
     run = make_run([prepared], config, judged, final, folder=store.folder, before=before)
-    for sentence in run.metrics.get("lift", {}).get("verdicts", [{"sentences": []}])[0]["sentences"]:
-        log_event(sentence)
+    for verdict in run.metrics.get("lift", {}).get("verdicts", [])[:1]:
+        for sentence in verdict["sentences"]:
+            log_event(sentence)
     store.remove_results()
     return run
 
 
 def _compare_with_before(store: PartyStore, after: Path, read_ratings: Callable[[], Ratings]) -> None:
     """Record the run before this one and warn if the ratings are not of its kind."""
-    name = store.identity.name
-    party = store.load(torch.device("cpu"))[0].party if store.is_aligned else PartyData(name, read_ratings())
+    aligned = store.is_aligned
+    party = store.load()[0].party if aligned else PartyData(store.identity.name, read_ratings())
     before = read_before(after, [party])
     for suspicion in suspect_files(after, before):
         log_warning(suspicion)
@@ -192,57 +194,48 @@ def align_party(
             f"{identity.name} has likes and no ratings, and this federation trains ratings; agree on lists alone, with "
             "`verfedgnn federation init --set model.biases=false`"
         )
-    data, alignment = _align(ratings, identity, link, each, pad_to)
+    if identity.agreement.alignment == "none":
+        check_user_count(ratings.n_users, identity.agreement.min_users)
+        ids = sort_ids(ratings.user_ids)
+        rows = find_positions(ratings.user_ids, ids)
+        alignment = hashlib.sha256("\n".join(ids.tolist()).encode()).hexdigest()  # the same everywhere
+    else:
+        rows, alignment, users = _align(ratings, identity, link, each, pad_to)
+        ids = np.full(users, "", ratings.user_ids.dtype)  # of users whom this party does not know
+        ids[rows[rows >= 0]] = ratings.user_ids[rows >= 0]
+    placed = replace(place_users(ratings, rows, ids, config.users), name=identity.name)
+    data = PartyData(identity.name, placed)
     (prepared,) = prepare([data], config, torch.device("cpu"), secrets=[store.withholding_secret])
     store.save_alignment(prepared, alignment)
     if forgotten.hashes:
         ForgottenUsers(forgotten.hashes).write(store.folder / FORGOTTEN)
-    link.transcript.note(ALIGNMENT, name=alignment, users=data.ratings.n_users)
+    link.transcript.note(ALIGNMENT, name=alignment, users=placed.n_users)
     link.transcript.sign()
-    return data.ratings.n_users
+    return placed.n_users
 
 
 def _align(
     ratings: Ratings, identity: MemberIdentity, link: CoordinatorLink, each: Each, pad_to: int
-) -> tuple[PartyData, str]:
-    """Return the party's data over the rows of the federation, and the name of the alignment.
-
-    Rows of users whom this party does not know have the id "". Without an alignment the users are sorted by id, and its name is a
-    hash of the list, which has to be the same everywhere.
-    """
-    agreement = identity.agreement
-    if agreement.alignment == "none":
-        check_user_count(ratings.n_users, agreement.min_users)
-        ids = sort_ids(ratings.user_ids)
-        rows = find_positions(ratings.user_ids, ids)
-        alignment = hashlib.sha256("\n".join(ids.tolist()).encode()).hexdigest()
-    else:
-        party = PartyAlignment(
-            identity.name, ratings.user_ids, agreement.alignment_rules, identity, each, pad_to=pad_to
-        )
-        about = {"users": ratings.n_users - party.ambiguous, "ambiguous": party.ambiguous or None}
-        log_event("aligning users", method=agreement.alignment, rule=agreement.config.users, **about)
-        log_event(describe_reveals(agreement.alignment, agreement.config.users))
-        link.begin(ALIGNMENT, party.hello)
-        while party.rows is None:
-            try:
-                message = link.receive()
-            except ProtocolError as error:
-                cause = suspect_spelling(ratings.user_ids) if "common users" in str(error) else ""
-                raise ProtocolError(f"{error}. {cause}" if cause else str(error)) from None
-            if isinstance(message, msg.AlignStart | msg.Sealed | msg.UserRows):
-                try:
-                    link.send(*party.handle(message))
-                except (DataError, ProtocolError) as error:
-                    link.refuse(error)
-                    raise
-        rows, alignment = party.rows, party.alignment
-        own = int((rows >= 0).sum())
-        log_event("users aligned", rows=party.users, own=own, left_out=ratings.n_users - own)
-        ids = np.full(party.users, "", ratings.user_ids.dtype)
-        ids[rows[rows >= 0]] = ratings.user_ids[rows >= 0]
-    placed = place_users(ratings, rows, ids, agreement.config.users)
-    return PartyData(identity.name, replace(placed, name=identity.name)), alignment
+) -> tuple[NDArray[np.int64], str, int]:
+    """Return the row of each user in the federation, the name of the alignment, and the number of rows."""
+    rules = identity.agreement.alignment_rules
+    party = PartyAlignment(identity.name, ratings.user_ids, rules, identity, each, pad_to=pad_to)
+    about = {"users": ratings.n_users - party.ambiguous, "ambiguous": party.ambiguous or None}
+    log_event("aligning users", method=rules.method, rule=rules.users, **about)
+    log_event(describe_reveals(rules.method, rules.users))
+    link.begin(ALIGNMENT, party.hello)
+    while party.rows is None:
+        try:
+            message = link.receive()
+        except ProtocolError as error:
+            cause = suspect_spelling(ratings.user_ids) if "common users" in str(error) else ""
+            raise ProtocolError(f"{error}. {cause}" if cause else str(error)) from None
+        if isinstance(message, msg.AlignStart | msg.Sealed | msg.UserRows):
+            with link.refusing():
+                link.send(*party.handle(message))
+    own = int((party.rows >= 0).sum())
+    log_event("users aligned", rows=party.users, own=own, left_out=ratings.n_users - own)
+    return party.rows, party.alignment, party.users
 
 
 # -- one training -------------------------------------------------------------------------------------
@@ -261,11 +254,10 @@ class PartyService:
         self.identity = store.identity
         self.config = stage.config
         folder = store.begin_stage(stage)
-        chosen = torch.device(device)
-        prepared, alignment = store.load(chosen)
+        prepared, alignment = store.load(device)
         judged = None
         if stage.continues is not None:
-            judged = store.read_result(store.stages[stage.continues], chosen)
+            judged = store.read_result(store.stages[stage.continues], device)
             prepared = prepared.with_everything(store.stages[0].config)
         self.data = data = prepared.input
         self.takes_part = stage.first or not self.config.ranks or bool(len(liked(data.train, data.scale)))
@@ -290,7 +282,7 @@ class PartyService:
             data,
             config,
             store.read_secret(stage),
-            chosen,
+            device,
             policy,
             ledger=self.ledger,
             commitments=SurvivorLog(folder / "survivors.jsonl"),
@@ -323,11 +315,8 @@ class PartyService:
         self.link.begin(self.stage.name, self._hello, self.candidate)
         while self.state is not PartyState.FINISHED:
             message = self.link.receive(self.status, lambda: self.state is PartyState.GREETING)
-            try:
+            with self.link.refusing():
                 self._handle(message)
-            except ProtocolError as error:
-                self.link.refuse(error)
-                raise
             self.publisher.update(self.status)
 
     def _hello(self) -> msg.Message:

@@ -105,9 +105,8 @@ class StatusPublisher:
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         """Write that the member has stopped, unless it has finished, and stop serving."""
         if self.status["state"] != "finished":
-            end = {"state": STOPPED, "reason": str(error) if isinstance(error, Exception) else "stopped"}
             with suppress(RunError):  # a full disk may be what ended the process
-                self.update(lambda: self.status | end, now=True)
+                self.change(state=STOPPED, reason=str(error) if isinstance(error, Exception) else "stopped")
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -124,6 +123,10 @@ class StatusPublisher:
                 make_folder(self.folder)
                 text = json.dumps(self.status, indent=1, allow_nan=False)
                 write_bytes(self.folder / "status.json", f"{text}\n".encode(), flush=False)
+
+    def change(self, **fields: str) -> None:
+        """Publish the last status at once, with other values of some fields."""
+        self.update(lambda: self.status | fields, now=True)
 
     def start_stage(self) -> None:
         """Forget the durations of an earlier training's rounds."""

@@ -214,14 +214,14 @@ class PartyStore:
             for name in ("parties", "checkpoint", LISTS, FINAL):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def load(self, device: torch.device) -> tuple[Prepared, str]:
+    def load(self, device: torch.device | str = "cpu") -> tuple[Prepared, str]:
         """Return the stored data and the name of its alignment; raise `RunError` if the agreement has changed."""
         agreement, alignment = (self.folder / MARK).read_text("utf-8").split()
         if agreement != self.identity.agreement.digest():
             other = f"{self.folder} belongs to another agreement than the given federation.toml"
             raise RunError(f"{other}; choose another --out")
         parties, parts = read_party_tables(self.folder / "parties")
-        (prepared,) = prepare(parties, self.identity.agreement.config, device, parts)
+        (prepared,) = prepare(parties, self.identity.agreement.config, torch.device(device), parts)
         return prepared, alignment
 
     def read_secret(self, stage: Stage) -> bytes:
