@@ -138,7 +138,7 @@ def approve(
     """
     from verfedgnn.federation import roster
     from verfedgnn.federation.agreement import FILE, summarise_agreement
-    from verfedgnn.federation.certificates import format_day, short_fingerprint
+    from verfedgnn.federation.certificates import short_fingerprint
 
     if [bool(requests), bool(remove), renew].count(True) != 1:
         raise ConfigError("give the requests of parties, --remove NAME or --renew, one at a time")
@@ -155,7 +155,7 @@ def approve(
         changed = roster.admit_parties(folder, requests, replace=replace, confirm=confirm)
     elif renew:
         changed = roster.renew_coordinator(folder)
-        until = format_day(changed.coordinator.parsed.end)
+        until = changed.coordinator.parsed.end.date()
         lines.append(f"the coordinator has a new key; its certificate expires on {until}")
     else:
         changed = roster.remove_party(folder, str(remove))
@@ -220,14 +220,14 @@ def show(
         assessment: Write one page for a security or data-protection officer, in Markdown.
     """
     from verfedgnn.federation import COORDINATOR_KEY
-    from verfedgnn.federation.agreement import load_agreement, summarise_agreement, write_text
-    from verfedgnn.federation.certificates import format_day, short_fingerprint
+    from verfedgnn.federation.agreement import load_agreement, summarise_agreement
+    from verfedgnn.federation.certificates import short_fingerprint, write_file
 
     agreement = load_agreement(path, dates=False)
     if assessment is not None:
         from verfedgnn.federation.assessment import assess
 
-        write_text(assessment, assess(agreement))
+        write_file(assessment, assess(agreement).encode())
     about = summarise_agreement(agreement)
     settings = [f"preset {about['preset']}{', with' if about['settings'] else ''}"]
     for name, value in about["settings"].items():
@@ -248,7 +248,7 @@ def show(
     members = _table("Members", "name", "fingerprint of the certificate", "expires")
     for member in agreement.members:
         expired = member.parsed.end <= datetime.now(UTC)
-        until = format_day(member.parsed.end) + " (expired)" * expired
+        until = f"{member.parsed.end.date()}{' (expired)' * expired}"
         cells = member.name, short_fingerprint(member.parsed.fingerprint), until
         members.add_row(*cells, style="red" if expired else "")
     output.result(about, facts, members)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,8 +27,7 @@ from verfedgnn.config.sections import Section
 from verfedgnn.config.tree import explain_invalid
 from verfedgnn.core.connection_table import is_address
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.files import write_bytes
-from verfedgnn.federation.certificates import COORDINATOR, Certificate, check_name, format_day
+from verfedgnn.federation.certificates import COORDINATOR, Certificate, check_name, write_file
 from verfedgnn.runs.run_folder import FINAL, LISTS
 
 if TYPE_CHECKING:
@@ -131,18 +131,19 @@ class Agreement(Section):
         if self.coordinator.name != COORDINATOR:
             raise ValueError(f"the coordinator must be named '{COORDINATOR}', not '{self.coordinator.name}'")
         authority = Certificate(self.authority, "the authority")
-        for place, member in enumerate(self.members):
+        for member in self.members:
             if not member.parsed.issued_by(authority):
                 unsigned = f"the certificate of {member.name} is not signed by this federation's authority"
                 raise ValueError(f"{unsigned}; get federation.toml from the coordinator again")
-            for other in self.members[:place]:
-                if other.name.lower() == member.name.lower():
-                    reserved = "that name is reserved for the coordinator"
-                    why = reserved if other is self.coordinator else f"'{other.name}' is already a party"
-                    raise ValueError(f"no party can be named '{member.name}': {why}; choose another name")
-                if other.parsed.key_fingerprint == member.parsed.key_fingerprint:
-                    both = f"{other.name} and {member.name}"
-                    raise ValueError(f"{both} have the same key; each must create its own")
+        for other, member in combinations(self.members, 2):
+            if other.name.lower() == member.name.lower():
+                reserved = "that name is reserved for the coordinator"
+                why = reserved if other is self.coordinator else f"'{other.name}' is already a party"
+                raise ValueError(f"no party can be named '{member.name}': {why}; choose another name")
+            if other.parsed.key_fingerprint == member.parsed.key_fingerprint:
+                raise ValueError(
+                    f"{other.name} and {member.name} have the same key; each must create its own"
+                )
         return self
 
     @property
@@ -196,8 +197,8 @@ class Agreement(Section):
             if member.name == name:
                 return member
         names = ", ".join(party.name for party in self.parties) or "none yet"
-        unknown = f"there is no party {name[:80]!a} in federation {self.name}"
-        raise ConfigError(f"{unknown}; its parties are: {names}")
+        where = f"in federation {self.name}; its parties are: {names}"
+        raise ConfigError(f"there is no party {name[:80]!a} {where}")
 
     def check_dates(self) -> None:
         """Raise `ConfigError` if a certificate has expired or is not valid yet."""
@@ -208,13 +209,13 @@ class Agreement(Section):
         now = datetime.now(UTC)
         authority = Certificate(self.authority, "the authority")
         for certificate in (authority, *(member.parsed for member in self.members)):
-            name, start, end = certificate.whose, format_day(certificate.start), format_day(certificate.end)
+            name, about = certificate.whose, f"the certificate of {certificate.whose}"
             if certificate.end <= now:
                 again = f"approve {name}'s request again with `verfedgnn federation approve --replace`"
-                raise ConfigError(f"the certificate of {name} expired on {end}; {remedies.get(name, again)}")
+                raise ConfigError(f"{about} expired on {certificate.end.date()}; {remedies.get(name, again)}")
             if certificate.start > now:
-                early = f"the certificate of {name} is not valid before {start}"
-                raise ConfigError(f"{early}; correct this machine's clock")
+                early = f"is not valid before {certificate.start.date()}; correct this machine's clock"
+                raise ConfigError(f"{about} {early}")
 
     def with_values(self, **changes: Any) -> Agreement:
         """Return a copy with other values of fields, checked like the original."""
@@ -245,15 +246,13 @@ def load_agreement(path: Path, *, dates: bool = True) -> Agreement:
 def read_agreement(data: bytes, place: str, *, dates: bool = True) -> Agreement:
     """Read the agreement in the bytes of a file; `place` names it in errors."""
     try:
-        tree = tomllib.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{place} is not valid TOML: {error}; get it from the coordinator again") from None
-    try:
-        agreement = build_agreement(tree)
+        agreement = build_agreement(tomllib.loads(data.decode("utf-8")))
         if dates:
             agreement.check_dates()
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{place} is not valid TOML: {error}; get it from the coordinator again") from None
     return agreement
 
 
@@ -266,9 +265,10 @@ def save_agreement(path: Path, agreement: Agreement) -> None:
 
 def replace_agreement(path: Path, text: str) -> None:
     """Write a federation.toml, and keep the one before it."""
-    if path.is_file() and path.read_text("utf-8") != text:
-        write_text(path.with_suffix(BEFORE), path.read_text("utf-8"))
-    write_text(path, text)
+    data = text.encode()
+    if path.is_file() and (before := path.read_bytes()) != data:
+        write_file(path.with_suffix(BEFORE), before)
+    write_file(path, data)
 
 
 def find_agreement(path: Path, run: Path | None) -> Agreement:
@@ -287,15 +287,6 @@ def find_agreement(path: Path, run: Path | None) -> Agreement:
                 raise ConfigError(f"{replaced}, and somebody else may have the old one; choose another --out")
             return earlier
     return agreement
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file of a federation folder; an interruption leaves the previous one intact."""
-    try:
-        write_bytes(path, text.encode())
-    except OSError as error:
-        remedy = "free some space or choose another folder"
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None
 
 
 # -- trainings ---------------------------------------------------------------------------------------------------------------
@@ -346,9 +337,8 @@ def list_stages(agreement: Agreement) -> list[Stage]:
 def summarise_agreement(agreement: Agreement) -> dict[str, Any]:
     """Return the agreement, the settings that differ from its preset, and its members as JSON values."""
     config = agreement.config
-    base = (
-        build_config(preset=config.base) if config.base in presets() else Config(base=config.base)
-    ).values()
+    preset = build_config(preset=config.base) if config.base in presets() else Config(base=config.base)
+    base = preset.values()
     return {
         "name": agreement.name,
         "address": agreement.address,

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from verfedgnn.federation.agreement import Agreement, describe_two_parties, list_stages
-from verfedgnn.federation.certificates import COORDINATOR, format_day, short_fingerprint
+from verfedgnn.federation.certificates import COORDINATOR, short_fingerprint
 from verfedgnn.privacy.protections import protection_of
 from verfedgnn.privacy.visibility import who_sees_what
 
@@ -28,13 +28,13 @@ def assess(agreement: Agreement) -> str:
         promised = protection.guarantee(config.training.epochs, config.training.epochs)["guarantee"]
     members = [
         f"| {member.name} | {'coordinator: runs the rounds, has no ratings' if member.name == COORDINATOR else 'party'} "
-        f"| {short_fingerprint(member.parsed.fingerprint)} | {format_day(member.parsed.end)} |"
+        f"| {short_fingerprint(member.parsed.fingerprint)} | {member.parsed.end.date()} |"
         for member in agreement.members
     ]
     verdicts = "A party may choose to share one word about its last run (`--share-verdict`) with all members."
     two = describe_two_parties(agreement)
     values = dict(agreement) | {
-        "today": format_day(datetime.now(UTC)),
+        "today": datetime.now(UTC).date(),
         "fingerprint": short_fingerprint(agreement.digest()),
         "members": "\n".join(members),
         "aligned": _ALIGNED[agreement.alignment],

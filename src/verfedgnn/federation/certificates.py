@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key as
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.files import creating, read_private, sync_folder
+from verfedgnn.core.files import read_private, write_bytes
 
 Key = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
@@ -60,20 +60,21 @@ def key_pem(key: Key) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def write_secret(path: Path, data: bytes) -> None:
-    """Write a new file that at no time anybody but its owner can read."""
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file of a federation folder for its owner alone; an interruption leaves the previous one intact."""
     try:
-        with creating(path) as file:
-            file.write(data)
-        sync_folder(path.parent)
-    except FileExistsError:
-        remedy = "move it or choose another folder"
-        raise CertificateError(f"{path} exists already and is not overwritten; {remedy}") from None
+        write_bytes(path, data)
     except OSError as error:
-        with suppress(OSError):  # the folder may be missing
-            path.unlink()
         remedy = "free some space or choose another folder"
         raise CertificateError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """Write a new file that at no time anybody but its owner can read."""
+    if os.path.lexists(path):
+        remedy = "move it or choose another folder"
+        raise CertificateError(f"{path} exists already and is not overwritten; {remedy}")
+    write_file(path, data)
 
 
 def read_key(path: Path) -> Key:
@@ -137,7 +138,7 @@ def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool
         raise CertificateError(f"the authority's key does not belong to its certificate; {remedy}")
     if authority.end <= datetime.now(UTC):
         remedy = "create a new federation with `verfedgnn federation init`"
-        raise CertificateError(f"the authority expired on {format_day(authority.end)}; {remedy}")
+        raise CertificateError(f"the authority expired on {authority.end.date()}; {remedy}")
     name, key = read_request(csr_pem)
     if not server and name.lower() == COORDINATOR:
         raise CertificateError(f"'{name}' is reserved for the coordinator; choose another name")
@@ -308,11 +309,6 @@ def key_fingerprint(key: Key | PublicKey) -> str:
 def short_fingerprint(digits: str) -> str:
     """Return the first 32 digits (128 bits) of a fingerprint in groups of four, to be read out by phone."""
     return " ".join(digits[i : i + 4] for i in range(0, min(len(digits), 32), 4))
-
-
-def format_day(moment: datetime) -> str:
-    """Return a date as tables and errors show it."""
-    return moment.strftime("%Y-%m-%d")
 
 
 def _is_p256(key: object) -> TypeGuard[PublicKey]:

@@ -20,7 +20,6 @@ from verfedgnn.core.installed import installed_version
 from verfedgnn.data import Ratings
 from verfedgnn.data.rating_reader import spell_users
 from verfedgnn.data.ratings import format_count
-from verfedgnn.federation.certificates import format_day
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.transport import ABOUT, ask_coordinator
 from verfedgnn.gnn.model import Model
@@ -84,9 +83,9 @@ def _check_certificates(identity: MemberIdentity) -> Iterator[Finding]:
     now = datetime.now(UTC)
     for member in agreement.members:
         if (member.parsed.end - now).days < EXPIRY_DAYS:
-            text = f"that of {member.name} expires on {format_day(member.parsed.end)}"
+            text = f"that of {member.name} expires on {member.parsed.end.date()}"
             yield Finding("certificates", "warning", text)
-    yield Finding("certificates", "ok", f"yours expires on {format_day(identity.member.parsed.end)}")
+    yield Finding("certificates", "ok", f"yours expires on {identity.member.parsed.end.date()}")
 
 
 def _check_connection(identity: MemberIdentity) -> Iterator[Finding]:

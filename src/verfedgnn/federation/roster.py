@@ -28,7 +28,6 @@ from verfedgnn.federation.agreement import (
     read_agreement,
     replace_agreement,
     save_agreement,
-    write_text,
 )
 from verfedgnn.federation.certificates import COORDINATOR, CertificateError
 from verfedgnn.federation.event_log import log_warning
@@ -82,10 +81,10 @@ def request_membership(name: str, folder: Path) -> tuple[Path, Path, str]:
         raise ConfigError(f"'{name}' is reserved for the coordinator; choose another name")
     key = c.new_key()
     csr = c.make_request(key, name)
-    _new_folder(folder)
     key_file, request_file = folder / PARTY_KEY, folder / f"{name}.csr"
+    _new_folder(folder)
     c.write_secret(key_file, c.key_pem(key))
-    write_text(request_file, csr)
+    c.write_file(request_file, csr.encode())
     return key_file, request_file, c.short_fingerprint(c.key_fingerprint(key))
 
 
@@ -148,7 +147,7 @@ def renew_coordinator(folder: Path) -> Agreement:
     agreement = load_agreement(folder, dates=False)
     key, coordinator = _new_coordinator(c.read_key(folder / AUTHORITY_KEY), agreement.authority)
     changed = agreement.with_values(coordinator=coordinator)
-    write_text(folder / COORDINATOR_KEY, c.key_pem(key).decode())
+    c.write_file(folder / COORDINATOR_KEY, c.key_pem(key))
     save_agreement(folder / FILE, changed)
     return changed
 
