@@ -119,9 +119,8 @@ def _check_software(identity: MemberIdentity) -> Finding:
         try:
             versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            return Finding(
-                "software", "failed", f"{name} is missing; run in a checkout: pip install '{extra}'"
-            )
+            text = f"{name} is missing; run in a checkout: pip install '{extra}'"
+            return Finding("software", "failed", text)
     return Finding("software", "ok", ", ".join(versions))
 
 

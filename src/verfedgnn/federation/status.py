@@ -268,32 +268,34 @@ class _StatusHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, _StatusServer)
         status = self.server.publisher.status
+        state, code = status["state"], HTTPStatus.OK
         host = parse_host_header(self.headers.get("Host", ""))
         if not is_address(host) and host.lower() not in self.server.names:
             # Without this check, a web page could read the status through a browser under a name of its own.
             self.send_error(403, explain="Use the address or the host name of this machine.")
-        elif self.path == "/metrics":
-            self._send("text/plain; version=0.0.4; charset=utf-8", exposition(status).encode())
-        elif self.path == "/members":
-            self._send("text/html; charset=utf-8", page(make_members_tables(status)).encode())
-        elif self.path == "/status.json":
-            self._send("application/json", json.dumps(status).encode())
-        elif self.path == "/":
-            self._send("text/html; charset=utf-8", page(make_tables(status)).encode())
-        elif self.path in ("/healthz", "/readyz"):
-            state = status["state"]
-            fresh = time.time() - status["updated"] < HANGING_SECONDS
-            good = state != STOPPED and (fresh or state in COMPUTING)
-            if self.path == "/readyz":  # the coordinator accepts parties, or the party hears the coordinator
-                good &= state == "finished" or bool(status.get("ready"))
-            code = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
-            self._send("text/plain; charset=utf-8", f"{state}\n".encode(), code)
-        else:
-            self.send_error(404)
-
-    def _send(self, kind: str, body: bytes, code: HTTPStatus = HTTPStatus.OK) -> None:
+            return
+        match self.path:
+            case "/":
+                kind, text = "text/html", page(make_tables(status))
+            case "/members":
+                kind, text = "text/html", page(make_members_tables(status))
+            case "/status.json":
+                kind, text = "application/json", json.dumps(status)
+            case "/metrics":
+                kind, text = "text/plain; version=0.0.4", exposition(status)
+            case "/healthz" | "/readyz":
+                kind, text = "text/plain", f"{state}\n"
+                fresh = time.time() - status["updated"] < HANGING_SECONDS or state in COMPUTING
+                # The coordinator accepts parties, or the party hears the coordinator.
+                ready = self.path == "/healthz" or state == "finished" or status.get("ready")
+                if state == STOPPED or not fresh or not ready:
+                    code = HTTPStatus.SERVICE_UNAVAILABLE
+            case _:
+                self.send_error(404)
+                return
+        body = text.encode()
         self.send_response(code)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
         self.send_header("X-Content-Type-Options", "nosniff")

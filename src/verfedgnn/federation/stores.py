@@ -21,7 +21,7 @@ import torch
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import make_folder, sync_folder, write_all, write_bytes, writing
+from verfedgnn.core.files import make_folder, sync_folder, write_bytes, writing
 from verfedgnn.core.key_stream import KEY_BYTES, derive_key
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.federation.agreement import MARK, Stage, list_stages
@@ -304,16 +304,14 @@ class LineFile:
         """Append a value and flush it to disk."""
         line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
         with writing(self.path):
-            is_new = not self.path.exists()
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                os.ftruncate(handle, self._size)
-                os.lseek(handle, self._size, os.SEEK_SET)
-                write_all(handle, line)
+            with open(handle, "wb") as file:
+                file.truncate(self._size)
+                file.seek(self._size)
+                file.write(line)
+                file.flush()
                 os.fsync(handle)
-            finally:
-                os.close(handle)
-            if is_new:
+            if not self._size:
                 sync_folder(self.path.parent)
         self._size += len(line)
 

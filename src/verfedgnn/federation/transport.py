@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -77,14 +76,6 @@ def size_of(*messages: EncodedMessage) -> int:
 def too_large(peer: str, largest: int) -> TransportEvent:
     """Return the event of a message with more than the `largest` number of bytes."""
     return TransportEvent("broken", peer, reason=f"a message where at most {largest:,} bytes are expected")
-
-
-def cut_message(message: EncodedMessage) -> Iterator[memoryview]:
-    """Yield the bytes of a message in parts of a bounded size, without copying them."""
-    for whole in message:
-        view = memoryview(whole)
-        for start in range(0, len(view), PART_BYTES):
-            yield view[start : start + PART_BYTES]
 
 
 def ask_coordinator(identity: MemberIdentity, path: str, holds: str = "") -> bytes:

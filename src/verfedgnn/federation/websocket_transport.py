@@ -28,8 +28,10 @@ import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
+from verfedgnn.core.array_files import cut
 from verfedgnn.core.connection_table import ConnectionTable, shut_down
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.installed import installed_version
@@ -44,7 +46,6 @@ from verfedgnn.federation.transport import (
     OUTBOX_MESSAGES,
     PART_BYTES,
     TransportEvent,
-    cut_message,
     size_of,
     too_large,
 )
@@ -138,9 +139,10 @@ class _Link:
         try:
             while (messages := await self.outbox.get()) is not None:
                 for message in messages:
-                    await self.websocket.send(cut_message(message))
+                    parts = chain.from_iterable(cut(memoryview(part)) for part in message)
+                    await self.websocket.send(parts)
                 self.waiting -= size_of(*messages)
-                del messages  # they may hold a copy of all public parameters
+                del messages, message, parts  # they may hold a copy of all public parameters
         except Exception:
             # The peer is gone, or memory is short. On joining again it gets what it missed.
             self.websocket.transport.abort()
