@@ -58,9 +58,8 @@ def create_federation(
     chosen |= set(tomllib.loads(config_file.read_text("utf-8"))) if config_file is not None else set()
     if "masking" not in chosen and config.gradients.integers:
         config = config.with_values({"masking": True})
-    if config.model.gnn not in plugins.GNNS and config.model.code is None:
-        unknown = f"GNN '{config.model.gnn}' is not defined in a file, so members cannot compare its code"
-        raise ConfigError(f"{unknown}; {plugins.REMEDY}")
+    if config.model.gnn not in plugins.GNNS:
+        plugins.require_gnn(config.model.gnn)
     try:
         authority_key, authority = c.new_authority(rules["name"])
     except CertificateError as error:
@@ -287,10 +286,7 @@ def _check_code(agreement: Agreement, name: str) -> None:
     model = agreement.config.model
     if model.gnn in plugins.GNNS:
         return
-    here = plugins.identify_gnn(model.gnn)
-    if here is None:
-        unknown = f"{name}: GNN '{model.gnn}' is not defined in a file, so its code cannot be compared"
-        raise ConfigError(f"{unknown}; {plugins.REMEDY}")
+    here = plugins.require_gnn(model.gnn)
     if model.code is None:
         raise ConfigError(
             f"federation {agreement.name} did not agree on the code of GNN '{model.gnn}'; "

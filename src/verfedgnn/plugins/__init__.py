@@ -228,6 +228,16 @@ def identify(plugin: type) -> str | None:
     return f"{name} sha256:{hashlib.sha256(source).hexdigest()}"
 
 
+def require_gnn(gnn: str) -> str:
+    """Return the identity of a GNN's code, which the members of a federation compare; raise `ConfigError` if it has no file."""
+    code = identify_gnn(gnn)
+    if code is None:
+        raise ConfigError(
+            f"GNN '{gnn}' is not defined in a file, so members cannot compare its code; {REMEDY}"
+        )
+    return code
+
+
 def extract_digest(code: str) -> str:
     """Return the hash in an identity, 64 hex digits."""
     return code[-64:]
