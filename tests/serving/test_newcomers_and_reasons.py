@@ -32,13 +32,13 @@ from verfedgnn.serving.app import make_app  # noqa: E402
 
 def test_a_newcomer_to_a_ranking_is_the_most_probable_one(ranking_run: vf.Run) -> None:
     catalogue = Catalogue(ranking_run, "ranking")
-    places = catalogue.lists.priors[FEDERATED]
+    places = catalogue.lists[FEDERATED].priors
     liked = {
         0: UserRatings(np.array([0, 3, 5]), np.array([5, 5, 4], np.float32)),
         2: UserRatings(np.array([1]), np.array([5], np.float32)),
     }
     fold = fold_in(places, liked)
-    models = [ranker.model for ranker in catalogue.rankers[FEDERATED]]
+    models = [ranker.model for ranker in catalogue.lists[FEDERATED].rankers]
     assert (
         np.abs(fold.z - sum(pull.sum(0) for pull in fold.pulls.values())).max() < 1e-3
     )  # where the slope is 0
@@ -68,7 +68,7 @@ def test_a_newcomer_to_a_ranking_is_the_most_probable_one(ranking_run: vf.Run) -
 def test_reasons_of_lists_add_up_for_trained_users(run: vf.Run, catalogue: Catalogue, model: str) -> None:
     named = 0
     for user in range(0, 200, 20):
-        for p, ranker in enumerate(catalogue.rankers[model]):
+        for p, ranker in enumerate(catalogue.lists[model].rankers):
             profile = UserProfile(catalogue, ServedUser(user, model=model), [p])
             (best,) = make_lists([profile], 3)
             before = ranker.model.score(torch.tensor([user]))[0]
@@ -85,7 +85,7 @@ def test_reasons_of_lists_add_up_for_trained_users(run: vf.Run, catalogue: Catal
 
 def test_a_newcomer_without_likes_is_the_average_user_with_their_items(catalogue: Catalogue) -> None:
     disliked = UserRatings(np.array([1, 2]), np.array([1, 2], np.float32))
-    prior = catalogue.lists.priors[FEDERATED][0]
+    prior = catalogue.lists[FEDERATED].priors[0]
     profile = UserProfile(catalogue, ServedUser(None, {0: disliked}), [0]).at
     assert profile[0].vector.numpy() == pytest.approx(prior.mean, abs=1e-5)
     assert profile[0].owned.tolist() == profile[0].rated.tolist() == [1, 2]
@@ -252,7 +252,7 @@ def test_bad_ratings_are_named(
 
 def test_reasons_add_up_and_change_with_the_rating(rating_catalogue: Catalogue) -> None:
     items = np.arange(6, dtype=np.int64)
-    places = rating_catalogue.lists.priors[FEDERATED]
+    places = rating_catalogue.lists[FEDERATED].priors
     high = UserRatings(items, np.array([5, 4, 3, 2, 1, 5], np.float32))
     fold = fold_in(places, {0: high})
     profile = UserProfile(rating_catalogue, ServedUser(None, {0: high}), [0])

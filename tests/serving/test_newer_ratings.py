@@ -49,7 +49,7 @@ def test_newer_ratings_move_a_trained_user(run: vf.Run, catalogue: Catalogue) ->
     for model in (FEDERATED, ALONE):
         before = UserProfile(catalogue, ServedUser(0, model=model), [0, 1]).at
         after = UserProfile(catalogue, ServedUser(0, {0: own}, model=model), [0, 1]).at
-        vectors = catalogue.stars.by_name[model][0].items.numpy()[own.items]
+        vectors = catalogue.stars[model].models[0].items.numpy()[own.items]
         moved = vectors @ (after[0].rating_vector - before[0].rating_vector)
         assert moved[own.ratings == 5] > moved[own.ratings == 1]
         assert set(own.items) <= set(after[0].rated)

@@ -81,7 +81,7 @@ def test_a_ranking_is_served_in_shares(ranking_run: vf.Run) -> None:
 
 
 def test_lists_use_the_item_weights(run: vf.Run, catalogue: Catalogue) -> None:
-    rankers = catalogue.rankers[FEDERATED]
+    rankers = catalogue.lists[FEDERATED].rankers
     weighted = [p for p, ranker in enumerate(rankers) if ranker.item_weights is not None]
     assert weighted, "no party of this run mixes in EASE"
     for p in weighted:

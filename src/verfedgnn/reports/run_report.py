@@ -43,10 +43,12 @@ def run_document(run: Run, name: str, folder: Path | None = None) -> Document:
     if "lift" in metrics:
         add_lift(document, metrics["lift"])
     mixtures = gate_rows(metrics)
+    up, down = (format_size(total_bytes(metrics)[way]) for way in ("up", "down"))
+    traffic = Paragraph(f"All trainings sent {up} to the coordinator and {down} to parties.")
     folds = [
         Fold("Accuracy on the test part", [*_accuracy(metrics), _overlap(run)]),
         Fold("What each party mixes", [Paragraph(GATE_NOTE), Table(GATE_HEADER, mixtures)] * bool(mixtures)),
-        Fold("Training and traffic", [training_curves(judged), _describe_traffic(metrics)]),
+        Fold("Training and traffic", [training_curves(judged), traffic]),
         _protection(run),
         Fold("Configuration", [Points(_describe_settings(judged))]),
     ]
@@ -144,11 +146,6 @@ def _overlap(run: Run) -> Paragraph | None:
     )
 
 
-def _describe_traffic(metrics: Mapping[str, Any]) -> Paragraph:
-    up, down = (format_size(total_bytes(metrics)[way]) for way in ("up", "down"))
-    return Paragraph(f"All trainings sent {up} to the coordinator and {down} to parties.")
-
-
 def _describe_settings(run: Run) -> list[str]:
     """Return the settings that differ from the preset, and what identifies the run."""
     preset = Config.preset(run.config.base).values()
@@ -171,7 +168,9 @@ def _protection(run: Run) -> Fold:
         "Privacy guarantees of the training on all ratings": metrics.get("final", {}),
     }
     private = {
-        title: part["privacy"] for title, part in trainings.items() if part.get("rounds") and _spends(part)
+        title: part["privacy"]
+        for title, part in trainings.items()
+        if part.get("rounds") and any(event["event"] for event in part["privacy"].get("events", ()))
     }
     for title, privacy in private.items():
         add_guarantees(fold, privacy, title)
@@ -182,11 +181,6 @@ def _protection(run: Run) -> Fold:
         )
         fold.add(Paragraph(f"No release has a guarantee of differential privacy; {reason}."))
     return fold
-
-
-def _spends(training: Mapping[str, Any]) -> bool:
-    """Return whether a training spends a privacy budget."""
-    return any(event["event"] for event in training["privacy"].get("events", ()))
 
 
 def add_guarantees(document: Fold, privacy: Mapping[str, Any], title: str = "Privacy guarantees") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -124,27 +124,49 @@ def evaluate(
     party's own user and item means, `popularity` the quality of lists of the items with the most training ratings.
     """
     rows: list[dict[str, Any]] = []
-    errors: list[tuple[RatingErrors, ...]] = []
-    scores: list[tuple[RankingScores, ...]] = []
+    judged: list[_Judged] = []
     for party, model, order in zip(parties, models, lists or models, strict=True):
+        judged.append(_judge(party, None if ranks else model, order.score, k))
         table = party.party.ratings
-        judged = (RatingErrors(),) * 3
-        if not ranks:
-            test, valid = (_rating_errors(party, model, pairs) for pairs in (party.test, party.valid))
-            judged = (test, valid, _errors_of_means(party))
-        errors.append(judged)
-        scores.append(tuple(judge_lists(party, by, k) for by in (order.score, _popularity(party))))
         about = {"name": party.party.name, "items": table.n_items, "ratings": len(table)}
-        rows.append(about | _figures(errors[-1:], scores[-1:], k))
-    return {**_figures(errors, scores, k), "parties": rows}
+        rows.append(about | _figures(judged[-1:], k))
+    return {**_figures(judged, k), "parties": rows}
 
 
-def _figures(
-    errors: Sequence[tuple[RatingErrors, ...]], scores: Sequence[tuple[RankingScores, ...]], k: int
-) -> dict[str, Any]:
-    """Return the figures of some parties together, from their test, validation and means errors, and served and popular lists."""
-    test, valid, means = (sum(each, RatingErrors()) for each in zip(*errors, strict=True))
-    lists, popular = (sum(each, RankingScores()) for each in zip(*scores, strict=True))
+class _Judged(NamedTuple):
+    """Errors of a party's predictions, and its lists."""
+
+    test: RatingErrors
+    valid: RatingErrors
+    means: RatingErrors
+    """Errors of the means that `core.rating_means` fits, on the test part; without absolute errors."""
+    lists: RankingScores
+    popular: RankingScores
+    """Lists of the items with the most training ratings."""
+
+
+def _judge(party: Prepared, model: PartyModel | None, score: Score, k: int) -> _Judged:
+    table, seen = party.party.ratings, [party.train, party.valid]
+    counts = torch.bincount(party.train.item.long(), minlength=table.n_items).float()
+    wanted = party.test.take(party.test.rating >= upper_quarter(table.scale))
+    lists, popular = (
+        measure_ranking(by, table.n_users, table.n_items, seen, wanted, k)
+        for by in (score, lambda users: counts.repeat(len(users), 1))
+    )
+    if model is None:
+        return _Judged(RatingErrors(), RatingErrors(), RatingErrors(), lists, popular)
+    test, valid = (_rating_errors(party, model, pairs) for pairs in (party.test, party.valid))
+    means = fit_means(party.input)
+    squares = means.squared_error(means.user_offset, party.test, table.scale)
+    return _Judged(test, valid, RatingErrors(squares, 0.0, len(party.test)), lists, popular)
+
+
+def _figures(judged: Sequence[_Judged], k: int) -> dict[str, Any]:
+    """Return the figures of some parties together."""
+    test, valid, means = (
+        sum(each, RatingErrors()) for each in zip(*(row[:3] for row in judged), strict=True)
+    )
+    lists, popular = (sum(each, RankingScores()) for each in zip(*(row[3:] for row in judged), strict=True))
     return {
         "test": {"rmse": test.rmse, "mae": test.mae, **lists.means(k)},
         "valid": {"rmse": valid.rmse, "mae": valid.mae},
@@ -153,26 +175,5 @@ def _figures(
     }
 
 
-def _popularity(party: Prepared) -> Score:
-    """Return a function that scores each item by its number of training ratings."""
-    count = torch.bincount(party.train.item.long(), minlength=party.party.ratings.n_items).float()
-    return lambda users: count.repeat(len(users), 1)
-
-
 def _rating_errors(party: Prepared, model: PartyModel, pairs: Pairs) -> RatingErrors:
     return measure_errors(model.vectors, model.items, pairs, party.party.ratings.scale)
-
-
-def judge_lists(party: Prepared, score: Score, k: int = 20) -> RankingScores:
-    """Return the quality of the lists that `score` orders, on the test part of a party."""
-    table = party.party.ratings
-    wanted = party.test.take(party.test.rating >= upper_quarter(table.scale))
-    return measure_ranking(score, table.n_users, table.n_items, [party.train, party.valid], wanted, k)
-
-
-def _errors_of_means(party: Prepared) -> RatingErrors:
-    """Return the errors on the test part of the means that `core.rating_means` fits; the absolute errors are not measured."""
-    data = party.input
-    means = fit_means(data)
-    squares = means.squared_error(means.user_offset, party.test, data.scale)
-    return RatingErrors(squares, 0.0, len(party.test))

@@ -19,6 +19,11 @@ from verfedgnn.core.files import check_file_name, make_folder, replacing
 from verfedgnn.data import PartyData, Ratings
 
 _KEY = b"verfedgnn"
+_ABOUT = (
+    *("name", "scale", "scale_declared", "catalogue", "notes", "dropped_users"),
+    *("item_ids", "titles", "columns"),
+)
+"""Fields of a table that are stored as metadata of its file."""
 
 
 def safe_names(parties: Sequence[PartyData | str]) -> list[str]:
@@ -62,19 +67,9 @@ def _table(party: PartyData, part: NDArray[np.int8]) -> Any:
     columns: dict[str, Any] = {"user": table.user, "item": table.item, "rating": table.rating, "part": part}
     if table.time is not None:
         columns["time"] = table.time
-    about = {
-        "party": party.name,
-        "name": table.name,
-        "scale": list(table.scale),
-        "scale_declared": table.scale_declared,
-        "catalogue": table.catalogue,
-        "notes": list(table.notes),
-        "dropped_users": table.dropped_users,
-        "item_ids": table.item_ids.tolist(),
-        "titles": None if table.titles is None else table.titles.tolist(),
-        "columns": {key: value.tolist() for key, value in table.columns.items()},
-    }
-    return pa.table(columns).replace_schema_metadata({_KEY: json.dumps(about).encode()})
+    about = {"party": party.name} | {field: getattr(table, field) for field in _ABOUT}
+    text = json.dumps(about, default=np.ndarray.tolist)
+    return pa.table(columns).replace_schema_metadata({_KEY: text.encode()})
 
 
 def _party(arrow: Any, users: Any) -> tuple[PartyData, NDArray[np.int8]]:
@@ -85,20 +80,11 @@ def _party(arrow: Any, users: Any) -> tuple[PartyData, NDArray[np.int8]]:
     for rows, size in ((columns["user"], len(users)), (columns["item"], len(about["item_ids"]))):
         if rows.dtype.kind not in "iu" or not ((rows >= 0) & (rows < size)).all():
             raise ValueError("a rating is of no user or item of the run")
-    ratings = Ratings(
-        **columns,
-        user_ids=users,
-        item_ids=np.array(about["item_ids"]),
-        titles=None if about["titles"] is None else np.array(about["titles"]),
-        columns={key: np.array(value) for key, value in about["columns"].items()},
-        scale=tuple(about["scale"]),
-        scale_declared=about["scale_declared"],
-        catalogue=about["catalogue"],
-        name=about["name"],
-        notes=tuple(about["notes"]),
-        dropped_users=about["dropped_users"],
-    )
-    return PartyData(about["party"], ratings), part
+    fields: dict[str, Any] = {field: about[field] for field in _ABOUT}
+    fields |= {"scale": tuple(about["scale"]), "notes": tuple(about["notes"])}
+    fields |= {field: np.array(about[field]) for field in ("item_ids", "titles") if about[field] is not None}
+    fields["columns"] = {key: np.array(value) for key, value in about["columns"].items()}
+    return PartyData(about["party"], Ratings(**columns, **fields, user_ids=users)), part
 
 
 def _write(path: Path, table: Any) -> None:

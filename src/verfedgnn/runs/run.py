@@ -224,7 +224,7 @@ class Run:
         """
         if k < 1:
             raise RunError(f"k = {k} is too small; use 1 or more")
-        chosen = self._chosen(party)
+        chosen = self.find_parties(party)
         one = user is None or isinstance(user, str) or np.ndim(user) == 0
         if ratings is not None:
             if not one:
@@ -246,7 +246,7 @@ class Run:
         `score` is the cosine of the items' directions in taste space. `party` names the party of `item` if several parties
         have that id.
         """
-        self._chosen(party)
+        self.find_parties(party)
         return self._answers.similar(item, k, party)
 
     @cached_property
@@ -272,7 +272,7 @@ class Run:
             )
         row = self._user_rows(user)
         predicted = np.full(len(user), np.nan)
-        for p in self._chosen(party):
+        for p in self.find_parties(party):
             table = self.parties[p].ratings
             model = self.models[p]
             place = find_positions(item, table.item_ids)
@@ -296,7 +296,8 @@ class Run:
     def embeddings(self, party: str | None = None) -> dict[str, Embeddings]:
         """Return the vectors of all parties, or of one, as Arrow tables with ids and titles, by the party's name."""
         return {
-            self.parties[p].name: Embeddings.of(self.parties[p], self.models[p]) for p in self._chosen(party)
+            self.parties[p].name: Embeddings.of(self.parties[p], self.models[p])
+            for p in self.find_parties(party)
         }
 
     def _user_rows(self, ids: StrArray, remedy: str = "leave them out") -> NDArray[np.int64]:
@@ -312,8 +313,8 @@ class Run:
             )
         return row
 
-    def _chosen(self, party: str | None) -> list[int]:
-        """Return the index of `party`, or all indices if it is None."""
+    def find_parties(self, party: str | None) -> list[int]:
+        """Return the number of the party with this name, or the numbers of all parties if it is None."""
         chosen = [p for p in range(len(self.parties)) if party in (None, self.parties[p].name)]
         if not chosen:
             names = ", ".join(p.name for p in self.parties)

@@ -47,7 +47,7 @@ class RequestView(View):
 
     def find_user(self, user: str, model: ModelName | None) -> ServedUser:
         """Return the user of the run with this id, to be served by `model`."""
-        if model == ALONE and ALONE not in self.catalogue.rankers:
+        if model == ALONE and ALONE not in self.catalogue.lists:
             raise HttpProblem(404, "this run has no models of the parties alone", WITHOUT_ALONE)
         found = find_user(self.catalogue, user, model=model)
         if found.row is None:

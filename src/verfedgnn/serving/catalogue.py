@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from verfedgnn.core.errors import DataError, RunError
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TRAIN, PartyData, Ratings
 from verfedgnn.data.ids import StrArray
+from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run import Run
 from verfedgnn.serving.fold_in import FoldedUser, PartyPrior, Rated, UserRatings, fit_user_prior, fold_in
 from verfedgnn.serving.ranker import ItemRanker
@@ -118,30 +120,35 @@ class PartyCatalogue:
         return DescribedItem(str(self.table.item_ids[item]), title, self.name, columns)
 
 
+@dataclass(frozen=True)
 class ServedModels:
-    """The models that order lists, or those that predict ratings: one a served party, by name."""
+    """Models of one kind, one a served party: they order lists, or they predict ratings."""
 
-    def __init__(self, run: Run, parties: Sequence[int], data: Sequence[tuple[Ratings, Parts]]) -> None:
-        """Take the models of `run` for these parties; `data` holds their ratings and the parts of these."""
-        self.ranks = run.config.ranks
-        models = {FEDERATED: run.models} | ({} if run.alone is None else {ALONE: run.alone})
-        self.by_name = {name: [found[p].cpu() for p in parties] for name, found in models.items()}
-        self._data = data
+    models: Sequence[PartyModel]
+    data: Sequence[tuple[Ratings, Parts]]
+    """Ratings of each party, and their parts."""
+    ranks: bool
+    joint: bool
+    """Whether the models were trained together."""
 
     @cached_property
-    def priors(self) -> dict[ModelName, dict[int, PartyPrior]]:
-        """User priors by party: a joint one of the federated models, a separate one of each party alone."""
-        joint = fit_user_prior(self.by_name[FEDERATED], self._data, ranks=self.ranks)
-        pairs = zip(self.by_name.get(ALONE, ()), self._data, strict=ALONE in self.by_name)
-        alone = [fit_user_prior([model], [own], ranks=self.ranks)[0] for model, own in pairs]
-        return {FEDERATED: dict(enumerate(joint)), ALONE: dict(enumerate(alone))}
+    def rankers(self) -> list[ItemRanker]:
+        """The models, laid out for many users at once."""
+        return [ItemRanker(model, ranks=self.ranks) for model in self.models]
 
-    def fold_in(self, name: ModelName, rated: Rated, parties: Iterable[int]) -> dict[int, FoldedUser]:
+    @cached_property
+    def priors(self) -> dict[int, PartyPrior]:
+        """User priors by party: a joint one, or a separate one of each party alone."""
+        pairs = list(zip(self.models, self.data, strict=True))
+        groups = [pairs] if self.joint else [[pair] for pair in pairs]
+        fitted = (fit_user_prior(*zip(*group, strict=True), ranks=self.ranks) for group in groups)
+        return dict(enumerate(chain.from_iterable(fitted)))
+
+    def fold_in(self, rated: Rated, parties: Iterable[int]) -> dict[int, FoldedUser]:
         """Return a user's position at each of `parties`; a model trained alone knows only the ratings at its party."""
-        priors = self.priors[name]
-        if name == FEDERATED:
-            return dict.fromkeys(parties, fold_in(priors, rated))
-        return {p: fold_in({p: priors[p]}, {p: rated[p]} if p in rated else {}) for p in parties}
+        if self.joint:
+            return dict.fromkeys(parties, fold_in(self.priors, rated))
+        return {p: fold_in({p: self.priors[p]}, {p: rated[p]} if p in rated else {}) for p in parties}
 
 
 class Catalogue:
@@ -151,30 +158,31 @@ class Catalogue:
     """
 
     def __init__(self, run: Run, name: str, party: str | None = None, split: SplitTest | None = None) -> None:
-        names = [p.name for p in run.parties]
-        if party is not None and party not in names:
-            raise RunError(f"this run has no party '{party}'; choose one of: {', '.join(names)}")
         if split is not None and run.ranker.alone is None:
             raise RunError(f"a split test needs the lists of the parties alone; {WITHOUT_ALONE}")
         self.run = run
         self.name = name
         self.split = split
-        self.chosen = [p for p in range(len(names)) if party in (None, names[p])]
+        self.chosen = run.find_parties(party)
         self.parties = [PartyCatalogue(run.parties[p], run.parts[p]) for p in self.chosen]
         self.user_ids = run.parties[0].ratings.user_ids
         self.users = IdIndex(self.user_ids)
         self.index_users = lru_cache(CACHED_FILTERS)(self._index_users)
         data = [(run.parties[p].ratings, run.parts[p]) for p in self.chosen]
-        self.lists = ServedModels(run.ranker, self.chosen, data)
-        self.stars = self.lists if run.ranker is run else ServedModels(run, self.chosen, data)
+        self.lists = self._serve(run.ranker, data)
+        """The models that order lists: federated and, if the run has them, alone."""
+        self.stars = self.lists if run.ranker is run else self._serve(run, data)
         """The models that predict ratings; the same if lists are ordered by these, or if the run predicts none."""
-        self.ranks = self.lists.ranks
+        self.ranks = run.ranker.config.ranks
         self.predicts = not run.config.ranks
-        self.rankers = {
-            name: [ItemRanker(model, ranks=self.ranks) for model in models]
-            for name, models in self.lists.by_name.items()
-        }
-        """Rankers of the served parties by model, federated and, if the run has it, alone."""
+
+    def _serve(self, run: Run, data: Sequence[tuple[Ratings, Parts]]) -> dict[ModelName, ServedModels]:
+        def served(models: Sequence[PartyModel], *, joint: bool) -> ServedModels:
+            chosen = [models[p].cpu() for p in self.chosen]
+            return ServedModels(chosen, data, run.config.ranks, joint)
+
+        alone = {} if run.alone is None else {ALONE: served(run.alone, joint=False)}
+        return {FEDERATED: served(run.models, joint=True), **alone}
 
     def _index_users(self, parties: tuple[int, ...]) -> IdIndex:
         """Return an index of the users that these parties know; all users of the run for all parties."""

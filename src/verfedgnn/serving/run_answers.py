@@ -157,7 +157,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
         "rounds": metrics["rounds"],
         "ranks": catalogue.ranks,
         "predicts": catalogue.predicts,
-        "alone": ALONE in catalogue.rankers,
+        "alone": ALONE in catalogue.lists,
         "examples": _choose_examples(catalogue, allowed, allowed),
         "warning": warn_of_lists(metrics | {"parties": served}),
         "judged_by_lift": lift is not None,
@@ -169,9 +169,8 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
 
 def _describe_verdict(lift: Mapping[str, Any]) -> dict[str, Any]:
     """Return the verdict and what follows it, in the words of terminal and reports."""
-    points = [
-        point.replace("`", "") for point in list_points(lift)
-    ]  # the page shows marks of code as they are
+    # the page would show marks of code as they are
+    points = [point.replace("`", "") for point in list_points(lift)]
     return {"tone": TONES[party_word(lift)], "headline": headline(lift), "points": points}
 
 

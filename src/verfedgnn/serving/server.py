@@ -315,7 +315,8 @@ def serve(
 
     def build(folder: Path) -> FastAPI:
         catalogue = Catalogue(Run.load(folder), folder.name, party, split)
-        _ = catalogue.lists.priors, catalogue.stars.priors  # so that the first newcomer does not wait
+        for served in (*catalogue.lists.values(), *catalogue.stars.values()):
+            _ = served.priors, served.rankers  # so that the first newcomer does not wait
         return make_app(catalogue, keys=keys, log=log, metrics=metrics, folder=folder)
 
     app = LiveRun(run, build)

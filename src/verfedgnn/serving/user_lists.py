@@ -147,20 +147,18 @@ class UserProfile:
         self.catalogue = catalogue
         self.user = user
         self.parties = parties
-        vectors = self._place_user(catalogue.lists)
-        ratings = vectors if catalogue.stars is catalogue.lists else self._place_user(catalogue.stars)
+        self.lists, self.stars = catalogue.lists[user.model], catalogue.stars[user.model]
+        vectors = self._place_user(self.lists)
+        ratings = vectors if self.stars is self.lists else self._place_user(self.stars)
         self.at = {p: self._see_at(p, vectors[p], ratings[p]) for p in parties}
 
     def _see_at(self, p: int, vector: Tensor, rating_vector: Tensor) -> UserAtParty:
         owned = self.user.newer.get(p, NO_RATINGS).items
         if self.user.row is not None:
-            owned = np.union1d(owned, self._ranker(p).find_owned(self.user.row))
+            owned = np.union1d(owned, self.lists.rankers[p].find_owned(self.user.row))
         items, ratings = self.user.find_ratings(self.catalogue, [p]).get(p, NO_RATINGS)
         likes = int((ratings >= self.catalogue.parties[p].liked_from).sum())
         return UserAtParty(vector, rating_vector.numpy(), owned, items, likes)
-
-    def _ranker(self, party: int) -> ItemRanker:
-        return self.catalogue.rankers[self.user.model][party]
 
     def _place_user(self, served: ServedModels) -> dict[int, Tensor]:
         r"""Return the user's vector at each party. A newcomer is folded in.
@@ -168,29 +166,29 @@ class UserProfile:
         The trained vector of a user with newer ratings keeps what training learnt from others: it moves by as much as the
         folded-in position does, to :math:`x_u + L (z_\mathrm{new} - z_\mathrm{old})`.
         """
-        row, name = self.user.row, self.user.model
-        models = served.by_name[name]
+        row, priors = self.user.row, served.priors
+        trained = {} if row is None else {p: served.models[p].users[row] for p in self.parties}
         if self.user.trained:
-            return {p: models[p].users[row] for p in self.parties}
-        priors = served.priors[name]
+            return trained
 
         def fold(user: ServedUser) -> dict[int, FoldedUser]:
             rated = user.find_ratings(self.catalogue, range(len(self.catalogue.parties)), training=True)
-            return served.fold_in(name, rated, self.parties)
+            return served.fold_in(rated, self.parties)
 
         now = fold(self.user)
         if row is None:
-            return {p: priors[p].make_vector(now[p].z) for p in self.parties}
+            return {p: priors[p].make_vector(folded.z) for p, folded in now.items()}
         before = fold(ServedUser(row))
         moved = {p: (priors[p].factor @ (now[p].z - before[p].z)).astype(np.float32) for p in self.parties}
-        return {p: models[p].users[row] + torch.from_numpy(moved[p]) for p in self.parties}
+        return {p: trained[p] + torch.from_numpy(move) for p, move in moved.items()}
 
     def make_queries(self, k: int, filters: Filters) -> list[tuple[ItemRanker, RankingQuery]]:
         """Return the queries for the user's k best items, one per party."""
         queries = []
         for p, own in self.at.items():
             allowed = self.catalogue.parties[p].filter_items(filters)
-            queries.append((self._ranker(p), RankingQuery(own.vector, k, own.rated, allowed, own.owned)))
+            query = RankingQuery(own.vector, k, own.rated, allowed, own.owned)
+            queries.append((self.lists.rankers[p], query))
         return queries
 
     def merge(self, ranked: Sequence[RankedItems], k: int) -> list[ScoredItem]:
@@ -232,7 +230,7 @@ class UserProfile:
         for p in self.parties:
             here = parties == p
             if self.catalogue.ranks:  # else lists are ordered by the predicted rating itself
-                vectors = self.catalogue.stars.by_name[self.user.model][p].items.numpy()
+                vectors = self.stars.models[p].items.numpy()
                 predicted[here] = vectors[rows[here]] @ self.at[p].rating_vector
             predicted[here] = predicted[here].clip(*self.catalogue.parties[p].table.scale)
         return list(predicted.tolist())
@@ -251,9 +249,8 @@ class UserProfile:
         """
         catalogue = self.catalogue
         rated = self.user.find_ratings(catalogue, visible, training=True)
-        priors = catalogue.lists.priors[self.user.model]
-        joint = self.user.model == FEDERATED
-        folds = catalogue.lists.fold_in(self.user.model, rated, {p for p, _, _ in best})
+        priors, joint = self.lists.priors, self.user.model == FEDERATED
+        folds = self.lists.fold_in(rated, {p for p, _, _ in best})
         usual = {p: self._score_for_average(p, filters) for p in folds}
         places = dict.fromkeys(folds, 0)
         explanations = []
@@ -266,13 +263,13 @@ class UserProfile:
             habit = float(typical @ folds[p].z)
             taste = sum(float(part.sum()) for part in adds.values())
             items = 0.0
-            weights = self._ranker(p).item_weights
+            weights = self.lists.rankers[p].item_weights
             if weights is not None:
                 items = float(weights.split_score(row, self.at[p].owned).sum())
                 if p in adds:
                     adds[p] = adds[p] + weights.split_score(row, rated[p].items)
             if catalogue.ranks:
-                score = float(self.at[p].vector @ self._ranker(p).model.items[row]) + items
+                score = float(self.at[p].vector @ self.lists.models[p].items[row]) + items
             rest = score - average - habit - taste - items
             rank = 1 + int((usual[p] > average).sum())
             # someone without ratings here may be known elsewhere
@@ -290,7 +287,7 @@ class UserProfile:
 
     def _score_for_average(self, party: int, filters: Filters) -> NDArray[np.float32]:
         """Return the average user's scores of the items that match `filters`, without those that this user has rated."""
-        level = self.catalogue.lists.priors[self.user.model][party].level
+        level = self.lists.priors[party].level
         allowed = self.catalogue.parties[party].filter_items(filters)
         kept = np.ones(len(level), bool) if allowed is None else allowed.numpy().copy()
         kept[self.at[party].rated] = False
@@ -348,9 +345,9 @@ def find_similar(
     The similarity is the cosine of item directions, those of the model that orders lists. A party that mixes only popularity
     and item weights into its lists has none, so the directions of the predicted ratings are used instead.
     """
-    priors = catalogue.lists.priors[FEDERATED]
+    priors = catalogue.lists[FEDERATED].priors
     if catalogue.predicts and not priors[party].items[item].any():
-        priors = catalogue.stars.priors[FEDERATED]
+        priors = catalogue.stars[FEDERATED].priors
     direction = priors[party].items[item]
     found: list[ScoredItem] = []
     for p in parties:

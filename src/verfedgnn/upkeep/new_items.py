@@ -46,7 +46,7 @@ import scipy.sparse
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.core.errors import ConfigError, DataError, RunError
+from verfedgnn.core.errors import ConfigError, DataError
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TRAIN, VALID
@@ -191,9 +191,7 @@ def absorb_item_scores(model: PartyModel) -> Floats:
     own = model.item_scores
     users = model.users.double().numpy()
     gram = users.T @ users
-    gram[np.diag_indices_from(gram)] += (
-        1e-6 * np.trace(gram) / len(gram) or 1.0
-    )  # all are 0 where EASE is alone
+    gram[np.diag_indices_from(gram)] += 1e-6 * np.trace(gram) / len(gram) or 1.0  # 0 where EASE is alone
     history = user_items(own, len(users))
     sums = (history.T @ users).T @ own.weights.double().numpy()
     found = items.copy()
@@ -248,13 +246,12 @@ class AddedReport:
 class NewItems:
     """One party's new items: it estimates their vectors and keeps them in the run folder."""
 
-    def __init__(self, folder: Path, run: Run, party: str) -> None:
-        """`run` is the run in `folder` as it was trained, without added items."""
-        names = [each.name for each in run.parties]
-        if party not in names:
-            raise RunError(f"there is no party '{party}' in this run; use one of: {', '.join(names)}")
-        self.party = party
-        self._number = names.index(party)
+    def __init__(self, folder: Path, run: Run, party: str | None) -> None:
+        """`run` is the run in `folder` as it was trained, without added items; `party` is needed if it has several."""
+        self._number, *others = run.find_parties(party)
+        if others:
+            names = ", ".join(each.name for each in run.parties)
+            raise ConfigError(f"the run has several parties; choose one with party=: {names}")
         self._folder = folder
         self._run = run
         self._file = added_file(folder, safe_names(run.parties)[self._number])
@@ -343,9 +340,7 @@ class NewItems:
                 f"item '{first}' was in training; leave it out: its new ratings take part in the next training"
             )
         low, high = self.table.scale
-        latest = (
-            latest_plausible_time()
-        )  # the newest time counts as now; one from the future would age all items
+        latest = latest_plausible_time()  # the newest time counts as now: one from the future would age all
         for item in items.values():
             for rating, at in item.ratings.values():
                 if not low <= rating <= high:
@@ -380,13 +375,10 @@ def add_items(
     """
     if ratings is None and items is None:
         raise ConfigError("nothing to add; give ratings, items or both")
-    loaded = Run.load(run, added=False)
-    names = [each.name for each in loaded.parties]
-    if party is None and len(names) > 1:
-        raise ConfigError(f"the run has several parties; choose one with party=: {', '.join(names)}")
+    new = NewItems(Path(run), Run.load(run, added=False), party)
     table = None if ratings is None else read_table(ratings, **options)
     described = {} if items is None else read_item_texts(Path(items))
-    return NewItems(Path(run), loaded, party or names[0]).add(make_items(table, described))
+    return new.add(make_items(table, described))
 
 
 def make_items(ratings: Ratings | None, described: Mapping[str, Mapping[str, str]]) -> dict[str, AddedItem]:
