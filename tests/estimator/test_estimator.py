@@ -73,7 +73,7 @@ def test_a_notebook_shows_progress_and_clears_it() -> None:
         bar.shown = -1.0
         bar.round(Progress("film <b>", 3, 60, {"rmse": 0.9}, {"rmse": 0.8}, 2_000))
     assert shown[0].startswith(
-        '<progress value="3" max="60"></progress> film &lt;b&gt;  3/60 rounds  RMSE 0.9000'
+        '<progress value="3" max="60"></progress> film &lt;b&gt;: 3/60 rounds  RMSE 0.9000'
     )
     assert shown[-1] == ""
 

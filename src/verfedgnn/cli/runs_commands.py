@@ -37,7 +37,7 @@ def evaluate(
         predictions: Also write each test rating with its predictions, as Parquet, to recompute the figures.
     """
     from verfedgnn.core.files import writing
-    from verfedgnn.runs.predictions import write_predictions
+    from verfedgnn.evaluation.lift import write_predictions
 
     loaded = vf.Run.load(run, added=False)
     with output.busy("evaluating"):

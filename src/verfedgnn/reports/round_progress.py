@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 STEP_SECONDS = 10.0
 """Fewest seconds between two lines about a training that is one of many."""
 REFRESH_SECONDS = 0.2
-NO_COSTS: Mapping[str, Cost] = {}
 
 
 @dataclass(frozen=True)
@@ -40,14 +39,14 @@ class TrainingPlan:
 
     @classmethod
     def of(
-        cls, parties: Sequence[str], config: Config, expected: Mapping[str, Cost] = NO_COSTS
+        cls, parties: Sequence[str], config: Config, expected: Mapping[str, Cost] | None = None
     ) -> TrainingPlan:
         """Return the trainings of a command for these parties."""
         loops = ["lists"] if config.ranks else ["federation", "lists"][: 1 + config.trains_lists]
         alone = [f"{name} alone{', lists' * (loop == 'lists')}" for loop in loops for name in parties]
         final = config.trains_final and config.model.solved
         again = [f"{loop}, all ratings" for loop in loops] if final else []
-        return cls([*loops, *again, *(alone if config.training.gate else [])], expected)
+        return cls([*loops, *again, *(alone if config.training.gate else [])], expected or {})
 
     def describe(self, step: str) -> str:
         """Return the place of a step, such as `step 3 of 20, books alone`."""
@@ -74,9 +73,8 @@ class RoundProgress:
     With a plan, each training has its place among all of the command.
     """
 
-    def __init__(self, *, hidden: bool, unit: str = "rounds", transient: bool = False) -> None:
+    def __init__(self, *, hidden: bool, transient: bool = False) -> None:
         self.console = error_console()
-        self.unit = unit
         self.hidden = hidden
         self.plan = TrainingPlan()
         seen = not hidden and drawable(self.console)
@@ -111,18 +109,17 @@ class RoundProgress:
 
     def _close(self) -> None:
         """Fill the bar of a training that stopped before its last round, and print its last line."""
-        for task in self.bar.tasks:
+        for task in self.bar.tasks[-1:]:
             early = "" if task.finished else " (no longer improving)"
-            self.bar.update(
-                task.id, total=task.completed, note=f"{task.fields['note'].rstrip()}{early}".strip(), left=""
-            )
-            if self.last and task.id == list(self.tasks.values())[-1]:
+            note = f"{task.fields['note'].rstrip()}{early}".strip()
+            self.bar.update(task.id, total=task.completed, note=note, left="")
+            if self.last:
                 self._print(f"{self.last}{early}")
         self.last = ""
 
     def line(self, text: str) -> None:
         """Print a line above the bar."""
-        if self.last and self.plain:
+        if self.last:
             self._print(self.last)
             self.last = ""
         self._print(text)
@@ -142,32 +139,25 @@ class RoundProgress:
         name = self.plan.describe(label)
         if label not in self.tasks:
             self._close()
-            self._begin(label, done, self.bar.add_task(escape(name), total=total, note=note, left=""))
-            self.printed = 0
-        left = self._describe_left(done, total)
+            self.began, self.first, self.printed = time.monotonic(), done, 0
+            self.tasks[label] = self.bar.add_task(escape(name), total=total, note=note, left="")
+        spent, left = time.monotonic() - self.began, ""
+        if spent > 1 and self.first < done < total:
+            left = f"about {format_duration(spent * (total - done) / (done - self.first))} left"
         self.bar.update(self.tasks[label], completed=done, note=note, left=left)
+        self._show_line(f"{name}: {done:.0f}/{total} rounds  {note}".rstrip(), done, total, left)
+
+    def _show_line(self, line: str, done: float, total: int, left: str) -> None:
+        """Print the line of the current training after each tenth of it, where no bar can be drawn."""
         if not self.plain:
             return
-        tenth = int(10 * done // total)
-        line = f"{name}: {done:.0f}/{total} {self.unit}  {note}".rstrip()
         self.last = line
+        tenth = int(10 * done // total)
         late = not self.plan.steps or time.monotonic() - self.printed_at >= STEP_SECONDS
         if tenth > self.printed and done < total and late:
             self.printed = tenth
             self.printed_at = time.monotonic()
             self._print(f"{line}  {left}".rstrip())
-
-    def _begin(self, label: str, done: float, task: TaskID) -> None:
-        self.began = time.monotonic()
-        self.first = done
-        self.tasks[label] = task
-
-    def _describe_left(self, done: float, total: float) -> str:
-        """Return the time left for the task; "" if it is unknown."""
-        spent = time.monotonic() - self.began
-        if spent <= 1 or not self.first < done < total:
-            return ""
-        return f"about {format_duration(spent * (total - done) / (done - self.first))} left"
 
     def _print(self, text: str) -> None:
         if not self.hidden:
@@ -187,19 +177,12 @@ class NotebookProgress(RoundProgress):
     def __exit__(self, *_: object) -> None:
         self.cell.update(self.html(""))
 
-    def step(self, label: str, done: float, total: int, note: str = "") -> None:
-        """Show that `done` of `total` steps of the task `label` are finished, at most five times a second."""
-        now = time.monotonic()
-        if label not in self.tasks:
-            self._begin(label, done, TaskID(len(self.tasks)))
-        if now - self.shown < REFRESH_SECONDS:
-            return
-        self.shown = now
-        left = self._describe_left(done, total)
-        words = html_escape(
-            f"{label}  {done:.0f}/{total} {self.unit}  {note}".rstrip() + f"  {left}".rstrip()
-        )
-        self.cell.update(self.html(f'<progress value="{done}" max="{total}"></progress> {words}'))
+    def _show_line(self, line: str, done: float, total: int, left: str) -> None:
+        """Show the line in the cell, at most five times a second."""
+        if time.monotonic() - self.shown >= REFRESH_SECONDS:
+            self.shown = time.monotonic()
+            bar = f'<progress value="{done}" max="{total}"></progress>'
+            self.cell.update(self.html(f"{bar} {html_escape(f'{line}  {left}'.rstrip())}"))
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def _table(party: PartyData, part: NDArray[np.int8]) -> Any:
 def _party(arrow: Any, users: Any) -> tuple[PartyData, NDArray[np.int8]]:
     about = json.loads(arrow.schema.metadata[_KEY])
     # Arrow hands out read-only arrays, which torch refuses to wrap.
-    columns = {name: np.array(arrow[name].to_numpy()) for name in arrow.column_names}
+    columns: dict[str, Any] = {name: np.array(arrow[name].to_numpy()) for name in arrow.column_names}
     part = columns.pop("part")
     for rows, size in ((columns["user"], len(users)), (columns["item"], len(about["item_ids"]))):
         if rows.dtype.kind not in "iu" or not ((rows >= 0) & (rows < size)).all():

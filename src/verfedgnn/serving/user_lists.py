@@ -166,7 +166,7 @@ class UserProfile:
         The trained vector of a user with newer ratings keeps what training learnt from others: it moves by as much as the
         folded-in position does, to :math:`x_u + L (z_\mathrm{new} - z_\mathrm{old})`.
         """
-        row, priors = self.user.row, served.priors
+        row = self.user.row
         trained = {} if row is None else {p: served.models[p].users[row] for p in self.parties}
         if self.user.trained:
             return trained
@@ -175,7 +175,7 @@ class UserProfile:
             rated = user.find_ratings(self.catalogue, range(len(self.catalogue.parties)), training=True)
             return served.fold_in(rated, self.parties)
 
-        now = fold(self.user)
+        now, priors = fold(self.user), served.priors
         if row is None:
             return {p: priors[p].make_vector(folded.z) for p, folded in now.items()}
         before = fold(ServedUser(row))
