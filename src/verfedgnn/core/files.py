@@ -151,6 +151,23 @@ def writing(place: Path) -> Iterator[None]:
         raise RunError(f"cannot write {place}: {error.strerror or error}; {remedy}") from None
 
 
+@contextmanager
+def parsing(what: str, remedy: str) -> Iterator[None]:
+    """Turn what a damaged or foreign file raises in the block into a `RunError` that names the file and the remedy."""
+    try:
+        yield
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        raise RunError(f"{what} cannot be read ({error}); {remedy}") from None
+
+
 def check_writable(folder: Path) -> None:
     """Raise `RunError` if `folder` cannot be created or written. Call it before any long computation."""
     with writing(folder):

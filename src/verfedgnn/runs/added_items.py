@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
-from verfedgnn.core.errors import DataError, RunError, RunWarning
-from verfedgnn.core.files import check_links, lock_folder, write_bytes, writing
+from verfedgnn.core.errors import DataError, RunWarning
+from verfedgnn.core.files import check_links, lock_folder, parsing, write_bytes, writing
 from verfedgnn.data import TRAIN, PartyData, Ratings
 from verfedgnn.data.ids import LONGEST_ID, LONGEST_TITLE, StrArray, find_positions
 from verfedgnn.data.value_parsing import LATEST_SECONDS
@@ -82,10 +82,8 @@ def _describe(error: ValidationError) -> str:
 def read_added(file: Path) -> dict[str, AddedItem]:
     """Return the added items by id, in the order in which they were added first; warn of lines that cannot be used."""
     found: dict[str, AddedItem] = {}
-    try:
+    with parsing(str(file), "check its permissions"):
         lines = file.read_bytes().split(b"\n") if file.is_file() else []
-    except OSError as error:
-        raise RunError(f"{file} cannot be read ({error.strerror}); check its permissions") from None
     for number, line in enumerate(filter(None, lines), 1):
         try:
             item = _ITEM.validate_json(line)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from verfedgnn.core.array_files import ArrayFile, write_parts
-from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import make_folder, replacing, writing
+from verfedgnn.core.files import make_folder, parsing, replacing, writing
 from verfedgnn.protocol.replica import CheckpointState
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -63,9 +62,7 @@ class CheckpointFile:
         path = self.folder / CHECKPOINT
         if not path.is_file():
             return None
-        try:
+        with parsing(f"the checkpoint in {self.folder}", "train the run again"):
             arrays = ArrayFile(path)
             plain = json.loads(arrays.about[_TEXT])
             return Checkpoint(plain["round"], CheckpointState(arrays, plain["state"]), plain["values"])
-        except (ValueError, KeyError, TypeError):
-            raise RunError(f"the checkpoint in {self.folder} cannot be read; train the run again") from None

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from verfedgnn.core.errors import RunError
+from verfedgnn.core.files import parsing
 from verfedgnn.data.ids import StrArray
 from verfedgnn.data.ratings import Mask
 from verfedgnn.privacy.id_matching import normalise_ids
@@ -44,15 +44,11 @@ class ForgottenUsers:
         """Read a list; it is empty if there is no file."""
         if not file.is_file():
             return cls()
-        try:
+        with parsing(str(file), "nobody knows who was forgotten: restore it from a backup"):
             found = cls(**json.loads(file.read_text("utf-8")))
             for key, users in found.hashes.items():
                 bytes.fromhex(key), set(users)
             list(map(Path, found.runs))
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise RunError(
-                f"{file} cannot be read ({error}), so nobody knows who was forgotten; restore it from a backup"
-            ) from None
         return found
 
     def write(self, file: Path) -> None:
@@ -115,13 +111,11 @@ def gather_forgotten(key_file: Path, *runs: Path) -> ForgottenUsers:
 def append_record(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     """Append an entry to the record, unless it is there already, and return it with the time."""
     file = folder / FORGET_RECORD
-    try:
+    with parsing(str(file), "move it away, then repeat the command"):
         earlier = json.loads(file.read_text("utf-8")) if file.is_file() else []
         for each in earlier:
             if each | entry == each:  # the process was killed after it wrote the record
                 return dict(each)
-    except (ValueError, TypeError) as error:
-        raise RunError(f"{file} cannot be read ({error}); move it away, then repeat the command") from None
     record = {"when": int(time.time()), **entry}
     write_json(file, [*earlier, record])
     return record

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
-from verfedgnn.core.errors import Interrupted, NotPromoted, RunError
-from verfedgnn.core.files import check_file_name
+from verfedgnn.core.errors import Interrupted, NotPromoted
+from verfedgnn.core.files import check_file_name, parsing
 
 HISTORY = "nights.jsonl"
 """File in a folder of nights with a line for each night."""
@@ -58,9 +58,7 @@ class Night:
 def read_nights(folder: Path) -> list[Night]:
     """Return the history of a folder of nights, oldest first; a night that was tried again has its last result."""
     file = folder / HISTORY
-    try:
+    with parsing(str(file), "move it away to begin a new history"):
         lines = file.read_text("utf-8").splitlines() if file.is_file() else []
         nights = [Night(**json.loads(line)) for line in lines]
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise RunError(f"{file} cannot be read ({error}); move it away to begin a new history") from None
     return list({each.night: each for each in nights}.values())

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import check_file_name, make_folder, replacing
+from verfedgnn.core.files import check_file_name, make_folder, parsing, replacing
 from verfedgnn.data import PartyData, Ratings
 
 _KEY = b"verfedgnn"
@@ -50,15 +49,11 @@ def write_party_tables(folder: Path, parties: Sequence[PartyData], parts: Sequen
 
 def read_party_tables(folder: Path) -> tuple[list[PartyData], list[NDArray[np.int8]]]:
     """Read the tables and parts that `write_party_tables` wrote."""
-    try:
+    with parsing(f"the data of the run in {folder}", "restore the folder or train again"):
         users = np.array(pq.read_table(folder / "_users.parquet")["user"].to_pylist())
         files = pq.read_table(folder / "_parties.parquet")["file"].to_pylist()
         files = [check_file_name(file) for file in files]
         found = [_party(pq.read_table(folder / f"{file}.parquet"), users) for file in files]
-    except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            f"the data of the run in {folder} cannot be read ({error}); restore the folder or train again"
-        ) from None
     return [party for party, _ in found], [part for _, part in found]
 
 

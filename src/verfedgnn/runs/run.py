@@ -26,7 +26,7 @@ from verfedgnn import plugins
 from verfedgnn.config import Config, load_config
 from verfedgnn.core.array_files import ArrayFile, write_arrays
 from verfedgnn.core.errors import PluginWarning, RunError, RunWarning
-from verfedgnn.core.files import check_links, lock_folder, make_folder, write_bytes, writing
+from verfedgnn.core.files import check_links, lock_folder, make_folder, parsing, write_bytes, writing
 from verfedgnn.core.installed import make_frame
 from verfedgnn.core.option_names import option, resume_words, worded
 from verfedgnn.data import TRAIN, PartyData
@@ -412,7 +412,7 @@ class Run:
         """Read the run in `folder`, of ratings or of lists, for parties that were read before."""
         config = config or load_config(folder / "config.toml")
         files = safe_names(parties)
-        try:
+        with parsing(f"the run {folder}", "restore the folder or train again"):
             run = cls(
                 config,
                 parties,
@@ -425,10 +425,6 @@ class Run:
             )
             if (folder / "model" / "alone").is_dir():
                 run.alone = [read_model(folder / "model/alone" / f"{file}.safetensors") for file in files]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(
-                f"the run {folder} cannot be read ({error}); restore the folder or train again"
-            ) from None
         if (folder / LISTS / "metrics.json").is_file():
             run.lists = cls._read(folder / LISTS, None, parties, parts)
         return run

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.files import LOCK, check_writable, writing
+from verfedgnn.core.files import LOCK, check_writable, parsing, writing
 from verfedgnn.core.option_names import option
 
 LISTS = "lists"
@@ -138,7 +138,7 @@ def _is_run(folder: Path) -> bool:
 def _summarise(place: Path, folder: Path) -> RunSummary:
     file = place / "metrics.json"
     finished = file.is_file()
-    try:
+    with parsing(f"the run {place}", "restore or remove the folder"):
         config = tomllib.loads((place / "config.toml").read_text("utf-8"))
         metrics = json.loads(file.read_text("utf-8")) if finished else {}
         written = (file if finished else place / "history.jsonl").stat().st_mtime
@@ -162,5 +162,3 @@ def _summarise(place: Path, folder: Path) -> RunSummary:
             bytes=sum(cost["up"] + cost["down"] for cost in costs) if costs else None,
             epsilon=gradients["composed"]["epsilon"] if spends else None,
         )
-    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise RunError(f"the run {place} cannot be read ({error!r}); restore or remove the folder") from None

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from verfedgnn.config import load_config
 from verfedgnn.core.array_files import read_arrays, write_arrays
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import lock_folder, writing
+from verfedgnn.core.files import lock_folder, parsing, writing
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.data.ids import find_positions
@@ -143,14 +143,12 @@ def _finish(folder: Path) -> dict[str, Any] | None:
     file = folder / FORGET_JOURNAL
     if not file.is_file():
         return None
-    try:
+    with parsing(str(file), "remove it, then forget the users again"):
         journal = Journal(**json.loads(file.read_text("utf-8")))
         parties, parts = read_party_tables(folder / "parties")
         parties[0].ratings.user_ids[np.array(journal.users, np.int64)]  # raises if there is no such row
         for name, party in zip(safe_names(parties), parties, strict=True):
             np.empty(journal.size or party.ratings.n_items)[np.array(journal.items.get(name, []), np.int64)]
-    except (OSError, ValueError, TypeError, AttributeError, IndexError) as error:
-        raise RunError(f"{file} cannot be read ({error}); remove it, then forget the users again") from None
     with writing(folder):
         _remove_copies(folder)
         _forget_added(folder, journal, parties)
