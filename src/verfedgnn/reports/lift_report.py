@@ -132,28 +132,25 @@ def _draw_partners(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
 
 
 def _rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    rows = [[row["name"], *_cells(row)] for row in table["parties"]]
-    if len(rows) > 1:
-        rows.append(["**all**", *_cells(table["overall"])])
-    return ["party", *_header(table["overall"])], rows
+    """Return the header and the rows of the table of one metric."""
+    overall, lists = table["overall"], table["metric"] != "rmse"
+    ways, judged = [way for way in WAYS if way in overall], "ndcg@20" in overall
 
+    def cells(row: Mapping[str, Any]) -> list[str]:
+        figures = ["-" if row[way] is None else f"{row[way]:.4f}" for way in ways]
+        gain, ndcg = "-", "-"
+        if row["gain"] is not None:
+            value, low, high = map(format_signed, verdict.scale_gain(row))
+            gain = f"{value} ({low} to {high})"
+            ndcg = ", ".join(
+                f"{row['ndcg@20'][way]:.4f}" for way in (row["reference"], "federated") if judged
+            )
+        return [row["name"], f"{row['users']:,}", *figures, *[ndcg] * judged, gain, row["pays"]]
 
-def _header(row: Mapping[str, Any]) -> list[str]:
-    ways = [way for way in WAYS if way in row]
-    lists = "ndcg@20" in row or row["gain"] is None
-    before_after = ["NDCG@20 before, after"] if "ndcg@20" in row else []
-    figures = [f"{way} {'HitRate@20' if lists else 'RMSE'}" for way in ways]
-    return ["customers", *figures, *before_after, "gain, of 100" if lists else "gain, %", "verdict"]
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    ways = ["-" if row[way] is None else f"{row[way]:.4f}" for way in WAYS if way in row]
-    if row["gain"] is None:
-        return [f"{row['users']:,}", *ways, "-", row["pays"]]
-    gain, low, high = map(format_signed, verdict.scale_gain(row))
-    figures = row.get("ndcg@20")
-    lists = [] if figures is None else [f"{figures[row['reference']]:.4f}, {figures['federated']:.4f}"]
-    return [f"{row['users']:,}", *ways, *lists, f"{gain} ({low} to {high})", row["pays"]]
+    named = [*table["parties"], *([overall | {"name": "**all**"}] if len(table["parties"]) > 1 else [])]
+    header = [f"{way} {'HitRate@20' if lists else 'RMSE'}" for way in ways]
+    header += ["NDCG@20 before, after"] * judged + ["gain, of 100" if lists else "gain, %", "verdict"]
+    return ["party", "customers", *header], [cells(row) for row in named]
 
 
 def band(row: Mapping[str, Any]) -> str:

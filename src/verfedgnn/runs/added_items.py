@@ -114,36 +114,34 @@ def extend_party(
     party: PartyData, part: NDArray[np.int8], items: Mapping[str, AddedItem]
 ) -> tuple[PartyData, NDArray[np.int8]]:
     """Return a party's table and parts with added items at the end; their ratings are in the training part."""
-    table = party.ratings
+    table, described = party.ratings, list(items.values())
+    rows = find_positions(
+        np.array([user for item in described for user in item.ratings], str), table.user_ids
+    )
+    newest = 0 if table.time is None else int(table.time.max(initial=0))
     given = [
-        (user, place, rating, time)
-        for place, item in enumerate(items.values(), table.n_items)
-        for user, (rating, time) in item.ratings.items()
+        (place, stars, newest if at is None else at)
+        for place, item in enumerate(described, table.n_items)
+        for stars, at in item.ratings.values()
     ]
-    rows = find_positions(np.array([user for user, *_ in given], dtype=np.str_), table.user_ids)
-    known = rows >= 0
-    time = None
-    if table.time is not None:
-        newest = int(table.time.max(initial=0))
-        times = np.array([newest if at is None else at for *_, at in given], np.int64)
-        time = np.concatenate([table.time, times[known]])
-    described = list(items.values())
+    fields = [("item", table.item.dtype), ("rating", table.rating.dtype), ("time", np.int64)]
+    more = np.array(given, fields)[rows >= 0]
     titles = [item.title for item in described]
     with_titles = table.titles is not None or any(titles)
     ratings = replace(
         table,
-        user=np.concatenate([table.user, rows[known].astype(np.int32)]),
-        item=np.concatenate([table.item, np.array([place for _, place, *_ in given], np.int32)[known]]),
-        rating=np.concatenate([table.rating, np.array([stars for *_, stars, _ in given], np.float32)[known]]),
-        time=time,
-        item_ids=np.concatenate([table.item_ids, np.array(list(items), dtype=np.str_)]),
+        user=np.append(table.user, rows[rows >= 0].astype(table.user.dtype)),
+        item=np.append(table.item, more["item"]),
+        rating=np.append(table.rating, more["rating"]),
+        time=None if table.time is None else np.append(table.time, more["time"]),
+        item_ids=np.append(table.item_ids, np.array(list(items), str)),
         titles=_extend_texts(table.titles, titles, table) if with_titles else None,
         columns={
             name: _extend_texts(values, [item.columns.get(name, "") for item in described], table)
             for name, values in table.columns.items()
         },
     )
-    return PartyData(party.name, ratings), np.concatenate([part, np.full(int(known.sum()), TRAIN, np.int8)])
+    return PartyData(party.name, ratings), np.append(part, np.full(len(more), TRAIN, np.int8))
 
 
 def _extend_texts(texts: StrArray | None, more: Sequence[str], table: Ratings) -> StrArray:

@@ -77,7 +77,7 @@ def summarise_cost(ledger: Ledger, rounds: int, parties: int, seconds: float) ->
     traffic = ledger.total(kind="RoundStart") + ledger.total(kind="RoundReply")
     return {
         "rounds": rounds,
-        "seconds": round_seconds(seconds),
+        "seconds": round(seconds, 3),
         "bytes": {
             "up": ledger.total("up"),
             "down": ledger.total("down"),
@@ -86,10 +86,12 @@ def summarise_cost(ledger: Ledger, rounds: int, parties: int, seconds: float) ->
     }
 
 
-def history_entry(round: int, error: float, config: Config, ledger: Ledger, seconds: float) -> dict[str, Any]:
+def history_entry(
+    number: int, error: float, config: Config, ledger: Ledger, seconds: float
+) -> dict[str, Any]:
     """Return one line of history.jsonl, the result of a validation."""
     judged = {f"valid_{name}": value for name, value in config.judged(error).items()}
-    return {"round": round, **judged, "bytes": ledger.total(), "seconds": round_seconds(seconds)}
+    return {"round": number, **judged, "bytes": ledger.total(), "seconds": round(seconds, 3)}
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
@@ -101,11 +103,6 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "device": name,
         "threads": torch.get_num_threads(),
     }
-
-
-def round_seconds(seconds: float) -> float:
-    """Round seconds to milliseconds."""
-    return round(seconds, 3)
 
 
 def evaluate(

@@ -42,9 +42,16 @@ class RunAnswers:
         self.run = run
 
     @cached_property
-    def catalogue(self) -> Catalogue:
-        """The run, indexed for lookups."""
-        return Catalogue(self.run, "run")
+    def view(self) -> View:
+        """All of the run, indexed for lookups."""
+        first = self.run.parties[0].name
+        remedy = f"name one with `party`, or with its ratings: ratings={{{first!r}: {{item: stars}}}}"
+        everywhere = range(len(self.run.parties))
+        return View(
+            Catalogue(self.run, "run"),
+            everywhere,
+            worded(f"name its party: --rated {first}:ITEM=RATING", remedy),
+        )
 
     def html(self) -> str:
         """Return the run as HTML for a notebook."""
@@ -59,22 +66,20 @@ class RunAnswers:
         self, user: str | None, ratings: Mapping[Any, Any], parties: Sequence[int], k: int
     ) -> Recommendations:
         """Return the k best items for a user of the run, who may have rated more since, or for a newcomer with these ratings."""
-        served = find_user(self.catalogue, user, self._read_ratings(ratings))
-        profile = UserProfile(self.catalogue, served, parties)
+        catalogue = self.view.catalogue
+        profile = UserProfile(catalogue, find_user(catalogue, user, self._read_ratings(ratings)), parties)
         (best,) = make_lists([profile], k)
         found = profile.describe(best)
         items = [Recommendation(each.item, each.title, each.party, each.score, each.rating) for each in found]
-        everywhere = range(len(self.run.parties))
-        return Recommendations(items, lambda: [why.in_words() for why in profile.explain(best, everywhere)])
+        return Recommendations(
+            items, lambda: [why.in_words() for why in profile.explain(best, self.view.allowed)]
+        )
 
     def similar(self, item: Any, k: int, party: str | None) -> list[Recommendation]:
         """Return the k items of all parties that are most similar to `item`, which may be at several parties."""
-        place = self._view("name one with `party`").find_item(id_text(item, "item") or "", party)
-        found = find_similar(self.catalogue, *place, range(len(self.run.parties)), k)
+        place = self.view.find_item(id_text(item, "item") or "", party)
+        found = find_similar(self.view.catalogue, *place, self.view.allowed, k)
         return [Recommendation(other.item, other.title, other.party, other.similarity) for other in found]
-
-    def _view(self, remedy: str) -> View:
-        return View(self.catalogue, range(len(self.run.parties)), remedy)
 
     def _read_ratings(self, ratings: Mapping[Any, Any]) -> Rated:
         """Return `{item: stars}` or `{party: {item: stars}}` by party, after checking items and scales."""
@@ -85,9 +90,7 @@ class RunAnswers:
         for key, value in ratings.items():
             party, items = (str(key), value) if isinstance(value, Mapping) else (None, {key: value})
             given += [(id_text(item, "item") or "", party, stars) for item, stars in items.items()]
-        first = self.run.parties[0].name
-        example = worded(f"--rated {first}:ITEM=RATING", f"ratings={{{first!r}: {{item: stars}}}}")
-        return self._view(f"name its party: {example}").read_ratings(given)
+        return self.view.read_ratings(given)
 
 
 def write_table(catalogue: Catalogue, path: Path, k: int) -> int:

@@ -182,7 +182,7 @@ class UserProfile:
         moved = {p: (priors[p].factor @ (now[p].z - before[p].z)).astype(np.float32) for p in self.parties}
         return {p: trained[p] + torch.from_numpy(move) for p, move in moved.items()}
 
-    def make_queries(self, k: int, filters: Filters) -> list[tuple[ItemRanker, RankingQuery]]:
+    def make_queries(self, k: int, filters: Filters = NO_FILTERS) -> list[tuple[ItemRanker, RankingQuery]]:
         """Return the queries for the user's k best items, one per party."""
         queries = []
         for p, own in self.at.items():
@@ -328,11 +328,9 @@ def find_user(
     return ServedUser(row, newer or {}, model or bucket or FEDERATED, bucket)
 
 
-def make_lists(
-    profiles: Sequence[UserProfile], k: int, filters: Filters = NO_FILTERS
-) -> list[list[ScoredItem]]:
+def make_lists(profiles: Sequence[UserProfile], k: int) -> list[list[ScoredItem]]:
     """Return the k best items of each user, scored together."""
-    queries = [query for profile in profiles for query in profile.make_queries(k, filters)]
+    queries = [query for profile in profiles for query in profile.make_queries(k)]
     ranked = iter(rank_together(queries))
     return [profile.merge([next(ranked) for _ in profile.parties], k) for profile in profiles]
 

@@ -35,6 +35,7 @@ by least squares over the users, so that the prior covers it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -383,21 +384,18 @@ def add_items(
 
 def make_items(ratings: Ratings | None, described: Mapping[str, Mapping[str, str]]) -> dict[str, AddedItem]:
     """Return the items of a table of ratings, of texts by item and column, or of both."""
-    columns: dict[str, dict[str, str]] = {
-        name: {} for name in ([] if ratings is None else ratings.item_ids.tolist())
-    }
-    given: dict[str, dict[str, tuple[float, int | None]]] = {}
+    columns: dict[str, dict[str, str]] = defaultdict(dict)
+    given: dict[str, dict[str, tuple[float, int | None]]] = defaultdict(dict)
     if ratings is not None:
         texts = dict(ratings.columns) | ({} if ratings.titles is None else {"title": ratings.titles})
-        for column, values in texts.items():
-            for name, value in zip(columns, values.tolist(), strict=True):
-                columns[name][column] = value
+        for place, name in enumerate(ratings.item_ids.tolist()):
+            columns[name] = {column: str(values[place]) for column, values in texts.items()}
         users, items = ratings.user_ids[ratings.user].tolist(), ratings.item_ids[ratings.item].tolist()
         times = [None] * len(ratings) if ratings.time is None else ratings.time.tolist()
         for user, name, rating, time in zip(users, items, ratings.rating.tolist(), times, strict=True):
-            given.setdefault(name, {})[user] = (rating, time)
+            given[name][user] = (rating, time)
     for name, more in described.items():
-        columns[name] = columns.get(name, {}) | dict(more)
+        columns[name] |= more
     return {
         name: AddedItem(name, texts.pop("title", ""), texts, given.get(name, {}))
         for name, texts in columns.items()
