@@ -36,6 +36,7 @@ from verfedgnn.protocol.messages import (
 )
 from verfedgnn.protocol.party import Candidate, Party
 from verfedgnn.protocol.party_state import Policy
+from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.prepared_data import prepare
 
 Place = tuple[int, int]
@@ -45,6 +46,9 @@ class Publisher:
     """A status page and a transcript that nobody reads."""
 
     seconds_per_round = None
+
+    def __init__(self) -> None:
+        self.ledgers: defaultdict[str, Ledger] = defaultdict(Ledger)
 
     def close_round(self) -> None:
         """Do nothing."""

@@ -23,7 +23,6 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.party import Candidate
 from verfedgnn.protocol.replica import largest_alignment, split_updates
-from verfedgnn.runs.ledger import Ledger
 
 SILENT_SECONDS = 8.0
 """Number of seconds without a message from a coordinator that otherwise sends signs of life every few seconds."""
@@ -49,7 +48,6 @@ class CoordinatorLink:
         self.transcript = Transcript(publisher.folder, identity)
         self.publisher = publisher
         self.stop = stop
-        self.ledger = Ledger()
         self.connected = False
         self.stage = ALIGNMENT
         """Name of the present training, or "alignment"."""
@@ -88,7 +86,6 @@ class CoordinatorLink:
         for message, data in zip(messages, encoded, strict=True):
             mark = mark_message(data)
             self.transcript.record("out", COORDINATOR, message, mark, self.stage)
-            self.ledger.record(type(message).__name__, "up", self.name, mark.size)
         self.transport.send(COORDINATOR, *encoded)
 
     @contextmanager
@@ -194,7 +191,6 @@ class CoordinatorLink:
             raise
         common = common_statements(message, None if candidate is None else candidate.setup.model)
         self.transcript.record("in", COORDINATOR, message, mark, self.stage, common)
-        self.ledger.record(type(message).__name__, "down", self.name, len(data))
         self._wait_for(message.missing if isinstance(message, msg.Waiting) else [])
         if isinstance(message, msg.Refused):
             raise ProtocolError(f"the coordinator refused: {message.reason}")
@@ -205,7 +201,7 @@ class CoordinatorLink:
     def status(self) -> dict[str, Any]:
         """Return the status of the connection, which is all there is to say before a training."""
         here = self.connected
-        sizes = {"up": self.ledger.total("up"), "down": self.ledger.total("down")}
+        sizes = {"up": self.transcript.total("up"), "down": self.transcript.total("down")}
         return {
             "ready": self.waits_for != [COORDINATOR],
             "stage": self.stage,

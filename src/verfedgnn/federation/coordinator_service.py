@@ -211,7 +211,6 @@ class CoordinatorService:
         if isinstance(message, msg.Hello):
             agreed = (one for one in self.stages if one.stage.config.digest() == message.config)
             stage = next(agreed, self.stages[0])  # which refuses another configuration
-        stage.record.ledger.record(type(message).__name__, "up", name, len(data))
         self.transcript.record("in", name, message, mark_message((data,)), _place(message, stage))
         if isinstance(message, OF_ROUNDS):
             if isinstance(message, msg.ListSignature):
@@ -354,9 +353,8 @@ class CoordinatorService:
         marks = {key: mark_message(data) for key, data in encoded.items()}
         queued: dict[str, list[msg.EncodedMessage]] = {}
         for name, message in messages:
-            stage, mark = self._stage_of(name), marks[id(message)]
-            stage.record.ledger.record(type(message).__name__, "down", name, mark.size)
-            self.transcript.record("out", name, message, mark, _place(message, stage))
+            place = _place(message, self._stage_of(name))
+            self.transcript.record("out", name, message, marks[id(message)], place)
             queued.setdefault(name, []).append(encoded[id(message)])
         for name, parts in queued.items():  # once all of them are written down
             self.peers[name].sent = time.monotonic()
@@ -438,7 +436,6 @@ class CoordinatorService:
 
     def _party_status(self, name: str, peer: _Peer) -> dict[str, Any]:
         members, stalled = self.coordinator.members, name in self.stage.stalled
-        ledgers = [stage.record.ledger for stage in self.stages]
         return {
             "here": name in members.present and not stalled,
             "stalled": stalled,
@@ -448,8 +445,8 @@ class CoordinatorService:
             "missing_since": None if peer.connected else _wall_clock(peer.changed),
             "slow": name in members.slow,
             "refused": self.offences[name],
-            "up": sum(ledger.total("up", party=name) for ledger in ledgers),
-            "down": sum(ledger.total("down", party=name) for ledger in ledgers),
+            "up": self.transcript.total("up", name),
+            "down": self.transcript.total("down", name),
         }
 
 

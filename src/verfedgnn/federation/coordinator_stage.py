@@ -67,7 +67,8 @@ class CoordinatorStage:
         self._round_began = 0.0
         self._finish_deadline: float | None = None
         """Time until which absent parties may fetch the result; None while training."""
-        self.record = CoordinatorRecord(stage.folder(run), agreement.digest(), stage.config)
+        ledger = service.transcript.ledgers[stage.name]
+        self.record = CoordinatorRecord(stage.folder(run), agreement.digest(), stage.config, ledger)
         if self.record.restore(self.coordinator):
             self._log("resuming from checkpoint", round=self.coordinator.round)
 

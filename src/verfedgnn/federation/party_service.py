@@ -292,19 +292,14 @@ class PartyService:
         self.party: Party | None = None
         """The party of the present stay; None until it has joined."""
         self.state = PartyState.GREETING
-        results = [store.read_result(other) for other in store.stages if other is not stage]
-        self.earlier = [result.ledger for result in results if result is not None]
-        """Ledgers of the trainings before this one."""
         self.round = 0
-        self.record = TrainingRecord(folder, "checkpoint/party", self.config)
-        if stage.first:
-            self.record.ledger = link.ledger  # with the messages of the alignment
+        ledger = link.transcript.ledgers[stage.name]
+        self.record = TrainingRecord(folder, "checkpoint/party", self.config, ledger)
         self._models = CheckpointFile(folder / "checkpoint" / "models")
         """The evaluated models, which are written after each validation only."""
         self._saved_models: int | None = None
         """Round of the models in the last checkpoint."""
         self._restore()
-        link.ledger = self.record.ledger
 
     def run(self) -> None:
         """Answer the coordinator until the training is over and its result is stored."""
@@ -447,15 +442,12 @@ class PartyService:
         """Return the present status."""
         link, record = self.link, self.record
         about = link.status()
-        sizes = {
-            way: sum(ledger.total(way) for ledger in (record.ledger, *self.earlier)) for way in ("up", "down")
-        }
         errors = [self.config.error_of(entry) for entry in record.history]
         joined = self.state in (PartyState.JOINED, PartyState.FINISHED)
         state = "training" if joined else about["state"] if link.waits_for else "joining"
         if joined and link.waits_for:
             state = "stalled" if link.waits_for == [COORDINATOR] else "waiting"
-        about["parties"][self.identity.name] = {"here": joined, "joined": link.connected, **sizes}
+        about["parties"][self.identity.name]["here"] = joined
         return about | {
             "training": self.progress.training,
             "state": state,

@@ -53,10 +53,10 @@ class TrainingRecord:
     kept: tuple[str, ...] = ("seconds", "repeats")
     """Fields that a checkpoint holds as they are."""
 
-    def __init__(self, folder: Path, checkpoints: str, config: Config) -> None:
+    def __init__(self, folder: Path, checkpoints: str, config: Config, ledger: Ledger) -> None:
         self.folder = folder
         self.config = config
-        self.ledger = Ledger()
+        self.ledger = ledger
         self.history: list[dict[str, Any]] = []
         """Validations, in the order of their rounds."""
         self.seconds = 0.0
@@ -75,13 +75,12 @@ class TrainingRecord:
     def write_checkpoint(self, round: int, state: CheckpointState, **values: Any) -> None:
         """Write the state of the protocol and the record."""
         values |= {name: getattr(self, name) for name in self.kept}
-        self._checkpoints.write(round, state, {"ledger": self.ledger.to_dict(), **values})
+        self._checkpoints.write(round, state, values)
 
     def read_checkpoint(self) -> Checkpoint | None:
         """Load the record of the last checkpoint, and return the checkpoint; None if there is none."""
         checkpoint = self._checkpoints.read()
         if checkpoint is not None:
-            self.ledger = Ledger.from_dict(checkpoint.values["ledger"])
             for name in self.kept:
                 setattr(self, name, checkpoint.values[name])
             if (self.folder / "history.jsonl").is_file():
@@ -94,9 +93,9 @@ class CoordinatorRecord(TrainingRecord):
 
     kept = ("seconds", "repeats", "abandoned", "ended")
 
-    def __init__(self, folder: Path, agreement: str, config: Config) -> None:
+    def __init__(self, folder: Path, agreement: str, config: Config, ledger: Ledger) -> None:
         """Create the folder for the agreement with that digest; raise `RunError` if it belongs to another one."""
-        super().__init__(folder, "checkpoint", config)
+        super().__init__(folder, "checkpoint", config, ledger)
         self.abandoned = 0
         """Number of rounds without an update."""
         self.finished: set[str] = set()

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +32,7 @@ from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_warning
 from verfedgnn.federation.roster import MemberIdentity, is_signed
 from verfedgnn.protocol.messages import EncodedMessage, Message, RoundReply
+from verfedgnn.runs.ledger import Direction, Ledger
 
 TRANSCRIPT = "transcript.jsonl"
 """Name of the file in a run folder."""
@@ -114,6 +115,8 @@ class Transcript:
         self._number = 0
         self.released: Counter[str | None] = Counter()
         """Number of releases that had left a party, by training, when it stopped the last time."""
+        self.ledgers: defaultdict[str, Ledger] = defaultdict(Ledger)
+        """Messages and bytes by training, before restarts too; those of the alignment count for the first training."""
         self._signed = 0
         """Number of the last signature."""
         self._flushed = 0.0
@@ -144,6 +147,17 @@ class Transcript:
         kind = "unreadable" if message is None else type(message).__name__
         about: dict[str, Any] = {"way": way, "kind": kind, "stage": stage, "peer": peer, **place}
         self._append(**about, bytes=mark.size, sha256=mark.sha256, common=common or None)
+        self._count(way, kind, peer, stage, mark.size)
+
+    def _count(self, way: str, kind: str, peer: str, stage: str, size: int) -> None:
+        hosts = self.identity.is_coordinator
+        direction: Direction = "up" if (way == "in") == hosts else "down"
+        ledger = self.ledgers["ratings" if stage == ALIGNMENT else stage]
+        ledger.record(kind, direction, peer if hosts else self.identity.name, size)
+
+    def total(self, direction: Direction, party: str | None = None) -> int:
+        """Return the bytes of all trainings."""
+        return sum(ledger.total(direction, party=party) for ledger in self.ledgers.values())
 
     def note(self, kind: str, stage: str | None = None, **values: str | int | float) -> None:
         """Append a note about this member."""
@@ -187,6 +201,9 @@ class Transcript:
                 good = place
                 self._number = entry.number
                 self._head = hashlib.sha256(line).hexdigest()
+                if entry.way != "note":
+                    about = (entry.peer or "", entry.stage or ALIGNMENT, entry.bytes or 0)
+                    self._count(entry.way, entry.kind, *about)
                 if entry.kind == SPENT and entry.values is not None:
                     spent = int(entry.values["releases"])
                 elif (entry.way, entry.kind) == ("out", RoundReply.__name__):
