@@ -278,15 +278,16 @@ def find_agreement(path: Path, run: Path | None) -> Agreement:
     """
     file = path / FILE if path.is_dir() else path
     agreement, before = load_agreement(file), file.with_suffix(BEFORE)
-    if run is not None and before.is_file() and (run / MARK).is_file():
-        begun = (run / MARK).read_text("utf-8").split()[0]
-        if begun != agreement.digest() and (earlier := load_agreement(before)).digest() == begun:
-            keys = {each.coordinator.parsed.key_fingerprint for each in (earlier, agreement)}
-            if len(keys) > 1:
-                replaced = f"the coordinator has another key since the run in {run} was begun"
-                raise ConfigError(f"{replaced}, and somebody else may have the old one; choose another --out")
-            return earlier
-    return agreement
+    if run is None or not before.is_file() or not (run / MARK).is_file():
+        return agreement
+    begun = (run / MARK).read_text("utf-8").split()[0]
+    if begun == agreement.digest() or (earlier := load_agreement(before)).digest() != begun:
+        return agreement
+    keys = [each.coordinator.parsed.key_fingerprint for each in (earlier, agreement)]
+    if keys[0] != keys[1]:
+        replaced = f"the coordinator has another key since the run in {run} was begun"
+        raise ConfigError(f"{replaced}, and somebody else may have the old one; choose another --out")
+    return earlier
 
 
 # -- trainings ---------------------------------------------------------------------------------------------------------------
@@ -340,10 +341,7 @@ def summarise_agreement(agreement: Agreement) -> dict[str, Any]:
     preset = build_config(preset=config.base) if config.base in presets() else Config(base=config.base)
     base = preset.values()
     return {
-        "name": agreement.name,
-        "address": agreement.address,
-        "alignment": agreement.alignment,
-        "ids": agreement.ids,
+        **agreement.model_dump(include={"name", "address", "alignment", "ids"}),
         "quorum": agreement.quorum,
         "configuration": config.fingerprint(),
         "fingerprint": agreement.digest()[:16],

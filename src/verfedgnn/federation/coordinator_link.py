@@ -106,12 +106,10 @@ class CoordinatorLink:
         before, self.page = self.page, page
         if page.members.get(self.name, self._about) != self._about:
             raise ProtocolError("the coordinator tells the members what this party did not say of itself")
-        versions = [f"{name} {about.version}" for name, about in page.members.items()]
-        if before is None or versions != [
-            f"{name} {about.version}" for name, about in before.members.items()
-        ]:
-            same = len({about.version for about in page.members.values()}) == 1
-            (log_event if same else log_warning)("versions of the members", versions=versions)
+        versions = {name: about.version for name, about in page.members.items()}
+        if before is None or versions != {name: about.version for name, about in before.members.items()}:
+            log = log_event if len(set(versions.values())) == 1 else log_warning
+            log("versions of the members", versions=[f"{name} {one}" for name, one in versions.items()])
         if page.offer != self._agreement and (before is None or before.offer != page.offer):
             remedy = "look at it with `verfedgnn federation accept FOLDER`"
             log_warning("the agreement was changed", next=remedy)

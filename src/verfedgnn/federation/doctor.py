@@ -20,8 +20,8 @@ from verfedgnn.core.installed import installed_version
 from verfedgnn.data import Ratings
 from verfedgnn.data.rating_reader import spell_users
 from verfedgnn.data.ratings import format_count
-from verfedgnn.federation.roster import MemberIdentity
-from verfedgnn.federation.transport import ABOUT, ask_coordinator
+from verfedgnn.federation.roster import MemberIdentity, ask_coordinator
+from verfedgnn.federation.transport import ABOUT
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.forget_record import gather_forgotten
 

@@ -305,8 +305,8 @@ class PartyService:
         """Answer the coordinator until the training is over and its result is stored."""
         self.publisher.start_stage()
         about = {"stage": self.stage.name, "party": self.identity.name, "round": self.round}
-        spent = self.ledger.epsilon
-        log_event("party ready", **about, users=self.data.users, items=self.data.items, epsilon_spent=spent)
+        about |= {"users": self.data.users, "items": self.data.items, "epsilon_spent": self.ledger.epsilon}
+        log_event("party ready", **about)
         self.link.begin(self.stage.name, self._hello, self.candidate)
         while self.state is not PartyState.FINISHED:
             message = self.link.receive(self.status, lambda: self.state is PartyState.GREETING)
@@ -444,9 +444,10 @@ class PartyService:
         about = link.status()
         errors = [self.config.error_of(entry) for entry in record.history]
         joined = self.state in (PartyState.JOINED, PartyState.FINISHED)
-        state = "training" if joined else about["state"] if link.waits_for else "joining"
-        if joined and link.waits_for:
-            state = "stalled" if link.waits_for == [COORDINATOR] else "waiting"
+        state = "training" if joined else "joining"
+        if link.waits_for:
+            waiting = "stalled" if link.waits_for == [COORDINATOR] else "waiting"
+            state = waiting if joined else "gathering"
         about["parties"][self.identity.name]["here"] = joined
         return about | {
             "training": self.progress.training,

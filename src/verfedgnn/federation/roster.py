@@ -5,7 +5,9 @@ from __future__ import annotations
 import ssl
 import tomllib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from http import HTTPStatus
+from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,9 @@ from verfedgnn.federation.agreement import (
 )
 from verfedgnn.federation.certificates import COORDINATOR, CertificateError
 from verfedgnn.federation.event_log import log_warning
-from verfedgnn.federation.transport import AGREEMENT, ask_coordinator
+from verfedgnn.federation.transport import AGREEMENT, HOLDS
+
+_MOST_ANSWER = 1 << 20
 
 # -- changes of the roster, at the coordinator -------------------------------------------------------------------------------
 
@@ -242,6 +246,36 @@ def load_coordinator(folder: Path, run: Path | None = None) -> MemberIdentity:
         raise ConfigError(f"{key_file} is not the coordinator's key in {FILE}; {remedy}")
     check_ready(agreement)
     return identity
+
+
+def ask_coordinator(identity: MemberIdentity, path: str, holds: str = "") -> bytes:
+    """Return the coordinator's answer to a party's question; `holds` tells it the digest of an agreement that the party accepted.
+
+    Raise `ConfigError` if it cannot be reached, or is not the agreed one.
+    """
+    agreement = identity.agreement
+    with closing(
+        HTTPSConnection(*agreement.endpoint, timeout=10, context=identity.tls_context())
+    ) as connection:
+        try:
+            connection.connect()
+            assert isinstance(connection.sock, ssl.SSLSocket)
+            pem = ssl.DER_cert_to_PEM_cert(connection.sock.getpeercert(binary_form=True) or b"")
+        except OSError as error:
+            text = f"cannot reach {agreement.address} ({error.strerror or error})"
+            raise ConfigError(f"{text}; ask whether the coordinator is running") from None
+        if c.Certificate(pem).fingerprint != agreement.coordinator.parsed.fingerprint:
+            raise ConfigError("another certificate than the agreed one; get the current federation.toml")
+        try:
+            connection.request("GET", path, headers={HOLDS: holds} if holds else {})
+            response = connection.getresponse()
+            answer = response.read(_MOST_ANSWER)
+        except (OSError, HTTPException):
+            text = "the coordinator closed the connection: it does not know this party's certificate"
+            raise ConfigError(text) from None
+    if response.status != HTTPStatus.OK:
+        raise ConfigError(answer.decode("utf-8", "replace")[:500])
+    return answer
 
 
 def fetch_agreement(identity: MemberIdentity) -> tuple[bytes, Agreement]:
