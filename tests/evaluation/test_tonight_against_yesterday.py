@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -235,6 +236,24 @@ def test_a_run_with_users_who_were_forgotten_in_the_served_one_is_not_promoted(
     assert os.readlink(link) == "monday"
     forget(tmp_path / "tuesday", [user])
     assert command(*words)[0] == 0
+
+
+def test_a_user_who_is_forgotten_while_two_runs_are_compared_is_not_promoted(
+    nights: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(nights, tmp_path, symlinks=True, dirs_exist_ok=True)
+    link = tmp_path / "current"
+    user = str(vf.Run.load(link).parties[0].ratings.user_ids[0])
+
+    def judge(*given: Any, **options: Any) -> dict[str, Any]:
+        forget(link, [user])
+        return judge_challenger(*given, **options)
+
+    monkeypatch.setattr("verfedgnn.evaluation.run_difference.judge_challenger", judge)
+    words = ("promote", tmp_path / "tuesday", "--over", link, "--link", link, "--tolerance", "100")
+    code, _, err = command(*words)
+    assert (code, "has 1 user forgotten in" in " ".join(err.split())) == (2, True), err
+    assert os.readlink(link) == "monday"
 
 
 def spoil(folder: Path, share: float) -> None:

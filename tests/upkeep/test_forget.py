@@ -200,6 +200,41 @@ def test_a_forgotten_user_stays_out_of_runs_of_the_other_kind(
     assert gather_forgotten(tmp_path / "key.pem", folder).find(aligned).tolist() == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("7", "00007"), ("00007", "7"), ("alice", "Alice@example.org"), ("bob7", "Bob 007"), ("cleo", "CLEO")],
+)
+def test_ids_that_are_read_otherwise_do_not_bring_a_forgotten_user_back(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    """The run was read with another `ids` than tonight's file."""
+    note_forgotten(tmp_path, np.array([before]))
+    found = read_forgotten_users(tmp_path).find(np.array([after, "dora@example.org", "8", ""]))
+    assert found.tolist() == [True, False, False, False]
+
+
+def test_a_link_that_is_switched_meanwhile_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A night promoted its run during `forget current`, whose tables then replaced those of the new run."""
+    other, link = folder.with_name("other"), folder.with_name("current")
+    shutil.copytree(folder, other)
+    link.symlink_to("run")
+    cut = forgetting._forget_added
+
+    def switch(*given: Any) -> None:
+        link.unlink()
+        link.symlink_to("other")
+        cut(*given)
+
+    monkeypatch.setattr(forgetting, "_forget_added", switch)
+    forgetting.forget(link, [USER])
+    assert traces(folder) == []
+    assert not (folder / FORGET_JOURNAL).exists()
+    assert not (other / "forget.json").exists()
+    assert traces(other), "the other run is as it was"
+
+
 def test_a_kill_while_a_run_is_overwritten_does_not_bring_a_forgotten_user_back(
     folder: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,14 @@ def test_a_kill_at_any_step_is_finished_later(
     vf.Run.load(folder)
 
 
+def test_a_party_whose_items_are_all_to_be_forgotten_is_left_alone(folder: Path) -> None:
+    """A party without items could not be served, and with it no other party of the run."""
+    items = vf.Run.load(folder).parties[1].ratings.item_ids.tolist()
+    with pytest.raises(RunError, match="no other items of party-1"):
+        forgetting.forget(folder, items=items)
+    assert traces(folder, items[0]), "nothing was changed"
+
+
 def test_unknown_and_ambiguous_items_are_refused(
     folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

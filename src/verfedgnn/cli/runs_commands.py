@@ -63,14 +63,15 @@ def lift(run: Path, partners: bool = False, threads: Threads = 1, output: Output
 
     use_threads(threads)
 
-    loaded = vf.Run.load(run, added=False)
+    folder = run.resolve()  # a link may be switched meanwhile
+    loaded = vf.Run.load(folder, added=False)
     figures = vf.lift(loaded)
     if partners:
         with RoundProgress(hidden=output.quiet) as progress, Halt(quiet=output.quiet) as halt:
             figures["partners"] = compare_partners(loaded, watch=progress.round, stop=halt.asked)
         loaded.metrics["lift"] = figures
         with writing(run):
-            write_json(run / "metrics.json", loaded.metrics)
+            write_json(folder / "metrics.json", loaded.metrics)
     rows = partner_rows(figures.get("partners", []))
     table = make_table(PARTNERS_HEADER, rows, box=None) if "partners" in figures else None
     output.result(figures, *verdict_texts(loaded.metrics, loaded.judged.config, details=True), table)
@@ -238,7 +239,7 @@ def promote(
         tolerance: Loss, in per cent of RMSE and NDCG@20, that is accepted, also against the best run so far.
         max_lost: Largest share of a party's users, items or ratings, in per cent, that may be gone.
     """
-    from verfedgnn.core.files import switch_link
+    from verfedgnn.core.files import lock_folder, switch_link
     from verfedgnn.data.ratings import format_count
     from verfedgnn.evaluation.run_difference import judge_challenger, read_best, write_best
     from verfedgnn.runs.forget_record import read_forgotten_users
@@ -252,11 +253,15 @@ def promote(
         raise RunError(
             f"{link} leads to {link.resolve().name}, but {challenger} would be compared with {over}; pass --over {link}"
         )
-    champion, run = (vf.Run.load(folder, added=False) for folder in (over, challenger))
-    gone = read_forgotten_users(over).find(run.parties[0].ratings.user_ids)
-    if gone.any():
-        count = format_count(int(gone.sum()), "user")
-        raise RunError(f"{challenger} has {count} forgotten in {over}; forget them in {challenger}, too")
+    champion, run = (vf.Run.load(folder, added=False) for folder in (served, challenger))
+
+    def check_forgotten() -> None:
+        gone = read_forgotten_users(served).find(run.parties[0].ratings.user_ids)
+        if gone.any():
+            count = format_count(int(gone.sum()), "user")
+            raise RunError(f"{challenger} has {count} forgotten in {over}; forget them in {challenger}, too")
+
+    check_forgotten()
     best = read_best(served)
     others = {path: vf.Run.load(path, added=False) for path in set(best.values()) - {served}}
     compared = {metric: others.get(path, champion) for metric, path in best.items()}
@@ -264,11 +269,13 @@ def promote(
         judgement = judge_challenger(champion, run, best=compared, tolerance=tolerance, max_lost=max_lost)
     text = f"kept: {over}"
     if judgement["promoted"]:
-        write_best(challenger, best | dict.fromkeys(judgement["best_in"], challenger))
         text = f"promoted: {challenger}"
-        if link is not None:
-            switch_link(link, challenger)
-            text += f"; {link} leads to it"
+        with lock_folder(served):  # nobody is forgotten there meanwhile
+            check_forgotten()
+            write_best(challenger, best | dict.fromkeys(judgement["best_in"], challenger))
+            if link is not None:
+                switch_link(link, challenger)
+                text += f"; {link} leads to it"
     tables = [
         *_figure_tables(judgement["figures"]["new"], "Test ratings that came since"),
         *_figure_tables(judgement["figures"]["shared"], "Test ratings of both runs"),

@@ -396,6 +396,7 @@ class Run:
             raise RunError(
                 f"{folder} is a coordinator's run with public parameters only; give a party's run folder"
             )
+        folder = folder.resolve()  # a link may be switched meanwhile
         parties, parts = read_party_tables(folder / "parties")
         run = cls._read(folder, config, parties, parts)
         if (folder / FINAL / "metrics.json").is_file():

@@ -80,6 +80,7 @@ def forget(
         raise RunError(
             f"{folder} is not finished and still holds every user; finish its training and forget then, or delete the folder"
         )
+    folder = folder.resolve()  # a link may be switched meanwhile
     with lock_folder(folder):
         record = _finish(folder)
         if users or items:
@@ -125,6 +126,8 @@ def _plan_items(folder: Path, items: Sequence[str], party: str | None) -> Journa
         missing = min(missing, int(unknown.sum()))
         if not unknown.any():
             rows = np.sort(rows[rows >= 0])
+            if len(rows) == each.ratings.n_items:
+                raise RunError(f"{folder} has no other items of {each.name}; train again without them")
             later = sum(len(added[item].ratings) for item in wanted.tolist() if item in added)
             count = {each.name: int(np.isin(each.ratings.item, rows).sum()) + later}
             found[each.name] = Journal(

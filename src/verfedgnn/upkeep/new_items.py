@@ -376,7 +376,8 @@ def add_items(
     """
     if ratings is None and items is None:
         raise ConfigError("nothing to add; give ratings, items or both")
-    new = NewItems(Path(run), Run.load(run, added=False), party)
+    folder = Path(run).resolve()  # a link may be switched meanwhile
+    new = NewItems(folder, Run.load(folder, added=False), party)
     table = None if ratings is None else read_table(ratings, **options)
     described = {} if items is None else read_item_texts(Path(items))
     return new.add(make_items(table, described))
