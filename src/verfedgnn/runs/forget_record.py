@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from verfedgnn.core.files import parsing
-from verfedgnn.data.ids import StrArray
+from verfedgnn.data.ids import StrArray, spell
 from verfedgnn.data.ratings import Mask
 from verfedgnn.privacy.id_matching import normalise_ids
 from verfedgnn.runs.run import write_json
@@ -64,16 +64,22 @@ class ForgottenUsers:
         return ForgottenUsers(hashes, self.runs)
 
     def find(self, users: StrArray, written: StrArray | None = None) -> Mask:
-        """Return who of `users` is in the list, also as `written` before. Ids are compared as the alignment spells them, in any run."""
+        """Return who of `users` is in the list, also as `written` before. Spellings do not matter, also that of a run without domains."""
         if written is not None and written is not users:
             return self.find(users) | self.find(written)
         found = np.zeros(len(users), bool)
         if any(self.hashes.values()):
-            ids = normalise_ids(users).tolist()
+            forms = {tuple(_spell_alike(ids)) for ids in (users, spell(users, "mail"))}
             for key, hashes in self.hashes.items():
                 gone = set(hashes)
-                found |= np.fromiter((each in gone for each in _hash(key, ids)), bool, len(ids))
+                for ids in forms:
+                    found |= np.fromiter((each in gone for each in _hash(key, ids)), bool, len(ids))
         return np.asarray(found & (users != ""))
+
+
+def _spell_alike(ids: StrArray) -> list[str]:
+    """Return ids as the alignment spells them, without the differences that options of reading remove."""
+    return spell(normalise_ids(ids), "lower+number").tolist()
 
 
 def hash_ids(folder: Path, ids: Iterable[str], *, remember: bool = False) -> list[str]:
@@ -87,7 +93,7 @@ def hash_ids(folder: Path, ids: Iterable[str], *, remember: bool = False) -> lis
 
 def note_forgotten(folder: Path, users: StrArray) -> list[str]:
     """Add users to the list of a run folder and return their hashes."""
-    return hash_ids(folder, normalise_ids(users).tolist(), remember=True)
+    return hash_ids(folder, _spell_alike(users), remember=True)
 
 
 def read_forgotten_users(*runs: Path | None) -> ForgottenUsers:
