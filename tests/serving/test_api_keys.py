@@ -6,10 +6,12 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 import verfedgnn as vf
@@ -111,6 +113,32 @@ def test_only_users_of_its_parties_are_listed(run: vf.Run, catalogue: Catalogue)
     rows = catalogue.index_users((0,)).find_prefix("", 1000)
     assert set(rows) == set(run.parties[0].ratings.user.tolist())
     assert catalogue.index_users((0, 1, 2)) is catalogue.users
+
+
+def test_a_key_for_the_only_party_that_is_served_names_no_users_of_the_others(run: vf.Run) -> None:
+    name = run.parties[0].name
+    table = run.parties[0].ratings
+    mine = np.flatnonzero(np.bincount(table.user, minlength=table.n_users))[5:]  # a few users are new here
+    run = replace(
+        run,
+        parties=[
+            vf.PartyData(name, table.take(np.isin(table.user, mine))),
+            *run.parties[1:],
+        ],
+        parts=[run.parts[0][np.isin(table.user, mine)], *run.parts[1:]],
+    )
+    keys = [make_key("film", parties=(name,)), make_key("boss")]
+    users = set(table.user_ids[mine].tolist())
+    app = make_app(Catalogue(run, "first", name), keys=keys)
+    with calling(app, f"film-{KEY}", f"boss-{KEY}") as callers:
+        seen = []
+        for caller in callers:
+            found = caller.get("/v1/users", k=1000).json()["users"]
+            about = caller.get("/v1/run").json()
+            shown = [*found, *about["examples"], *about["parties"][0]["examples"]]
+            seen.append({each["user"] for each in shown})
+    assert seen[0] == users
+    assert seen[1] > users
 
 
 def test_every_endpoint_needs_its_right(catalogue: Catalogue, run: vf.Run) -> None:

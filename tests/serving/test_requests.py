@@ -139,6 +139,13 @@ def test_a_request_does_not_multiply_into_errors(kind: type[StrictRequest], body
     assert caught.value.error_count() <= 20
 
 
+def test_a_long_filter_is_refused(client: Any) -> None:
+    """The event loop compared 2 MB with every item, and hundreds of such texts stayed in memory."""
+    for name, value in (("category", "x" * 200), ("x" * 300, "book")):
+        answer = client.post("/v1/recommendations", json={"ratings": [], "where": {name: value}})
+        assert (answer.status_code, "at most" in answer.json()["error"]["cause"]) == (400, True)
+
+
 def test_metrics_count_routes_and_name_nobody(client: Any, known: str) -> None:
     client.get("/v1/recommendations", params={"user": known})
     client.get("/v1/recommendations", params={"user": "somebody-secret"})

@@ -45,6 +45,9 @@ Waiting = tuple[ItemRanker, RankingQuery, asyncio.Future[RankedItems]]
 class RequestView(View):
     """What one request over HTTP may see of a catalogue."""
 
+    whole: bool
+    """Whether it may see who is a user of the run at a party that is not served."""
+
     def find_user(self, user: str, model: ModelName | None) -> ServedUser:
         """Return the user of the run with this id, to be served by `model`."""
         if model == ALONE and ALONE not in self.catalogue.lists:
@@ -134,7 +137,9 @@ def _respond(value: Any) -> Response:
 
 async def _view(request: Request) -> RequestView:
     """Return what the request may see, as the request guard found it."""
-    return RequestView(request.app.state.catalogue, request.scope["parties"], "add the parameter party")
+    view = RequestView(request.app.state.catalogue, request.scope["parties"], "add the parameter party")
+    view.whole = request.scope["whole"]
+    return view
 
 
 async def _read_filters(request: Request) -> dict[str, str]:
@@ -287,11 +292,11 @@ def _add_items(app: FastAPI, folder: Path | None) -> None:
 
 
 def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
-    describe = cache(lambda parties: describe_run(catalogue, parties))
+    describe = cache(partial(describe_run, catalogue))
 
     @app.get("/v1/run")
     async def describe_the_run(view: Seen) -> Response:
-        return _respond(await run_in_threadpool(describe, tuple(view.allowed)))
+        return _respond(await run_in_threadpool(describe, tuple(view.allowed), view.whole))
 
     @app.get("/v1/users")
     async def find_users_by_the_start_of_their_id(
@@ -299,7 +304,7 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
     ) -> Response:
         parties = view.find_parties(party)
         found = []
-        for row in catalogue.index_users(tuple(view.allowed)).find_prefix(starts, k):
+        for row in catalogue.index_users(tuple(view.allowed), view.whole).find_prefix(starts, k):
             rated = sum(len(own.items) for own in catalogue.find_ratings(row, parties).values())
             found.append({"user": str(catalogue.user_ids[row]), "ratings": rated})
         return _respond({"users": found})

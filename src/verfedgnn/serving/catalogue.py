@@ -184,9 +184,9 @@ class Catalogue:
         alone = {} if run.alone is None else {ALONE: served(run.alone, joint=False)}
         return {FEDERATED: served(run.models, joint=True), **alone}
 
-    def _index_users(self, parties: tuple[int, ...]) -> IdIndex:
-        """Return an index of the users that these parties know; all users of the run for all parties."""
-        if len(parties) == len(self.parties):
+    def _index_users(self, parties: tuple[int, ...], everybody: bool = False) -> IdIndex:
+        """Return an index of the users that these parties know, or of all users of the run."""
+        if everybody or len(parties) == len(self.run.parties):
             return self.users
         tables = [self.parties[p].table for p in parties]
         known = np.bincount(np.concatenate([t.user for t in tables]), minlength=tables[0].n_users) > 0

@@ -228,7 +228,8 @@ class AccessLog:
 class RequestGuard:
     """ASGI middleware that admits requests with a valid API key or, without keys, requests from this machine.
 
-    The scope of an admitted request has the numbers of the `parties` that it may see, and the name of its `key`. `granted` holds
+    The scope of an admitted request has the numbers of the `parties` that it may see, whether it may see the `whole` run's users,
+    and the name of its `key`. `granted` holds
     keys and their parties by the SHA-256 of the key, `everybody` the parties if there are no keys.
     """
 
@@ -288,7 +289,7 @@ class RequestGuard:
                 # Without this check, a web page could reach the server through the browser under a name of its own.
                 cause = "a server without an API key accepts requests to localhost only"
                 raise HttpProblem(403, cause, "use http://127.0.0.1, or start the server with a key")
-            scope["parties"] = self._everybody
+            scope["parties"], scope["whole"] = self._everybody, True
         elif scope["path"] not in OPEN_PATHS:
             scope["parties"] = self._check_key(scope, headers.get(b"authorization", b""))
         if scope["method"] not in ("GET", "HEAD") and _comes_from_another_site(headers):
@@ -299,14 +300,14 @@ class RequestGuard:
             raise HttpProblem(413, BODY_TOO_LARGE, "send fewer ratings at a time")
 
     def _check_key(self, scope: Scope, authorization: bytes) -> tuple[int, ...]:
-        """Return the parties that a request may see by its key, whose name is stored in the scope."""
+        """Return the parties that a request may see by its key, and store in the scope what else the key says."""
         scheme, _, secret = authorization.partition(b" ")
         known = self._granted.get(digest_key(secret)) if scheme == b"Bearer" else None
         if known is None:
             remedy = "send the header 'Authorization: Bearer KEY'"
             raise HttpProblem(401, "the API key is missing or wrong", remedy, {"www-authenticate": "Bearer"})
         key, parties = known
-        scope["key"] = key.name
+        scope["key"], scope["whole"] = key.name, key.parties is None
         right = RIGHTS.get((scope["method"], scope["path"]))
         if right is not None and right not in key.rights:
             cause = f"this API key lacks the right '{right}'"

@@ -123,8 +123,11 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
     return rows
 
 
-def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]:
-    """Return everything the page shows about the run itself; what is about all parties only if all are allowed."""
+def describe_run(catalogue: Catalogue, allowed: Sequence[int], whole: bool = True) -> dict[str, Any]:
+    """Return everything the page shows about the run itself; with `whole`, also a user whom only parties know that are not served.
+
+    What is about all parties is left out unless all are allowed.
+    """
     run = catalogue.run
     metrics = run.metrics
     lift = metrics.get("lift")
@@ -145,7 +148,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
                 "titles": party.table.titles is not None,
                 "test": row.get("test"),
                 "popularity": row.get("popularity"),
-                "examples": _choose_examples(catalogue, [number], allowed),
+                "examples": _choose_examples(catalogue, [number], allowed, whole),
                 "columns": {
                     name: values for name, values in columns.items() if 1 < len(values) <= MOST_VALUES
                 },
@@ -161,7 +164,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
         "ranks": catalogue.ranks,
         "predicts": catalogue.predicts,
         "alone": ALONE in catalogue.lists,
-        "examples": _choose_examples(catalogue, allowed, allowed),
+        "examples": _choose_examples(catalogue, allowed, allowed, whole),
         "warning": warn_of_lists(metrics | {"parties": served}),
         "judged_by_lift": lift is not None,
         "verdict": None if lift is None or not whole_run else _describe_verdict(lift),
@@ -178,13 +181,13 @@ def _describe_verdict(lift: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choose_examples(
-    catalogue: Catalogue, here: Sequence[int], allowed: Sequence[int]
+    catalogue: Catalogue, here: Sequence[int], allowed: Sequence[int], whole: bool
 ) -> list[dict[str, Any]]:
     """Choose users with few, a typical number of, and many ratings at these parties, and the one with most ratings only elsewhere."""
     tables = [party.ratings for party in catalogue.run.parties]
     rated = np.stack([np.bincount(table.user, minlength=table.n_users) for table in tables])
     shown, known = ([catalogue.chosen[p] for p in parties] for parties in (here, allowed))
-    if len(allowed) == len(catalogue.parties):
+    if whole:
         # the page names all users of the run, also those of parties it does not serve
         known = list(range(len(rated)))
     counts, elsewhere = (rated[chosen].sum(0) for chosen in (shown, sorted(set(known) - set(shown))))

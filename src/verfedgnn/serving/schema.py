@@ -83,7 +83,7 @@ class Newcomer(StrictRequest):
     """Maximum number of items."""
     party: Id | None = None
     """Party whose items are recommended; all by default."""
-    where: Annotated[dict[str, str], Field(max_length=MAX_FILTERS), BeforeValidator(_check_size)] = {}
+    where: Annotated[dict[Id, Text], Field(max_length=MAX_FILTERS), BeforeValidator(_check_size)] = {}
     """Filters by item column, such as {"category": "book"}."""
     user: Id | None = None
     """Id of the user; if it is known, the ratings are added to those that the server has."""
