@@ -18,6 +18,7 @@ from helpers import config
 from verfedgnn.core import files
 from verfedgnn.core.array_files import read_arrays, write_arrays
 from verfedgnn.core.errors import Interrupted, RunError
+from verfedgnn.runs.run_folder import list_runs
 
 
 @pytest.fixture
@@ -122,6 +123,14 @@ def test_a_foreign_run_links_to_no_other_files(trained: Path, tmp_path: Path, pl
     (foreign / place).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(vf.RunError, match="outside the run"):
         vf.Run.load(foreign)
+
+
+def test_a_foreign_run_in_a_list_links_to_no_other_files(trained: Path, tmp_path: Path) -> None:
+    foreign = Path(copytree(trained, tmp_path / "foreign"))
+    move(foreign / "metrics.json", tmp_path / "elsewhere")
+    (foreign / "metrics.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="outside the run"):
+        list_runs(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.files import LOCK, check_writable, parsing, writing
+from verfedgnn.core.files import LOCK, check_links, check_writable, parsing, writing
 from verfedgnn.core.option_names import option
 
 LISTS = "lists"
@@ -138,6 +138,7 @@ def _is_run(folder: Path) -> bool:
 def _summarise(place: Path, folder: Path) -> RunSummary:
     file = place / "metrics.json"
     finished = file.is_file()
+    check_links(place)
     with parsing(f"the run {place}", "restore or remove the folder"):
         config = tomllib.loads((place / "config.toml").read_text("utf-8"))
         metrics = json.loads(file.read_text("utf-8")) if finished else {}
