@@ -79,7 +79,7 @@ class ForgottenUsers:
 
 def _spell_alike(ids: StrArray) -> list[str]:
     """Return ids as the alignment spells them, without the differences that options of reading remove."""
-    return spell(normalise_ids(ids), "lower+number").tolist()
+    return list(spell(normalise_ids(ids), "lower+number").tolist())
 
 
 def hash_ids(folder: Path, ids: Iterable[str], *, remember: bool = False) -> list[str]:
