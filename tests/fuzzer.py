@@ -282,7 +282,7 @@ class ServiceParty:
         """Take a hostile message in a copy of the process, which must not write to the files of the original."""
         self.link.transcript._handle = os.open(os.devnull, os.O_WRONLY)
         self.link.transcript._flush = lambda: None  # type: ignore[method-assign]
-        self.service._write_checkpoint = lambda: None  # type: ignore[method-assign]
+        self.service.record.write_progress = lambda *_: None  # type: ignore[method-assign]
         self.service.ledger.store = lambda entry, values, before: None
         self.handle(data)
         kept = self.service.progress.checkpoint().arrays
@@ -382,9 +382,7 @@ def attack_training(fuzzer: Fuzzer, folder: Path, seed: int) -> None:
                 fuzzer.attack(where, bytes(event.data), member.hostile, member.state, undo)
             member.take(event)
     if not fuzzer.done:
-        results = {
-            bytes(member.service.store.read_result(member.service.stage).public.numpy()) for member in members
-        }
+        results = {bytes(member.service.record.read_result().public.numpy()) for member in members}
         assert len(results) == 1, "the honest training ends as if nobody had attacked"
 
 

@@ -310,7 +310,7 @@ def test_a_partys_secret_differs_between_trainings(tmp_path: Path, small_parties
     _, identities = agree(folder, ["party-0", "party-1", "party-2"], best(unprotected=[]))
     store = PartyStore(tmp_path, identities["party-0"])
     (tmp_path / "secret").write_bytes(bytes(range(32)))
-    ratings, lists = (store.read_secret(stage) for stage in store.stages)
+    ratings, lists = (store.record(stage).secret for stage in store.stages)
     assert ratings == bytes(range(32))
     assert lists != ratings
 

@@ -33,7 +33,7 @@ from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.roster import MemberIdentity
-from verfedgnn.federation.stores import RELEASES, PartyStore, SurvivorLog, TrainingRecord, open_ledger
+from verfedgnn.federation.stores import PartyStore, SurvivorLog, open_ledger
 from verfedgnn.federation.transcript import ALIGNMENT, SPENT
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.privacy.id_matching import Each
@@ -44,10 +44,7 @@ from verfedgnn.protocol.party_state import Policy
 from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION
 from verfedgnn.protocol.states import PARTY_STATES, Event, PartyEvent, PartyState
 from verfedgnn.protocol.user_alignment import PartyAlignment, check_user_count, describe_reveals
-from verfedgnn.runs.checkpoint import CheckpointFile
 from verfedgnn.runs.forget_record import ForgottenUsers, gather_forgotten
-from verfedgnn.runs.metrics_file import Trained
-from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run import Run, read_before, recorded_before, suspect_files, write_before
 from verfedgnn.runs.run_folder import FORGOTTEN
@@ -125,7 +122,7 @@ def load_finished(store: PartyStore, device: str = "cpu") -> Run:
 def complete_run(store: PartyStore, device: str = "cpu") -> Run:
     """Choose the gate of every training, write the run folder and return the run."""
     prepared, _ = store.load(device)
-    results = [(stage.continues is None, store.read_result(stage, device)) for stage in store.stages]
+    results = [(stage.continues is None, store.record(stage).read_result(device)) for stage in store.stages]
     judged, final = (
         [
             result
@@ -253,11 +250,12 @@ class PartyService:
         self.publisher = link.publisher
         self.identity = store.identity
         self.config = stage.config
-        folder = store.begin_stage(stage)
+        self.record = record = store.record(stage, link.transcript.ledgers[stage.name])
+        record.begin()
         prepared, alignment = store.load(device)
         judged = None
         if stage.continues is not None:
-            judged = store.read_result(store.stages[stage.continues], device)
+            judged = store.record(store.stages[stage.continues]).read_result(device)
             prepared = prepared.with_everything(store.stages[0].config)
         self.data = data = prepared.input
         self.takes_part = stage.first or not self.config.ranks or bool(len(liked(data.train, data.scale)))
@@ -275,31 +273,24 @@ class PartyService:
             most_rounds=agreement.max_rounds,
             fresh_noise="noise" not in self.config.unprotected,
         )
-        self.ledger = open_ledger(folder, config)
+        self.ledger = open_ledger(record.folder, config)
         """What this party has released in this training."""
         self.ledger.check_age(link.transcript.released[stage.name], str(link.transcript.file))
         self.candidate = Candidate(
             data,
             config,
-            store.read_secret(stage),
+            record.secret,
             device,
             policy,
             ledger=self.ledger,
-            commitments=SurvivorLog(folder / "survivors.jsonl"),
+            commitments=SurvivorLog(record.folder / "survivors.jsonl"),
             start=None if judged is None or not judged.rounds else judged.public,
         )
         self.progress = self.candidate.progress
         self.party: Party | None = None
         """The party of the present stay; None until it has joined."""
         self.state = PartyState.GREETING
-        self.round = 0
-        ledger = link.transcript.ledgers[stage.name]
-        self.record = TrainingRecord(folder, "checkpoint/party", self.config, ledger)
-        self._models = CheckpointFile(folder / "checkpoint" / "models")
-        """The evaluated models, which are written after each validation only."""
-        self._saved_models: int | None = None
-        """Round of the models in the last checkpoint."""
-        self._restore()
+        self.round = record.restore(self.progress, self.ledger)
 
     def run(self) -> None:
         """Answer the coordinator until the training is over and its result is stored."""
@@ -343,8 +334,7 @@ class PartyService:
                 log_event("taking part", stage=self.stage.name, round=message.round, public=message.digest)
         elif isinstance(message, msg.Finish) and event is PartyEvent.SKIP:
             log_event("no lists are trained: a party is missing or has no rating that counts as a like")
-            nothing = Trained([], torch.zeros(1), 0, 0, 0.0, 0, [], self.record.ledger, {})
-            self.store.write_result(self.stage, nothing)
+            self.record.write_result(0, torch.zeros(1), {}, best_round=0, ratings=0, privacy={})
             self.link.send(msg.Finished(digest=message.digest))
         elif isinstance(message, msg.RoundStart | msg.Finish | MaskMessage):
             if self.party is None:
@@ -366,7 +356,8 @@ class PartyService:
         self.round = message.round
         spent = {} if self.ledger.epsilon is None else {"epsilon": self.ledger.epsilon}
         self.link.transcript.note(SPENT, self.stage.name, releases=len(self.ledger.entries), **spent)
-        self._write_checkpoint()  # before sending, so that this party remembers all it has sent
+        # before sending, so that this party remembers all it has sent
+        self.record.write_progress(self.round, self.progress, self.ledger)
         self.link.send(reply)
         self.link.transcript.sign()  # while the others compute
         self.record.seconds += time.monotonic() - began
@@ -401,42 +392,12 @@ class PartyService:
             randomness=SIMULATED if "noise" in self.config.unprotected else SECRET,
             parties=[self.data],
         )
-        result = Trained(
-            [PartyModel.from_arrays(finished.model)],
-            finished.public,
-            message.round,
-            message.best_round,
-            self.record.seconds,
-            party.replica.ratings,
-            self.record.history,
-            self.record.ledger,
-            privacy | {"spent": ledger.summary()},
-        )
-        self.store.write_result(self.stage, result)
+        privacy["spent"] = ledger.summary()
+        figures = {"best_round": message.best_round, "ratings": party.replica.ratings, "privacy": privacy}
+        self.record.write_result(message.round, finished.public, finished.model, **figures)
         self.link.send(finished.reply)
         about = {"stage": self.stage.name, "rounds": message.round, "best_round": message.best_round}
         log_event("training finished", **about, public=finished.reply.digest)
-
-    # -- checkpoints and status --------------------------------------------------------------------------
-
-    def _write_checkpoint(self) -> None:
-        """Write the progress after a round, and the evaluated models if they are new."""
-        newest = self.progress.evaluated[0]
-        if newest != self._saved_models:
-            self._models.write(newest, self.progress.models(), {})
-            self._saved_models = newest
-        releases = {RELEASES: len(self.ledger.entries)}
-        self.record.write_checkpoint(self.round, self.progress.checkpoint(), **releases)
-
-    def _restore(self) -> None:
-        """Restore the newest checkpoint, if there is one; raise `RunError` if the ledger of releases is older."""
-        newest, models = self.record.read_checkpoint(), self._models.read()
-        if newest is None or models is None:
-            return
-        self.ledger.check_age(newest.values[RELEASES], str(self.record.folder / "checkpoint" / "party"))
-        self.progress.restore(newest.state, models.state)
-        self._saved_models = models.round
-        self.round = newest.round
 
     def status(self) -> dict[str, Any]:
         """Return the present status."""

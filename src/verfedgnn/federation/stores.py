@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import RunError
@@ -29,6 +30,7 @@ from verfedgnn.federation.certificates import write_secret
 from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.masks import ListCommitments
+from verfedgnn.protocol.party_state import PartyProgress
 from verfedgnn.protocol.release_ledger import ReleaseEntry, ReleaseLedger, Values
 from verfedgnn.protocol.replica import CheckpointState
 from verfedgnn.runs.checkpoint import Checkpoint, CheckpointFile
@@ -43,8 +45,6 @@ from verfedgnn.runs.run_folder import FINAL, LAST_RELEASE, LISTS, RESULT
 LEDGER = "releases.jsonl"
 RELEASES = "releases"
 """Name of the number of releases that were on disk when a file was written."""
-_FIGURES = ("best_round", "seconds", "ratings", "privacy")
-"""Fields of a party's result that are stored as they are."""
 
 
 class TrainingRecord:
@@ -182,7 +182,7 @@ class PartyStore:
     @property
     def next_stage(self) -> Stage | None:
         """The first training without a result; None if all have finished."""
-        return next((stage for stage in self.stages if self.read_result(stage) is None), None)
+        return next((stage for stage in self.stages if self.record(stage).read_result() is None), None)
 
     @property
     def is_trained(self) -> bool:
@@ -223,42 +223,81 @@ class PartyStore:
         (prepared,) = prepare(parties, self.identity.agreement.config, torch.device(device), parts)
         return prepared, alignment
 
-    def read_secret(self, stage: Stage) -> bytes:
-        """Return the secret of this party's randomness in a training; with unprotected noise it derives from the agreed seed."""
-        if "noise" in stage.config.unprotected:
-            return simulated_secret(stage.config.seed, self.identity.index)
-        secret = (self.folder / "secret").read_bytes()
-        return secret if stage.first else derive_key(secret, stage.name)  # no two trainings share noise
+    def record(self, stage: Stage, ledger: Ledger | None = None) -> PartyRecord:
+        """Return the record of a training; `ledger` is that of its messages."""
+        return PartyRecord(self, stage, Ledger() if ledger is None else ledger)
 
-    def begin_stage(self, stage: Stage) -> Path:
-        """Create the folder of a training and return it."""
-        folder = stage.folder(self.folder)
-        with writing(folder):
-            make_folder(folder)
-            if not stage.first:
-                write_bytes(folder / "config.toml", stage.config.to_toml().encode())
-            if not (folder / "history.jsonl").is_file():
-                write_history(folder, [])
-        return folder
+    def remove_results(self) -> None:
+        """Remove the results of single trainings, once the run is complete, and what is left of a skipped one."""
+        for record in map(self.record, self.stages):
+            result = record.read_result()
+            shutil.rmtree(record.results.folder, ignore_errors=True)
+            shutil.rmtree(record.folder / LAST_RELEASE, ignore_errors=True)  # kept by a kill
+            if result is not None and not result.rounds:
+                shutil.rmtree(record.folder, ignore_errors=True)
 
-    # -- results of single trainings, until the run is complete ------------------------------------------
 
-    def write_result(self, stage: Stage, result: Trained) -> None:
-        """Store the result of a training without its history, all of it or nothing."""
-        tensors = {"public": result.public}
-        for model in result.models:
-            tensors |= model.arrays()
+class PartyRecord(TrainingRecord):
+    """What a party has recorded of one training: also the evaluated models, and its result until the run is complete."""
+
+    def __init__(self, store: PartyStore, stage: Stage, ledger: Ledger) -> None:
+        super().__init__(stage.folder(store.folder), "checkpoint/party", stage.config, ledger)
+        self.store = store
+        self.stage = stage
+        self.results = CheckpointFile(self.folder / "checkpoint" / RESULT)
+        self._models = CheckpointFile(self.folder / "checkpoint" / "models")
+        """The evaluated models, which are written after each validation only."""
+        self._saved_models: int | None = None
+        """Round of the models in the last checkpoint."""
+
+    @property
+    def secret(self) -> bytes:
+        """The secret of this party's randomness in the training; with unprotected noise it derives from the agreed seed."""
+        if "noise" in self.config.unprotected:
+            return simulated_secret(self.config.seed, self.store.identity.index)
+        secret = (self.store.folder / "secret").read_bytes()
+        return secret if self.stage.first else derive_key(secret, self.stage.name)  # no two share noise
+
+    def begin(self) -> None:
+        """Create the folder of the training."""
+        with writing(self.folder):
+            make_folder(self.folder)
+            if not self.stage.first:
+                write_bytes(self.folder / "config.toml", self.config.to_toml().encode())
+            if not (self.folder / "history.jsonl").is_file():
+                write_history(self.folder, [])
+
+    def write_progress(self, round: int, progress: PartyProgress, releases: ReleaseLedger) -> None:
+        """Write the progress after a round, and the evaluated models if they are new."""
+        newest = progress.evaluated[0]
+        if newest != self._saved_models:
+            self._models.write(newest, progress.models(), {})
+            self._saved_models = newest
+        self.write_checkpoint(round, progress.checkpoint(), **{RELEASES: len(releases.entries)})
+
+    def restore(self, progress: PartyProgress, releases: ReleaseLedger) -> int:
+        """Restore the newest checkpoint and return its round, 0 without one; raise `RunError` if `releases` are older."""
+        newest, models = self.read_checkpoint(), self._models.read()
+        if newest is None or models is None:
+            return 0
+        releases.check_age(newest.values[RELEASES], str(self.folder / "checkpoint" / "party"))
+        progress.restore(newest.state, models.state)
+        self._saved_models = models.round
+        return newest.round
+
+    def write_result(self, rounds: int, public: Tensor, model: Mapping[str, Tensor], **figures: Any) -> None:
+        """Store the result without its history, all of it or nothing; `figures` are further fields of `Trained`."""
+        tensors = {"public": public, **model}
         state = CheckpointState({name: values.cpu().numpy() for name, values in tensors.items()})
-        figures = {name: getattr(result, name) for name in _FIGURES}
-        values = {"ledger": result.ledger.to_dict(), "figures": figures}
-        self._results(stage).write(result.rounds, state, values)
+        figures["seconds"] = self.seconds
+        self.results.write(rounds, state, {"ledger": self.ledger.to_dict(), "figures": figures})
         # From now on nobody can ask for a round of this training again.
-        for last in list(stage.folder(self.folder).rglob(LAST_RELEASE)):
+        for last in list(self.folder.rglob(LAST_RELEASE)):
             shutil.rmtree(last)
 
-    def read_result(self, stage: Stage, device: torch.device | str = "cpu") -> Trained | None:
-        """Return the stored result of a training; None if the training has not finished. It has no model if it was skipped."""
-        stored = self._results(stage).read()
+    def read_result(self, device: torch.device | str = "cpu") -> Trained | None:
+        """Return the stored result; None if the training has not finished. It has no model if it was skipped."""
+        stored = self.results.read()
         if stored is None:
             return None
         arrays = {name: torch.from_numpy(values).to(device) for name, values in stored.state.arrays.items()}
@@ -267,22 +306,10 @@ class PartyStore:
             [PartyModel.from_arrays(arrays)] if arrays else [],
             public,
             stored.round,
-            history=read_history(stage.folder(self.folder)),
+            history=read_history(self.folder),
             ledger=Ledger.from_dict(stored.values["ledger"]),
             **stored.values["figures"],
         )
-
-    def remove_results(self) -> None:
-        """Remove the results of single trainings, once the run is complete, and what is left of a skipped one."""
-        for stage in self.stages:
-            folder, result = stage.folder(self.folder), self.read_result(stage)
-            shutil.rmtree(self._results(stage).folder, ignore_errors=True)
-            shutil.rmtree(folder / LAST_RELEASE, ignore_errors=True)  # kept by a kill
-            if result is not None and not result.rounds:
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def _results(self, stage: Stage) -> CheckpointFile:
-        return CheckpointFile(stage.folder(self.folder) / "checkpoint" / RESULT)
 
 
 # -- releases and commitments, on disk before they leave the party -----------------------------------------------------------
