@@ -154,8 +154,14 @@ def test_weights_between_items_lead_to_items_of_the_run(
     arrays |= {"history_pointers": np.minimum(np.arange(users + 1), 1), "history": np.zeros(1, np.int64)}
     write_arrays(file, arrays)
     vf.Run.load(tmp_path / "run")
-    arrays[name][-1] = value
-    write_arrays(file, arrays)
+    changed = arrays[name].copy()
+    changed[-1] = value
+    write_arrays(file, arrays | {name: changed})
+    with pytest.raises(RunError, match="lead outside"):
+        vf.Run.load(tmp_path / "run")
+    # the difference of two numbers of 8 bits is never negative
+    back = (np.arange(users + 1) % 2).astype(np.uint8)
+    write_arrays(file, arrays | {"history_pointers": back})
     with pytest.raises(RunError, match="lead outside"):
         vf.Run.load(tmp_path / "run")
 

@@ -54,7 +54,7 @@ class ItemScores:
         """Raise `ValueError` if places lead outside, as in a file from elsewhere: native code would follow them."""
         size, ends = len(self.kept), self.pointers
         inside = all(
-            not rows.is_floating_point() and bool(((rows >= 0) & (rows < count)).all())
+            rows.dtype in (torch.int32, torch.int64) and bool(((rows >= 0) & (rows < count)).all())
             for rows, count in ((self.history, size), (self.kept, self.items), (ends, len(self.history) + 1))
         )
         if (

@@ -9,7 +9,6 @@ one of them stays out of all its later trainings.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import secrets
@@ -69,7 +68,8 @@ class ForgottenUsers:
             return self.find(users) | self.find(written)
         found = np.zeros(len(users), bool)
         if any(self.hashes.values()):
-            forms = {tuple(_spell_alike(ids)) for ids in (users, spell(users, "mail"))}
+            short = spell(users, "mail")
+            forms = [_spell_alike(ids) for ids in ([users, short] if (short != users).any() else [users])]
             for key, hashes in self.hashes.items():
                 gone = set(hashes)
                 for ids in forms:
@@ -129,4 +129,4 @@ def append_record(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
 
 def _hash(key: str, ids: Iterable[str]) -> Iterator[str]:
     secret = bytes.fromhex(key)
-    return (hmac.new(secret, each.encode(), hashlib.sha256).hexdigest() for each in ids)
+    return (hmac.digest(secret, each.encode(), "sha256").hex() for each in ids)
