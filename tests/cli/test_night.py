@@ -437,6 +437,24 @@ def test_the_history_is_shown_and_measured(nights: Nights) -> None:
     assert re.search(r"verfedgnn_nights_without_promotion{.*} 2\n", text)
 
 
+def test_a_torn_history_goes_on(nights: Nights) -> None:
+    """After a full disk or a loss of power, the last line may be half of one."""
+    nights.night("mon")
+    with (nights.folder / HISTORY).open("a") as file:
+        file.write('{"night": "tue", "resu')
+    assert nights.words() == {"mon": "promoted"}
+    assert nights.night("tue")[0] == 0
+    assert nights.words() == {"mon": "promoted", "tue": "promoted"}
+
+
+def test_a_night_that_is_tried_again_has_no_old_reason(nights: Nights) -> None:
+    nights.codes["train"] = 2
+    nights.night("mon")
+    assert read_nights(nights.folder)[0].reason
+    nights.kill("mon")
+    assert read_nights(nights.folder)[0].reason == ""
+
+
 def test_a_killed_night_has_metrics_that_others_may_read(nights: Nights) -> None:
     before = os.umask(0o077)
     try:
@@ -498,7 +516,9 @@ def test_the_examples_start_the_command(nights: Nights, name: str) -> None:
     unit = (EXAMPLES / "nightly" / "verfedgnn-nightly@.service").read_text()
     line = next(line.partition("=")[2] for line in unit.splitlines() if line.startswith("ExecStart="))
     if name == "shop":
-        line = (EXAMPLES / "nightly" / "crontab").read_text().splitlines()[-1].split("&& ")[1].split(" > ")[0]
+        line = (
+            (EXAMPLES / "nightly" / "crontab").read_text().splitlines()[-1].split("&& ")[1].split(" >> ")[0]
+        )
     else:
         conf = (EXAMPLES / "nightly" / f"{name}.conf").read_text().splitlines()[-1]
         line = line.replace("%i", name).replace("$NIGHT", conf.removeprefix("NIGHT="))

@@ -455,6 +455,8 @@ def test_refusals_reach_both_sides(tmp_path: Path, small_parties: list[vf.PartyD
     federated.stopping = True
     federated.join()
     assert "configuration differs" in str(federated.errors[small_parties[0].name][0])
+    status = federated.services[small_parties[0].name].publisher.status
+    assert status["waits_for"] == [], "the coordinator that refuses is not absent"
     assert federated.services[SERVER].offences == {small_parties[0].name: 1}
     assert any(
         isinstance(decode(data), Refused) for _, to, data in federated.hub.seen if to == small_parties[0].name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -177,6 +178,7 @@ def test_the_log_warns_while_versions_differ(tmp_path: Path, caplog: pytest.LogC
 def test_a_changed_agreement_is_offered_and_accepted_with_one_command(
     net: Net,  # noqa: F811
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The difference is shown; the coordinator knows who has accepted; a file of another federation is refused."""
     before = net.agreement
@@ -195,7 +197,19 @@ def test_a_changed_agreement_is_offered_and_accepted_with_one_command(
     refused = accept()
     assert isinstance(refused.exception, vf.ConfigError)
     assert "max_users: 20000000 before, 500 now" in refused.output
+    assert "as before" not in refused.output
     assert load_agreement(film) == before, "nobody has confirmed the fingerprint"
+    with monkeypatch.context() as patch:
+        ask = roster.ask_coordinator
+
+        def vanish(identity: Any, what: str, told: str = "") -> bytes:
+            if told:
+                raise vf.RunError("cannot reach the coordinator")
+            return ask(identity, what)
+
+        patch.setattr(roster, "ask_coordinator", vanish)
+        assert "cannot reach" in str(accept("--yes").exception)
+    assert load_agreement(film) == before, "an error changes nothing"
     done = accept("--yes")
     assert done.exit_code == 0, done.output
     assert "dim" in done.output
@@ -234,6 +248,10 @@ def test_a_change_is_shown_before_it_is_accepted_and_can_draw_nothing_on_the_ter
     assert "there is no terminal to confirm at" in str(refused.exception)
     assert "the order of the parties: book, film" in refused.output
     assert "\x1b" not in refused.output
+    moved = before.model_copy(update={"address": "elsewhere:7443"})
+    monkeypatch.setattr(roster, "fetch_agreement", lambda _: (b"", moved))
+    shown = CliRunner().invoke(app, ["federation", "accept", str(tmp_path)]).output
+    assert "(as before: it covers neither address nor timeouts)" in shown
 
 
 def test_a_run_is_not_resumed_under_a_coordinators_old_key(tmp_path: Path) -> None:
@@ -260,6 +278,10 @@ def test_a_coordinator_cannot_speak_for_a_party(tmp_path: Path) -> None:
         forged = shown | {"film": own.model_copy(update={"word": word})}
         with pytest.raises(vf.ProtocolError, match="what this party did not say"):
             link._take_page(MembersPage(members=forged, nights=[], offer=agreement.digest()))
+    link._last_hello = time.monotonic()
+    kept = link.page
+    link._take_page(MembersPage(members=forged, nights=[], offer=agreement.digest()))
+    assert link.page is kept, "a page from before it came back, with another version, is not taken"
 
 
 @pytest.mark.parametrize("message", [About(version="1"), Refused(reason="no")])
@@ -312,3 +334,5 @@ def test_what_an_agreement_changes_is_said_in_sentences(tmp_path: Path) -> None:
     assert compare_agreements(before, after) == ["book leaves", "a round needs: 2 before, 1 now"]
     assert compare_agreements(after, before)[0] == "book joins"
     assert "film has a new key" in compare_agreements(before, renewed)
+    patient = before.model_copy(update={"timeouts": before.timeouts.model_copy(update={"absent": 60.0})})
+    assert compare_agreements(before, patient) == ["timeouts.absent: 0 before, 60.0 now"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import re
 import shutil
 import time
@@ -211,6 +212,32 @@ def test_an_exit_writes_its_state(tmp_path: Path) -> None:
     assert describe_process(after(None, "finished")) == "The training is finished."
     shown = CliRunner().invoke(app, ["status", str(tmp_path)])
     assert "The training is finished." in shown.output
+    assert "refused" not in shown.output, "no table without rows"
+
+
+def test_the_status_of_a_member_is_that_of_its_last_night(tmp_path: Path) -> None:
+    """With nights, the run beside the key is an old one or none."""
+    folder = tmp_path / "film"
+    for age, (place, state) in enumerate({"nights/fri": "training", "run": "finished"}.items()):
+        (folder / place).mkdir(parents=True)
+        for name, text in {
+            "status.json": json.dumps({"role": "party film", "state": state}),
+            "metrics.json": "{}",
+        }.items():
+            (folder / place / name).write_text(text)
+            os.utime(folder / place / name, (time.time() - age, time.time() - age))
+    (folder / "nights" / "current").symlink_to("fri")
+
+    def show(where: Path) -> str:
+        return CliRunner().invoke(app, ["status", str(where)]).output
+
+    assert "training" in show(folder)
+    assert "training" in show(folder / "nights")
+    shown = show(folder / "run")
+    assert "finished" in shown
+    assert f" serve {folder / 'run'}\n" in shown
+    shutil.rmtree(folder / "nights")
+    assert f" serve {folder / 'run'}\n" in show(folder)
 
 
 def test_silence_is_named_with_what_happens_next(

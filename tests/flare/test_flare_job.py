@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAu
 import verfedgnn as vf
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.federation import roster
+from verfedgnn.runs.nights import HISTORY, Night, read_nights
 from verfedgnn_flare.job_site import (
     ALLOWED_CLASSES,
     SITE_FILE,
@@ -150,6 +152,41 @@ def test_the_next_night_trains_into_new_folders(simulated: Path, parties: list[v
             -3000:
         ]
         assert (simulated / name / "run-2" / "metrics.json").is_file()
+
+
+def test_a_job_a_night_is_judged_and_recorded(simulated: Path, parties: list[vf.PartyData]) -> None:
+    """The same job again, with the run of the first one as yesterday's night of each site."""
+    names = [party.name for party in parties]
+    for name in names:
+        nights = simulated / name / "nights"
+        nights.mkdir()
+        (nights / "2020-01-01").symlink_to(simulated / name / "run")
+        (nights / "current").symlink_to("2020-01-01")
+        yesterday = Night("2020-01-01", "promoted", "", "2020-01-01T02:30:00+00:00", 60.0, "")
+        (nights / HISTORY).write_text(json.dumps(asdict(yesterday)) + "\n")
+    place = str(simulated / "{site}")
+    settings = {"federation": place, "ratings": f"{place}/ratings.csv", "nights": f"{place}/nights"}
+    prepare_site(simulated / "simulation" / "trial", settings)
+    log = simulated / "log-3.txt"
+    simulate(
+        [
+            sys.executable,
+            str(simulated / "run.py"),
+            str(simulated / "server"),
+            str(simulated / "simulation"),
+            *names,
+        ],
+        log,
+    )
+    (night,) = read_nights(simulated / "server" / "nights")
+    assert night.result == "trained", (night, log.read_text()[-3000:])
+    for name in names:
+        nights = simulated / name / "nights"
+        tonight = read_nights(nights)[-1]
+        assert (tonight.night, tonight.result) == (night.night, "promoted"), tonight
+        assert (nights / "current").resolve() == nights / tonight.night
+        before = json.loads((nights / tonight.night / "after.json").read_text())
+        assert before["public"] == vf.Run.load(simulated / name / "run").metrics["public"]
 
 
 def test_logs_of_a_site_do_not_show_its_own_error(simulated: Path, parties: list[vf.PartyData]) -> None:

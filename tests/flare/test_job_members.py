@@ -17,11 +17,20 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from verfedgnn.core.errors import ConfigError, ProtocolError, RunError
+from verfedgnn.cli import night_command
+from verfedgnn.core.errors import ConfigError, Interrupted, ProtocolError, RunError
 from verfedgnn.federation.event_log import EVENTS, log_event
+from verfedgnn.runs.nights import HISTORY, read_nights
 from verfedgnn_flare.controller import FederationController
 from verfedgnn_flare.executor import PartyExecutor, read_server_cell
-from verfedgnn_flare.job_site import SERVER_CELL, TASK, check_agreement, log_to_flare
+from verfedgnn_flare.job_site import (
+    SERVER_CELL,
+    TASK,
+    SiteSettings,
+    check_agreement,
+    hold_nights,
+    log_to_flare,
+)
 
 AGREEMENT: Any = SimpleNamespace(
     parties=[SimpleNamespace(name=name) for name in ("books", "films", "games")],
@@ -115,3 +124,55 @@ def test_a_job_for_another_agreement_is_refused() -> None:
     check_agreement(AGREEMENT, " ".join(["abcd"] * 8))
     with pytest.raises(ConfigError, match="with the other members"):
         check_agreement(AGREEMENT, "another one")
+
+
+def test_a_job_resumes_the_night_that_was_begun_and_then_trains_tonights(tmp_path: Path) -> None:
+    """A job that is submitted again after its night trains nothing; a failure ends the job with the reason."""
+    settings = SiteSettings(federation=tmp_path, nights=tmp_path / "nights")
+    problem: list[Exception] = [Interrupted("stopped"), RunError("no space left")]
+    trained: list[str] = []
+
+    def train(tonight: SiteSettings, stop: Any) -> None:
+        trained.append(tonight.run_folder.name)
+        tonight.run_folder.mkdir(exist_ok=True)
+        if problem:
+            raise problem.pop()
+        (tonight.run_folder / "metrics.json").write_text("{}")
+
+    def submit() -> None:
+        hold_nights(settings, "coordinator", Signal(), train)
+
+    with pytest.raises(RunError, match="failed: no space left"):
+        submit()
+    with pytest.raises(Interrupted, match="stopped"):
+        submit()
+    file = tmp_path / "nights" / HISTORY
+    today = trained[0]
+    file.write_text(file.read_text().replace(f'"night": "{today}"', '"night": "yesterday"'))
+    submit()
+    submit()
+    assert trained == [today, today, "yesterday", today]
+    assert [(each.night, each.result) for each in read_nights(tmp_path / "nights")] == [
+        ("yesterday", "trained"),
+        (today, "trained"),
+    ]
+
+
+def test_a_night_of_a_job_stops_when_it_is_given_up_or_aborted(tmp_path: Path) -> None:
+    settings = SiteSettings(federation=tmp_path, nights=tmp_path / "nights")
+    abort = Signal()
+
+    def train(tonight: SiteSettings, stop: Any) -> None:
+        assert not stop()
+        abort.trigger(True)
+        assert stop()
+        raise Interrupted("stopped")
+
+    with pytest.raises(Interrupted):
+        hold_nights(settings, "party", abort, train)
+    assert read_nights(tmp_path / "nights")[0].result == "stopped"
+    with (
+        pytest.raises(RunError, match="another night is running"),
+        night_command._alone(tmp_path / "nights"),
+    ):
+        hold_nights(settings, "party", abort, train)

@@ -194,7 +194,10 @@ def accept(folder: Path, yes: bool = False, output: Output = STANDARD) -> None:
     changes = compare_agreements(identity.agreement, offered)
     fingerprint = short_fingerprint(offered.digest())
     if changes and not yes:
-        shown = "\n".join([*changes, f"fingerprint of the agreement: {fingerprint}"])
+        same = " (as before: it covers neither address nor timeouts)" * (
+            offered.digest() == identity.agreement.digest()
+        )
+        shown = "\n".join([*changes, f"fingerprint of the agreement: {fingerprint}{same}"])
         error_console().print(shown, markup=False, soft_wrap=True)
         _confirm("Did the other organisations read out the same fingerprint by phone?")
     roster.accept_agreement(identity, folder / FILE, data, offered)

@@ -10,14 +10,15 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
-from threading import TIMEOUT_MAX, Timer
+from threading import TIMEOUT_MAX, Timer, current_thread, main_thread
 from typing import Annotated
 
 import typer
@@ -32,6 +33,20 @@ from verfedgnn.runs.nights import DONE, EXITS, HISTORY, Night, Word, read_nights
 
 CURRENT = "current"
 """Link in a folder of nights to the run that is served."""
+Training = Callable[[Path, Path, float], tuple[int, str]]
+"""Trains into a folder after the served run, for some seconds at most; returns the exit code and what was said last."""
+
+
+@dataclass(frozen=True)
+class NightRules:
+    """What a night is called, how it is judged, when it is given up, and what stays of those before."""
+
+    name: str | None = None
+    keep: int = 14
+    tolerance: float = 0.5
+    give_up: float = 20
+    textfile: Path | None = None
+    quiet: bool = True
 
 
 def night(
@@ -68,6 +83,16 @@ def night(
     if "--log=json" in command or ("--log", "json") in pairwise(command):
         configure_log(as_json=True, level="info")
         output = replace(output, as_json=True)
+    train = partial(_train, command, quiet=output.quiet)
+    rules = NightRules(name, keep, tolerance, give_up, textfile, output.quiet)
+    result = hold_night(folder, command[0], train, _hash_files(command), rules)
+    reason = f": {result.reason}" if result.reason else ""
+    output.result(asdict(result), f"{result.night} {result.result}{reason}")
+    raise typer.Exit(EXITS[result.result])
+
+
+def hold_night(folder: Path, role: str, train: Training, data: str, rules: NightRules) -> Night:
+    """Train, judge and promote tonight's run, or the one that was begun before; record the result and return it."""
     with writing(folder):
         make_folder(folder)
     with _alone(folder):
@@ -77,20 +102,20 @@ def night(
                 "begin anew"
             )
         try:
-            tonight = check_file_name(name or time.strftime("%Y-%m-%d"))
+            tonight = check_file_name(rules.name or time.strftime("%Y-%m-%d"))
         except ValueError:
             raise ConfigError(
                 "--name is that of a folder in it; use letters, digits, '.', '-' and '_'"
             ) from None
         before = read_nights(folder)
         now = datetime.now(UTC)
-        begun = Night(tonight, "begun", "", now.isoformat(timespec="seconds"), 0.0, _hash_files(command))
+        begun = Night(tonight, "begun", "", now.isoformat(timespec="seconds"), 0.0, data)
         if before and before[-1].result not in DONE:
-            if now < before[-1].due(give_up):
-                begun = replace(before[-1], result="begun")
+            if now < before[-1].due(rules.give_up):
+                begun = replace(before[-1], result="begun", reason="")
             else:
                 before[-1] = replace(before[-1], result="given up")
-                _record(folder, before[-1], textfile)
+                _record(folder, before[-1], rules.textfile)
         result = next((each for each in before if each.night == begun.night and each.result in DONE), None)
         if result is None:
             place = folder / begun.night
@@ -98,15 +123,11 @@ def night(
                 raise RunError(
                     f"{place} holds files and is no night in the history; move them, or choose another --name"
                 )
-            _record(folder, begun, textfile)
-            result = _run_night(
-                folder, begun, command, before, tolerance, begun.due(give_up), quiet=output.quiet
-            )
-            _record(folder, result, textfile)
-            _prune(folder, keep)
-    reason = f": {result.reason}" if result.reason else ""
-    output.result(asdict(result), f"{result.night} {result.result}{reason}")
-    raise typer.Exit(EXITS[result.result])
+            _record(folder, begun, rules.textfile)
+            result = _run_night(folder, begun, role, train, before, rules)
+            _record(folder, result, rules.textfile)
+            _prune(folder, rules.keep)
+    return result
 
 
 def nights(folder: Path, output: Output = STANDARD) -> None:
@@ -131,39 +152,37 @@ def nights(folder: Path, output: Output = STANDARD) -> None:
 def _run_night(
     folder: Path,
     begun: Night,
-    command: list[str],
+    role: str,
+    train: Training,
     before: list[Night],
-    tolerance: float,
-    due: datetime,
-    *,
-    quiet: bool,
+    rules: NightRules,
 ) -> Night:
     """Train, judge and promote; return what happened."""
     place, current = folder / begun.night, folder / CURRENT
-    began = time.monotonic()
+    began, due = time.monotonic(), begun.due(rules.give_up)
 
     def end(result: Word, reason: str = "") -> Night:
         return replace(begun, result=result, reason=reason, seconds=round(time.monotonic() - began, 1))
 
     last = next((each for each in reversed(before) if each.result in ("promoted", "kept")), None)
-    if command[0] == "train" and last is not None and last.data == begun.data and not place.exists():
+    if role == "train" and last is not None and last.data == begun.data and not place.exists():
         return end("nothing new", f"the files are those of {last.night}")
-    if command[0] == "coordinator" or not (place / "metrics.json").is_file():
+    if role == "coordinator" or not (place / "metrics.json").is_file():
         left = (due - datetime.now(UTC)).total_seconds()
-        code, error = _train(command, place, current, quiet=quiet, seconds=left)
+        code, error = train(place, current, left)
         if code:
             stop, late = code == Interrupted.exit_code, datetime.now(UTC) >= due
             word: Word = "given up" if late else "stopped" if stop else "failed"
             return end(word, _explain(place, "not over in time" if late and stop else error))
-    if command[0] == "coordinator":
+    if role == "coordinator":
         return end("trained", json.loads((place / "metrics.json").read_text("utf-8")).get("ended", ""))
     if not current.exists():
         switch_link(current, place)
         return end("promoted", "the first night")
     if current.resolve() == place.resolve():
         return end("promoted")
-    options = ["--over", str(current), "--link", str(current), "--tolerance", str(tolerance)]
-    code, error = _call(["promote", str(place), *options], quiet=quiet)
+    options = ["--over", str(current), "--link", str(current), "--tolerance", str(rules.tolerance)]
+    code, error = _call(["promote", str(place), *options], quiet=rules.quiet)
     results: dict[int, Word] = {
         0: "promoted",
         NotPromoted.exit_code: "kept",
@@ -184,7 +203,7 @@ def _explain(place: Path, error: str) -> str:
 
 
 def _train(
-    command: Sequence[str], place: Path, current: Path, *, quiet: bool, seconds: float
+    command: Sequence[str], place: Path, current: Path, seconds: float, *, quiet: bool
 ) -> tuple[int, str]:
     """Train tonight, or resume a training that was begun; return the exit code and what was said last. Stop it after `seconds`.
 
@@ -219,7 +238,8 @@ def _call(words: Sequence[str], *, quiet: bool, seconds: float = TIMEOUT_MAX) ->
             stopped = True
             called.send_signal(number)
 
-        before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
+        before = {number: signal.signal(number, forward) for number in numbers}
         timer = Timer(seconds, called.terminate)
         timer.start()
         try:
@@ -264,9 +284,11 @@ def _hash_files(command: Sequence[str]) -> str:
 def _record(folder: Path, result: Night, textfile: Path | None) -> None:
     """Append a line to the history, and write the metrics of the last night."""
     with writing(folder):
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        with open(os.open(folder / HISTORY, flags, 0o600), "a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(result)) + "\n")
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        with open(os.open(folder / HISTORY, flags, 0o600), "a+b") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)  # without a torn line
+            file.write(json.dumps(asdict(result)).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
     if textfile is not None:

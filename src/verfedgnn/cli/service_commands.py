@@ -238,20 +238,25 @@ def status(where: str, output: Output = STANDARD) -> None:
     """Show the rounds, validation error, parties, bytes and remaining time of a coordinator or party, and who waits for whom.
 
     Args:
-        where: A run folder, its parent folder, or http://HOST:PORT of a --status page.
+        where: A run folder, the folder of a member or of its nights (the last one counts), or http://HOST:PORT of a --status page.
     """
-    about = _fetch_status(where) if where.startswith(("http://", "https://")) else _read_status(Path(where))
+    if where.startswith(("http://", "https://")):
+        about, run = _fetch_status(where), Path()
+    else:
+        file = _find_status(Path(where))
+        about, run = dict(json.loads(file.read_text("utf-8"))), file.parent
     shared = make_members_tables(about)[1:] if about.get("members") else ()
-    output.result(about, *make_tables(about), *shared)
+    output.result(about, *(table for table in (*make_tables(about), *shared) if table.row_count))
     finished = about.get("state") == "finished" and str(about.get("role")).startswith("party")
-    words = ["serve", where] if finished and Path(where).is_dir() else ["status", where]
+    words = ["serve", str(run)] if finished and (run / "metrics.json").is_file() else ["status", where]
     show_next(output, [describe_process(about)], words)
 
 
-def _read_status(folder: Path) -> dict[str, Any]:
-    for place in (folder / "status.json", folder / "run" / "status.json"):
-        if place.is_file():
-            return dict(json.loads(place.read_text("utf-8")))
+def _find_status(folder: Path) -> Path:
+    for patterns in (["status.json"], ["*/status.json", "nights/*/status.json"]):
+        files = [file for pattern in patterns for file in folder.glob(pattern)]
+        if files:
+            return max(files, key=lambda file: file.stat().st_mtime)
     raise RunError(
         f"there is no status in {folder}; pass the run folder of a coordinator or party that has been started"
     )

@@ -373,9 +373,12 @@ def compare_agreements(before: Agreement, after: Agreement) -> list[str]:
             changes.append(f"{name} has a new key")
         elif old[name].fingerprint != new[name].fingerprint:
             changes.append(f"{name} has a new certificate for the same key")
-    apart = {"authority", "config", "coordinator", "parties", "min_parties"}
+    apart = {"authority", "config", "coordinator", "parties", "min_parties", "timeouts"}
     rules, others = (
-        {"a round needs": each.quorum} | each.model_dump(mode="json", exclude=apart) | each.config.values()
+        {"a round needs": each.quorum}
+        | each.model_dump(mode="json", exclude=apart)
+        | {f"timeouts.{name}": seconds for name, seconds in each.timeouts}
+        | each.config.values()
         for each in (before, after)
     )
     if old.keys() == new.keys() and [*old] != [*new]:

@@ -103,9 +103,11 @@ class CoordinatorLink:
 
     def _take_page(self, page: msg.MembersPage) -> None:
         """Keep what all members may see; tell of other versions and of a changed agreement."""
-        before, self.page = self.page, page
         if page.members.get(self.name, self._about) != self._about:
+            if time.monotonic() - self._last_hello < self.timeouts.hello:
+                return  # sent before the coordinator heard what this party is now
             raise ProtocolError("the coordinator tells the members what this party did not say of itself")
+        before, self.page = self.page, page
         versions = {name: about.version for name, about in page.members.items()}
         if before is None or versions != {name: about.version for name, about in before.members.items()}:
             log = log_event if len(set(versions.values())) == 1 else log_warning
@@ -191,6 +193,7 @@ class CoordinatorLink:
         self.transcript.record("in", COORDINATOR, message, mark, self.stage, common)
         self._wait_for(message.missing if isinstance(message, msg.Waiting) else [])
         if isinstance(message, msg.Refused):
+            self.publisher.status |= {"waits_for": [], "waits_since": None}  # the coordinator is here
             raise ProtocolError(f"the coordinator refused: {message.reason}")
         if isinstance(message, msg.Waiting) and message.second:
             log_warning("another process wanted to join under this party's name and was refused: stop it")

@@ -292,9 +292,9 @@ def fetch_agreement(identity: MemberIdentity) -> tuple[bytes, Agreement]:
 
 
 def accept_agreement(identity: MemberIdentity, file: Path, data: bytes, offered: Agreement) -> None:
-    """Replace a party's federation.toml by the offered one, and tell the coordinator."""
-    replace_agreement(file, data.decode())
+    """Tell the coordinator, and replace a party's federation.toml by the offered one."""
     ask_coordinator(identity, AGREEMENT, offered.digest())
+    replace_agreement(file, data.decode())
 
 
 def check_ready(agreement: Agreement) -> None:

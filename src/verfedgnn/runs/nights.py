@@ -56,9 +56,12 @@ class Night:
 
 
 def read_nights(folder: Path) -> list[Night]:
-    """Return the history of a folder of nights, oldest first; a night that was tried again has its last result."""
+    """Return the history of a folder of nights, oldest first; a night that was tried again has its last result.
+
+    A last line without an end was torn by a crash or a full disk, and does not count.
+    """
     file = folder / HISTORY
     with parsing(str(file), "move it away to begin a new history"):
-        lines = file.read_text("utf-8").splitlines() if file.is_file() else []
-        nights = [Night(**json.loads(line)) for line in lines]
+        whole = file.read_bytes().rpartition(b"\n")[0].decode() if file.is_file() else ""
+        nights = [Night(**json.loads(line)) for line in whole.splitlines()]
     return list({each.night: each for each in nights}.values())

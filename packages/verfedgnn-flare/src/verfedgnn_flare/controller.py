@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import NoReturn
 
@@ -59,7 +59,13 @@ class FederationController(Controller):  # type: ignore[misc]
         """Run the training; a mistake that a person can fix ends the job with one sentence."""
         job_site.log_to_flare(private=())
         try:
-            self._coordinate(abort_signal, fl_ctx)
+            settings = job_site.load_settings(fl_ctx, COORDINATOR)
+            job_site.hold_nights(
+                settings,
+                "coordinator",
+                abort_signal,
+                lambda tonight, stop: self._coordinate(tonight, fl_ctx, stop),
+            )
         except Interrupted as stop:
             if not abort_signal.triggered:
                 self.system_panic(f"{stop}; resubmit the job to resume", fl_ctx)
@@ -72,8 +78,9 @@ class FederationController(Controller):  # type: ignore[misc]
         if self._publisher is not None:
             job_site.report_status(event_type, fl_ctx, self._publisher.status)
 
-    def _coordinate(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        settings = job_site.load_settings(fl_ctx, COORDINATOR)
+    def _coordinate(
+        self, settings: job_site.SiteSettings, fl_ctx: FLContext, stop: Callable[[], bool]
+    ) -> None:
         identity = load_coordinator(settings.federation, settings.run_folder)
         agreement = identity.agreement
         job_site.check_agreement(agreement, self.agreement)
@@ -94,8 +101,8 @@ class FederationController(Controller):  # type: ignore[misc]
             data = Shareable({job_site.SERVER_CELL: engine.get_cell().get_fqcn()})
             task = Task(job_site.TASK, data, result_received_cb=self._take_result)
             self.broadcast(task, fl_ctx, targets=clients, min_responses=len(clients))
-            service.run(lambda: abort_signal.triggered or self._is_hopeless(service, agreement))
-        self._wait_for_parties(task, abort_signal)
+            service.run(lambda: stop() or self._is_hopeless(service, agreement))
+        self._wait_for_parties(task, stop)
 
     @staticmethod
     def _check_sites(agreement: Agreement, clients: Sequence[Client], *, began: bool) -> None:
@@ -119,9 +126,9 @@ class FederationController(Controller):  # type: ignore[misc]
             self._report_failed()
         return False
 
-    def _wait_for_parties(self, task: Task, abort_signal: Signal) -> None:
+    def _wait_for_parties(self, task: Task, stop: Callable[[], bool]) -> None:
         """Wait until every site has chosen its gate and written its run folder."""
-        while task.completion_status is None and not abort_signal.triggered:
+        while task.completion_status is None and not stop():
             time.sleep(_TICK)
         if self._failed:
             self._report_failed("the training is finished, but ")

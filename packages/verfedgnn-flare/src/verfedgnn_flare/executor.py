@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import closing
 from functools import cache
 
@@ -54,7 +55,14 @@ class PartyExecutor(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.TASK_UNKNOWN)
         job_site.log_to_flare()
         try:
-            self._take_part(read_server_cell(shareable), fl_ctx, abort_signal)
+            server = read_server_cell(shareable)
+            settings = job_site.load_settings(fl_ctx, fl_ctx.get_identity_name())
+            job_site.hold_nights(
+                settings,
+                "party",
+                abort_signal,
+                lambda tonight, stop: self._take_part(tonight, server, fl_ctx, stop),
+            )
         except Interrupted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except VerFedGNNError as error:
@@ -71,9 +79,10 @@ class PartyExecutor(Executor):  # type: ignore[misc]
             public = {name: status[name] for name in _PUBLIC_STATUS if name in status}
             job_site.report_status(event_type, fl_ctx, public)
 
-    def _take_part(self, server: str, fl_ctx: FLContext, abort_signal: Signal) -> None:
+    def _take_part(
+        self, settings: job_site.SiteSettings, server: str, fl_ctx: FLContext, stop: Callable[[], bool]
+    ) -> None:
         site = fl_ctx.get_identity_name()
-        settings = job_site.load_settings(fl_ctx, site)
         identity = load_party(settings.federation, run=settings.run_folder)
         job_site.check_agreement(identity.agreement, self.agreement)
         if identity.name != site:
@@ -97,7 +106,7 @@ class PartyExecutor(Executor):  # type: ignore[misc]
             link_seconds=identity.agreement.timeouts.link,
         )
         with closing(transport), lock_folder(store.folder), pool as each, publisher:
-            link = CoordinatorLink(identity, transport, lambda: abort_signal.triggered, publisher)
+            link = CoordinatorLink(identity, transport, stop, publisher)
             run_party(store, link, read, each=each, device=settings.device, after=settings.after)
 
 

@@ -11,6 +11,7 @@ from verfedgnn.cli.command_app import CommandApp
 from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import RUN, Device, FederationFile, Threads
+from verfedgnn.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
@@ -67,6 +68,13 @@ def site(
             help="The party's run before this one, to compare the ratings with.", rich_help_panel=RUN
         ),
     ] = None,
+    nights: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the nights, instead of --out and --after: a job trains into a folder named after the day and promotes it.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     output: Output = STANDARD,
 ) -> None:
     """Prepare a site, once: write local/verfedgnn.toml and allow the two classes of a job in local/resources.json.
@@ -83,7 +91,10 @@ def site(
         "device": device,
         "threads": threads,
         "after": after and _absolute(after),
+        "nights": nights and _absolute(nights),
     }
+    if nights and (out or after):
+        raise ConfigError("leave out --out and --after: --nights sets them")
     given = {key: value for key, value in settings.items() if value not in (None, {})}
     file = prepare_site(workspace, given)
     output.result(

@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 import torch
+import typer
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from pydantic import Field, ValidationError
 
+from verfedgnn.cli.night_command import NightRules, hold_night
 from verfedgnn.config.sections import Section
 from verfedgnn.config.tree import explain_invalid
-from verfedgnn.core.errors import ConfigError, VerFedGNNError
+from verfedgnn.core.errors import ConfigError, Interrupted, RunError, VerFedGNNError
 from verfedgnn.core.files import write_bytes, writing
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.certificates import short_fingerprint
-from verfedgnn.federation.event_log import EVENTS, event_text
+from verfedgnn.federation.event_log import EVENTS, event_text, log_event
+from verfedgnn.runs.nights import DONE
 
 SITE_FILE = "verfedgnn.toml"
 ALLOWED_CLASSES = (
@@ -55,6 +60,8 @@ class SiteSettings(Section):
     """CPU threads; 0 means all cores."""
     after: Path | None = None
     """Run folder of a party's training before this one."""
+    nights: Path | None = None
+    """Folder of the nights, instead of `out` and `after`: every job trains in a folder named after the day."""
 
     @property
     def run_folder(self) -> Path:
@@ -130,6 +137,44 @@ def load_settings(fl_ctx: FLContext, site: str) -> SiteSettings:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     return settings
+
+
+def hold_nights(
+    settings: SiteSettings,
+    role: str,
+    abort: Signal,
+    train: Callable[[SiteSettings, Callable[[], bool]], None],
+) -> None:
+    """Train as `settings` say; with `nights`, first the night that was begun before, then tonight's, as `verfedgnn night` does.
+
+    `train` gets settings with the run folder, and what says whether to stop.
+    """
+    if settings.nights is None:
+        train(settings, lambda: bool(abort.triggered))
+        return
+
+    def try_night(place: Path, current: Path, seconds: float) -> tuple[int, str]:
+        after = current if role == "party" and current.exists() else None
+        due = time.monotonic() + seconds
+        try:
+            tonight = settings.model_copy(update={"out": place, "after": after})
+            train(tonight, lambda: abort.triggered or time.monotonic() > due)
+        except VerFedGNNError as error:
+            return error.exit_code, str(error)
+        return 0, ""
+
+    today, reached = time.strftime("%Y-%m-%d"), False
+    while not reached:
+        try:
+            night = hold_night(settings.nights, role, try_night, "", NightRules(today))
+        except typer.Exit:
+            raise RunError(f"another night is running in {settings.nights}") from None
+        log_event("night", night=night.night, result=night.result)
+        if night.result == "stopped":
+            raise Interrupted(f"night {night.night} stopped: {night.reason}")
+        if night.result not in DONE or night.result == "given up":
+            raise RunError(f"night {night.night} {night.result}: {night.reason}")
+        reached = night.night == today
 
 
 def write_failure(fl_ctx: FLContext, error: VerFedGNNError) -> Path:
