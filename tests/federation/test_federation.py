@@ -277,7 +277,11 @@ def test_training_goes_on_without_a_killed_party(
     assert vf.Run.load(tmp_path / f"run-{gone}").recommend(str(small_parties[0].ratings.user_ids[0]), 1)
 
 
-def test_fewer_than_the_minimum_wait(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_fewer_than_the_minimum_wait(
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock, seconds: float
+) -> None:
+    """Also for a party that is away for longer than `timeouts.reply`: it is absent, and not slow when it is back."""
     federated = trial(tmp_path, small_parties)
     late = small_parties[2].name
     for name in (SERVER, *(party.name for party in small_parties[:2])):
@@ -290,6 +294,8 @@ def test_fewer_than_the_minimum_wait(tmp_path: Path, small_parties: list[vf.Part
     assert service.publisher.status["parties"][late]["here"] is False
     time.sleep(0.3)
     assert service.coordinator.round == stopped_at < 9
+    clock.ahead += seconds
+    time.sleep(0.3)
     federated.start(late)
     federated.join()
     assert_same(federated, local(small_parties))

@@ -198,7 +198,7 @@ class CoordinatorStage:
         """Take the next step of the open round; return whether there was one to take."""
         coordinator = self.coordinator
         if time.monotonic() > self._asked + self.agreement.timeouts.reply:
-            for name in set(coordinator.due) - coordinator.members.slow:
+            for name in set(coordinator.due) - set(coordinator.absent):
                 self._warn("party is late", party=name, seconds=self.agreement.timeouts.reply)
                 coordinator.lose(name, slow=True)
         due = coordinator.due
