@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import shlex
 import signal
 import sys
@@ -77,6 +79,8 @@ for _panel, _commands in _COMMANDS.items():
 
 def main() -> None:
     """Run the command line. A user's mistake prints one line on standard error, never a stack trace."""
+    gc.set_threshold(10_000)  # importing torch makes a million objects, which stay
+    atexit.register(gc.freeze)  # else the interpreter looks at all of them as it ends
     _keep_freed_memory()
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # acts like Ctrl-C
     try:

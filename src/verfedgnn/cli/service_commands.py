@@ -172,7 +172,6 @@ def coordinator(
         out: The run folder, resumed if it exists. Default: run, in FOLDER.
         listen: Address to listen on. Default: the agreed port on all addresses.
     """
-    from verfedgnn.federation.coordinator_service import CoordinatorService
     from verfedgnn.federation.event_log import log_event
     from verfedgnn.federation.roster import load_coordinator
 
@@ -181,8 +180,10 @@ def coordinator(
     identity = load_coordinator(folder, run)
     address = _parse_address(listen, "--listen") or ("0.0.0.0", identity.agreement.endpoint[1])
     with _service(identity, run, address, status) as (halt, publisher, transport):
-        service = CoordinatorService(identity, transport, publisher, device=device)
         log_event("listening", address=f"{address[0]}:{address[1]}")
+        from verfedgnn.federation.coordinator_service import CoordinatorService  # parties connect meanwhile
+
+        service = CoordinatorService(identity, transport, publisher, device=device)
         service.run(halt.asked)
         metrics = json.loads((run / "metrics.json").read_text("utf-8"))
     output.result(metrics, f"The public parameters are in {run}/model. Each party keeps its own model.")

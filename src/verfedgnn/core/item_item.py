@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import scipy.sparse
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.core.pairs import Choices, PartyInput
 from verfedgnn.core.rating_means import arrays
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 Vectors = tuple[Tensor, Tensor]
 Fit = TypeVar("Fit")
@@ -135,8 +137,10 @@ def _choose(
     return fit(damping, MOST_ITEMS)
 
 
-def _matrix(data: PartyInput, most: int) -> tuple[NDArray[np.int64], scipy.sparse.csr_matrix]:
+def _matrix(data: PartyInput, most: int) -> tuple[NDArray[np.int64], csr_matrix]:
     """Return the rows of the `most` items with the most ratings, ascending, and the ratings of these items (N, k)."""
+    from scipy.sparse import csr_matrix  # a coordinator never loads it
+
     user, item, rating = arrays(data.train)
     count = np.bincount(item, minlength=data.items)
     popular = np.argsort(-count, kind="stable")[:most]
@@ -145,12 +149,12 @@ def _matrix(data: PartyInput, most: int) -> tuple[NDArray[np.int64], scipy.spars
     place[kept] = np.arange(len(kept))
     inside = place[item] >= 0
     entries = (rating[inside], (user[inside], place[item[inside]]))
-    rated = scipy.sparse.csr_matrix(entries, shape=(data.users, len(kept)))
+    rated = csr_matrix(entries, shape=(data.users, len(kept)))
     rated.sum_duplicates()
     return kept, rated
 
 
-def _regress(gram: scipy.sparse.csr_matrix, damping: float) -> Tensor:
+def _regress(gram: csr_matrix, damping: float) -> Tensor:
     """Return B (k, k) for the Gram matrix X^T X and lambda = `damping`."""
     damped = torch.from_numpy(gram.toarray())
     damped.diagonal().add_(damping)

@@ -10,16 +10,21 @@ could be alike, at most the share `WRONG` of the twins is due to chance (Benjami
 twin: without that rating nothing at home leads to the product, so a model cannot profit from the partner's copy.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from verfedgnn.data.parties import PartyData
 from verfedgnn.data.ratings import Mask, Ratings
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 ALIKE = 0.7
 """Least share of common raters among all raters of two items (Jaccard); volumes of a series stay below it."""
@@ -57,6 +62,8 @@ def twin_cases(
 
     `counted` are masks over the ratings of each party that count at the other party, such as its training ratings; all by default.
     """
+    from scipy.sparse import csr_array
+
     tables = [party.ratings for party in parties]
     counted = [np.ones(len(table), bool) for table in tables] if counted is None else counted
     cases = [np.zeros(len(table), bool) for table in tables]
@@ -65,19 +72,21 @@ def twin_cases(
         for here, there, items in both:
             table = tables[here]
             shape = (tables[there].n_items, table.n_items)
-            same = sp.csr_array((np.ones(len(items), np.int32), (items[:, 1], items[:, 0])), shape)
+            same = csr_array((np.ones(len(items), np.int32), (items[:, 1], items[:, 0])), shape)
             elsewhere = _rated(tables[there].take(counted[there])).T.tocsr() @ same
             cases[here] |= np.asarray(elsewhere[table.user, table.item] > 0).ravel()
     return cases
 
 
-def _rated(ratings: Ratings) -> sp.csr_array:
+def _rated(ratings: Ratings) -> csr_array:
     """Return which user rated which item, as ones (items, users); a pair occurs once."""
+    from scipy.sparse import csr_array  # a member of a federation, which sees one party, never loads it here
+
     ones = np.ones(len(ratings), np.int32)
-    return sp.csr_array((ones, (ratings.item, ratings.user)), (ratings.n_items, ratings.n_users))
+    return csr_array((ones, (ratings.item, ratings.user)), (ratings.n_items, ratings.n_users))
 
 
-def _match(first: sp.csr_array, second: sp.csr_array) -> NDArray[np.int64]:
+def _match(first: csr_array, second: csr_array) -> NDArray[np.int64]:
     """Return the pairs of twins among the items of two parties."""
     sizes = [np.diff(first.indptr), np.diff(second.indptr)]
     active = [rated.sum(0) / max(1, rated.nnz) for rated in (first, second)]
@@ -97,7 +106,7 @@ def _match(first: sp.csr_array, second: sp.csr_array) -> NDArray[np.int64]:
     return items[np.sort(kept)]
 
 
-def _blocks(first: sp.csr_array, second: sp.csr_array) -> Iterator[slice]:
+def _blocks(first: csr_array, second: csr_array) -> Iterator[slice]:
     """Cut the items of the first party into blocks with about `_MOST_COUNTS` pairs of ratings by one user."""
     work = np.cumsum(first @ second.sum(0))
     block = (work // _MOST_COUNTS).astype(np.int64)

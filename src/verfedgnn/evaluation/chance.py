@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr
 
 Floats = NDArray[np.float64]
 
@@ -110,6 +109,8 @@ def p_value(value: float, error: float, freedom: float) -> float:
 
     `error` is the standard error of the gain and `freedom` the degrees of freedom.
     """
+    from scipy.special import stdtr  # a member that trains need not load it
+
     if not value:
         return 1.0
     return float(2 * stdtr(freedom, -abs(value) / error)) if error else 0.0
