@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -90,11 +91,12 @@ def fit_item_scores(
 ) -> ItemScores:
     """Fit EASE for lists on a party's training pairs, with the lambda among `dampings` that has the least `error`."""
 
+    matrix = lru_cache(1)(partial(_matrix, data, seen=True))
+
     def fit(damping: float, most: int) -> ItemScores:
-        kept, rated = _matrix(data, most)
-        rated.data[:] = 1.0
+        kept, rated, gram = matrix(min(most, data.items))
         places = (kept, rated.indptr.astype(np.int64), rated.indices.astype(np.int32))
-        weights = _regress(rated.T @ rated, damping).float()
+        weights = _regress(gram, damping).float()
         parts = [part.to(data.train.user.device) for part in (weights, *map(torch.from_numpy, places))]
         return ItemScores(parts[0], parts[1], parts[2], parts[3], data.items)
 
@@ -109,9 +111,10 @@ def fit_residuals(
     The training pairs of `data` hold what simpler models leave of the ratings. Lambda among `dampings` has the least `error`.
     """
 
+    matrix = lru_cache(1)(partial(_matrix, data))
+
     def fit(damping: float, most: int) -> Vectors:
-        kept, rated = _matrix(data, most)
-        gram = rated.T @ rated
+        kept, rated, gram = matrix(min(most, data.items))
         weights = _regress(gram, damping).numpy()
         # Subspace iteration for the right singular vectors V of X B, among items alone: X B is about (X B V) V^T.
         columns = np.random.default_rng(0).normal(size=(len(kept), min(COLUMNS, len(kept))))
@@ -137,8 +140,10 @@ def _choose(
     return fit(damping, MOST_ITEMS)
 
 
-def _matrix(data: PartyInput, most: int) -> tuple[NDArray[np.int64], csr_matrix]:
-    """Return the rows of the `most` items with the most ratings, ascending, and the ratings of these items (N, k)."""
+def _matrix(
+    data: PartyInput, most: int, *, seen: bool = False
+) -> tuple[NDArray[np.int64], csr_matrix, csr_matrix]:
+    """Return the rows of the `most` items with the most ratings, ascending, their ratings X (N, k), 1 if `seen`, and X^T X."""
     from scipy.sparse import csr_matrix  # a coordinator never loads it
 
     user, item, rating = arrays(data.train)
@@ -151,7 +156,9 @@ def _matrix(data: PartyInput, most: int) -> tuple[NDArray[np.int64], csr_matrix]
     entries = (rating[inside], (user[inside], place[item[inside]]))
     rated = csr_matrix(entries, shape=(data.users, len(kept)))
     rated.sum_duplicates()
-    return kept, rated
+    if seen:
+        rated.data[:] = 1.0
+    return kept, rated, rated.T @ rated
 
 
 def _regress(gram: csr_matrix, damping: float) -> Tensor:

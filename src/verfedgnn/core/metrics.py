@@ -168,12 +168,11 @@ def score_unseen(
 
 def list_quality(scores: Tensor, row: Tensor, item: Tensor, k: int) -> Tensor:
     """Return recall, NDCG and hit (3, n) of the k highest scores (n, M) of each user, who want the pairs (row, item)."""
-    users, items = scores.shape
-    k = min(k, items)
+    k = min(k, scores.shape[1])
     discount = 1 / torch.log2(torch.arange(k, device=scores.device, dtype=torch.float64) + 2)
     ideal = torch.cat([discount.new_zeros(1), discount.cumsum(0)])
-    wanted = torch.unique(row * items + item)
-    best = torch.bincount(wanted // items, minlength=users).clamp(max=k)
-    first = torch.arange(users, device=scores.device).unsqueeze(1) * items
-    hits = torch.isin(scores.topk(k, 1).indices + first, wanted).double()
+    wanted = torch.zeros_like(scores, dtype=torch.bool)
+    wanted[row, item] = True
+    best = wanted.sum(1).clamp(max=k)
+    hits = wanted.gather(1, scores.topk(k, 1).indices).double()
     return torch.stack([hits.sum(1) / best, hits @ discount / ideal[best], (hits.sum(1) > 0).double()])

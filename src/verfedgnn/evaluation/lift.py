@@ -124,8 +124,10 @@ def _make_table(names: Sequence[str], parties: Sequence[Cases]) -> Row:
             chosen = (cases.ratings >= low) & (cases.ratings <= (cases.ratings if high is None else high))
             if chosen.any():
                 groups.append({"from": low, "to": high, **_make_row([cases.take(chosen)])})
-        rows.append({"name": name, **_make_row([cases]), "by_own_ratings": groups if len(groups) > 1 else []})
-    return {"metric": next(iter(parties[0].values)), "overall": _make_row(parties), "parties": rows}
+        whole = _make_row([cases])
+        rows.append({"name": name, **whole, "by_own_ratings": groups if len(groups) > 1 else []})
+    overall = _make_row(parties) if len(parties) > 1 else dict(whole)
+    return {"metric": next(iter(parties[0].values)), "overall": overall, "parties": rows}
 
 
 def _make_row(parties: Sequence[Cases]) -> Row:
