@@ -262,13 +262,16 @@ def search_weights(judged: JudgedUsers, start: Sequence[float] | None, margin: f
     best = judged.ndcg(weights)
     for candidate in single[1:]:
         weights, best = _better(judged, candidate, weights, best, margin)
+    tried = [weights]
+    """Weights that are not better than the best ones."""
     for _ in range(PASSES):
         for k in range(len(spread)):
             for step in STEPS:
                 candidate = [*weights]
                 candidate[k] = step / spread[k]
-                if any(candidate):
+                if any(candidate) and candidate not in tried:
                     weights, best = _better(judged, candidate, weights, best, margin)
+                    tried = [candidate] if weights is candidate else [*tried, candidate]
     return weights
 
 
