@@ -432,3 +432,12 @@ def test_data_synth_writes_what_train_reads(command: Command, tmp_path: Path) ->
         assert code == 2
         assert ": " in err
     assert [path.name for path in tmp_path.iterdir()] == ["shops"]
+
+
+def test_lift_is_accepted_where_a_verdict_is_the_default(command: Command) -> None:
+    words = ("--preset", "means", "--parties", "2", "--json")
+    code, plain, _ = command("train", *words)
+    assert code == 0
+    code, lifted, _ = command("train", *words, "--lift")
+    assert code == 0
+    assert json.loads(lifted)["lift"]["parties"] == json.loads(plain)["lift"]["parties"]

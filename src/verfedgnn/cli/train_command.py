@@ -6,24 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
 
 import verfedgnn as vf
+from verfedgnn.cli import shared_options as shared
 from verfedgnn.cli.next_step import Request, command_text, show_next, show_run_findings
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import (
-    Data,
-    Device,
-    Folder,
-    Model,
-    OtherRun,
-    Parties,
-    Preset,
-    Settings,
-    Threads,
-    Users,
-    use_threads,
-)
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.tables import run_texts
 from verfedgnn.core.errors import ConfigError, DataError, Interrupted
@@ -53,6 +43,7 @@ class TrainRequest(Request):
     Run:
         out: Run folder to write.
         details: Print all tables, not only the verdict.
+        lift: Measure what joining gains, as every training does.
         resume: Resume the interrupted training of this run folder.
         final: Train the model of all ratings of this run folder, which was only judged (--judge).
         after: The run before this one: users forgotten in it are left out, and a warning tells of a wrong file.
@@ -60,26 +51,27 @@ class TrainRequest(Request):
     """
 
     command: ClassVar[str] = "train"
-    data: Data = None
+    data: shared.Data = None
     reading: ReadOptions
-    preset: Preset = None
-    model: Model = None
-    parties: Parties = None
+    preset: shared.Preset = None
+    model: shared.Model = None
+    parties: shared.Parties = None
     by: str | None = None
-    users: Users = None
+    users: shared.Users = None
     seed: int | None = None
-    set_: Settings = None
+    set_: shared.Settings = None
     epsilon: float | None = None
     config: Path | None = None
     judge: bool = False
-    out: Folder = None
+    out: shared.Folder = None
     details: bool = False
-    resume: OtherRun = None
-    final: OtherRun = None
-    after: OtherRun = None
+    lift: Annotated[bool, typer.Option(hidden=True)] = False
+    resume: shared.OtherRun = None
+    final: shared.OtherRun = None
+    after: shared.OtherRun = None
     overwrite: bool = False
-    device: Device = "cpu"
-    threads: Threads = 1
+    device: shared.Device = "cpu"
+    threads: shared.Threads = 1
     output: Output = STANDARD
 
     @property
@@ -90,9 +82,8 @@ class TrainRequest(Request):
     def check(self) -> None:
         """Raise `ConfigError` if options contradict each other."""
         if len(self.data or []) > 1 and (self.parties or self.by is not None):
-            raise ConfigError(
-                "--parties and --by divide one data set; leave them out with one file per party"
-            )
+            problem = "--parties and --by divide one data set"
+            raise ConfigError(f"{problem}; leave them out with one file per party")
         for name in ("resume", "final"):
             if getattr(self, name) is not None and self.to_words(without=(name, *AGAIN)) != ["train"]:
                 raise ConfigError(
@@ -222,7 +213,7 @@ class TrainRequest(Request):
             show_run_findings(output, run, folder)
 
 
-AGAIN = ("details", "device", "threads", "output")
+AGAIN = ("details", "lift", "device", "threads", "output")
 """Options that a resumed training takes again."""
 
 
@@ -234,7 +225,7 @@ def train(request: TrainRequest) -> None:
     """
     from verfedgnn.runs.run import read_run_config
 
-    use_threads(request.threads)
+    shared.use_threads(request.threads)
     request.check()
     given = request.resume or request.final
     config = request.choose() if given is None else read_run_config(given)
