@@ -20,19 +20,11 @@ if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
 
 
-app = CommandApp(
-    name="data",
-    help="Check tables of ratings, or generate some.",
-)
+app = CommandApp(name="data", help="Check tables of ratings, or generate some.")
 
 
 @app.command()
-def check(
-    *,
-    data: list[str],
-    reading: ReadOptions,
-    output: Output = STANDARD,
-) -> None:
+def check(*, data: list[str], reading: ReadOptions, output: Output = STANDARD) -> None:
     """List the problems of ratings with their line numbers, and show their distribution and the overlap of several sources.
 
     The exit code is 2 if the ratings cannot be used.

@@ -6,21 +6,19 @@ import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from verfedgnn.cli.command_app import CommandApp
 from verfedgnn.cli.next_step import command_text, show_next
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import Count, FederationFile, Folder, Model, Preset, Settings
+from verfedgnn.cli.tables import make_table
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.reports.console import error_console
-
-if TYPE_CHECKING:
-    pass
 
 app = CommandApp(
     name="federation",
@@ -248,7 +246,7 @@ def show(
     }.items():
         if text is not None:
             facts.add_row(Text(label, "bold"), Text(text))
-    members = _table("Members", "name", "fingerprint of the certificate", "expires")
+    members = make_table(["name", "fingerprint of the certificate", "expires"], [], "Members")
     for member in agreement.members:
         expired = member.parsed.end <= datetime.now(UTC)
         until = f"{member.parsed.end.date()}{' (expired)' * expired}"
@@ -281,8 +279,8 @@ def verify(
     agreement = load_agreement(federation, dates=False)
     checked = [check_transcript(path, agreement) for path in transcripts]
     summary = summarise_comparison(checked, compare_transcripts(checked, agreement))
-    headings = ("member", "entries", "signed", "last round", "restarts", "finished", "chain and signatures")
-    table = _table("Transcripts", *headings)
+    header = ["member", "entries", "signed", "last round", "restarts", "finished", "chain and signatures"]
+    table = make_table(header, [], "Transcripts")
     for one in summary["transcripts"]:
         numbers = (f"{one[name]:,}" for name in ("entries", "signed", "rounds", "restarts"))
         problem = Text(one["problem"] or "unchanged", "red" if one["problem"] else "")
@@ -293,12 +291,6 @@ def verify(
     if not summary["agree"]:
         raise typer.Exit(1)
     show_next(output, [], ["federation", "show", str(federation)])
-
-
-def _table(title: str, *headings: str) -> Table:
-    """Return an empty table whose cells are folded rather than cut."""
-    columns = [Column(heading, overflow="fold") for heading in headings]
-    return Table(*columns, title=title, title_justify="left")
 
 
 def _confirm(question: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from verfedgnn.reports.phrases import describe_about, format_metric, format_size, total_bytes
@@ -29,8 +29,9 @@ _STYLES = {
 def make_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", note: str = "", **look: Any
 ) -> Table:
-    """Return a table of plain texts, whatever they contain."""
-    table = Table(*header, title=escape(title) or None, caption=escape(note) or None, **look)
+    """Return a table of plain texts, whatever they contain; long ones are folded rather than cut."""
+    columns = [Column(name, overflow="fold") for name in header]
+    table = Table(*columns, title=escape(title) or None, caption=escape(note) or None, **look)
     table.title_justify = table.caption_justify = "left"
     for row in rows:
         table.add_row(*map(escape, row))
@@ -63,9 +64,8 @@ def _quality_of_lists(metrics: dict[str, Any]) -> str:
     """Return the quality of lists beside that of the most popular items; NDCG comes first."""
     labels = {"ndcg": "NDCG", "recall": "Recall", "hitrate": "HitRate"}
     texts = []
-    for name in sorted(
-        (name for name in metrics["test"] if "@" in name), key=lambda name: "ndcg" not in name
-    ):
+    names = [name for name in metrics["test"] if "@" in name]
+    for name in sorted(names, key=lambda name: "ndcg" not in name):
         kind, _, top = name.partition("@")
         value, popular = (format_metric(metrics[part][name]) for part in ("test", "popularity"))
         texts.append(f"{labels[kind]}@{top} {value} (popularity {popular})")
@@ -82,17 +82,11 @@ def _guarantee(part: dict[str, Any]) -> str:
 
 
 def party_table(metrics: dict[str, Any]) -> Table:
-    """Return a table of the metrics of each party."""
-    names = list(metrics["test"])
-    rows = [
-        [party["name"], f"{party['items']:,}", f"{party['ratings']:,}"]
-        + [format_metric(party["test"][name]) for name in names]
-        for party in metrics["parties"]
-    ]
-    table = make_table(["party", "items", "ratings", *names], rows, "Test ratings")
-    table.add_section()
-    table.add_row("overall", "", "", *(format_metric(metrics["test"][name]) for name in names), style="bold")
-    return table
+    """Return the report's table of the metrics of each party."""
+    from verfedgnn.reports.run_report import accuracy_table
+
+    table = accuracy_table(metrics)
+    return make_table(table.header, ([cell.strip("*") for cell in row] for row in table.rows), table.title)
 
 
 def gate_table(metrics: dict[str, Any]) -> Table | None:
@@ -128,7 +122,5 @@ def verdict_texts(metrics: dict[str, Any], config: Config, *, details: bool = Fa
     for what, text in describe_about(metrics, config).items():
         about.add_row(Text(what.split()[0].lower(), "bold"), Text(text))
     verdict = Text(headline(lift), _STYLES.get(party_word(lift), ""))
-    points: list[RenderableType] = (
-        ["", *(Text(f"- {point}") for point in list_points(lift))] if details else []
-    )
+    points = ["", *(Text(f"- {point}") for point in list_points(lift))] if details else []
     return [verdict, "", table, *(Text(note, "dim") for note in notes), "", about, *points]
