@@ -141,8 +141,9 @@ class _Link:
                 for message in messages:
                     parts = chain.from_iterable(cut(memoryview(part)) for part in message)
                     await self.websocket.send(parts)
+                    del message, parts
                 self.waiting -= size_of(*messages)
-                del messages, message, parts  # they may hold a copy of all public parameters
+                del messages  # they may hold a copy of all public parameters
         except Exception:
             # The peer is gone, or memory is short. On joining again it gets what it missed.
             self.websocket.transport.abort()
