@@ -122,5 +122,5 @@ def verdict_texts(metrics: dict[str, Any], config: Config, *, details: bool = Fa
     for what, text in describe_about(metrics, config).items():
         about.add_row(Text(what.split()[0].lower(), "bold"), Text(text))
     verdict = Text(headline(lift), _STYLES.get(party_word(lift), ""))
-    points = ["", *(Text(f"- {point}") for point in list_points(lift))] if details else []
+    points = [Text(""), *(Text(f"- {point}") for point in list_points(lift))] if details else []
     return [verdict, "", table, *(Text(note, "dim") for note in notes), "", about, *points]
