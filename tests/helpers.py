@@ -12,11 +12,22 @@ from numpy.typing import NDArray
 
 import verfedgnn as vf
 from verfedgnn.core.metrics import RatingErrors, measure_errors
+from verfedgnn.data.rating_checks import rate_rows
+from verfedgnn.data.value_parsing import as_number_column
 from verfedgnn.protocol.party_state import LOCAL, Policy
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
 from verfedgnn.training.own_models import fit_party_means, means_model
+
+
+def make_ratings(user: Any, item: Any, rating: Any, **options: Any) -> vf.Ratings:
+    """Return columns as ratings: options that name a column belong to the table, the others to `rate_rows`."""
+    others = {"scale", "name", "duplicates", "missing", "notes"}
+    about = options.pop("columns", {}) | {name: options.pop(name) for name in {*options} - others}
+    about["title"] = about.pop("titles", None)
+    rows = {"user": user, "item": item, "rating": as_number_column(rating), **about}
+    return rate_rows({role: column for role, column in rows.items() if column is not None}, **options)
 
 
 def config(**values: Any) -> vf.Config:

@@ -286,7 +286,7 @@ def test_one_file_per_party(command: Command, tmp_path: Path) -> None:
     assert "there are only 2 parties" in err
     code, _, err = command(*words, "--users", "some")
     assert code == 2
-    assert "use any, all or a number of parties from 2" in err
+    assert "users must be any, all or integer, at least 2" in err
 
 
 def test_by_time_and_by_column(command: Command, ratings: Path) -> None:

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers import make_ratings
 from verfedgnn.cli.next_step import add_columns
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import on_command_line
-from verfedgnn.data import make_ratings, read_ratings
+from verfedgnn.data import read_ratings
 from verfedgnn.data.data_check import (
     CheckedSource,
     OverlapRegion,
@@ -453,7 +454,7 @@ def test_regions_are_those_of_the_sets(sets: list[set[int]]) -> None:
     """Against Python's sets; each user has as many ratings at a party as its number says, plus one."""
     found = []
     for number, users in enumerate(sets):
-        ids = pa.array([str(user) for user in sorted(users)], pa.string())
+        ids = np.array([str(user) for user in sorted(users)], np.str_)
         counts = np.array([1 + user for user in sorted(users)], np.int64)
         found.append(CheckedSource(f"p{number}", "", "row", (), (), None, ids, counts))
     overlap = measure_overlap(found)

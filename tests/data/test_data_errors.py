@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from helpers import make_ratings
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import (
     PartyData,
     align_users,
     check_parties,
-    make_ratings,
     read_parties,
     read_ratings,
     split_by_date,

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import make_ratings
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import (
     PartyData,
     align_users,
     check_parties,
-    make_ratings,
     read_parties,
     read_ratings,
     split_items,

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import make_ratings
 from verfedgnn.data import (
     TEST,
     TRAIN,
     VALID,
-    make_ratings,
     split_by_date,
     split_by_rating,
     split_items,

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from helpers import make_ratings
 from verfedgnn.core.errors import DataError
-from verfedgnn.data import make_ratings, read_ratings
+from verfedgnn.data import read_ratings
 from verfedgnn.data.data_check import check_source
 
 Command = Callable[..., tuple[int, str, str]]

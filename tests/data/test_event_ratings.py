@@ -17,7 +17,7 @@ from verfedgnn.core.errors import DataError
 from verfedgnn.data import Ratings, read_ratings
 from verfedgnn.data.data_check import check_source
 from verfedgnn.data.rating_reader import rate_strength
-from verfedgnn.data.read_options import EventWeights, parse_events
+from verfedgnn.data.read_options import EventWeights, ReadOptions, parse_events
 
 WEIGHTS = {"view": 1.0, "cart": 3.0, "purchase": 5.0}
 Event = tuple[str, str, str, int]
@@ -247,7 +247,7 @@ def test_what_could_be_a_rating_is_not_read_as_likes(tmp_path: Path) -> None:
     "text", ["", "view", "view=", "view=x", "=1", "view=-1", "view=0", "nan", "view=inf", "0"]
 )
 def test_options_that_say_nothing(text: str) -> None:
-    fails(lambda: parse_events(text), "events")
+    fails(lambda: ReadOptions([("events", text)]).for_each(["shop"]), "events")
 
 
 def test_the_option() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers import make_ratings
 from verfedgnn.data import (
     PartyData,
     Ratings,
     align_users,
-    make_ratings,
     read_parties,
     read_ratings,
     split_items,

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verfedgnn.data import NEWCOMER, TEST, TRAIN, UNUSED, VALID, make_ratings, split_items, synthetic_ratings
+from helpers import make_ratings
+from verfedgnn.data import NEWCOMER, TEST, TRAIN, UNUSED, VALID, split_items, synthetic_ratings
 from verfedgnn.data.splits import WITHHELD, draw_withheld, withhold
 
 SECRET = bytes(range(32))

@@ -363,7 +363,7 @@ def reader(
     reader = Reader(tmp_path, request.param, command)
     monkeypatch.chdir(reader.work)
     monkeypatch.delenv("VERFEDGNN_DATA", raising=False)
-    monkeypatch.setattr(plugins, "_gnns", {})  # forget what a page registers
+    monkeypatch.setattr(plugins, "_registered", {})  # forget what a page registers
     monkeypatch.setenv(plugins.FILES, "")
     plugins._run.cache_clear()
     if reader.page not in UNCHANGED:

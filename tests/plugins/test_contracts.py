@@ -74,8 +74,7 @@ class TestEase(MethodContract):
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is registered here is forgotten afterwards."""
-    monkeypatch.setattr(plugins, "_gnns", dict(plugins._gnns))
-    monkeypatch.setattr(plugins, "_methods", dict(plugins._methods))
+    monkeypatch.setattr(plugins, "_registered", dict(plugins._registered))
 
 
 class Cut(my_gnn.Sage):

@@ -33,8 +33,7 @@ INIT = ["--address", "localhost:7443", "--preset", "paper", "--model", "sage"]
 @pytest.fixture(autouse=True)
 def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing registered, nothing found before; as it was afterwards."""
-    monkeypatch.setattr(plugins, "_gnns", {})
-    monkeypatch.setattr(plugins, "_methods", {})
+    monkeypatch.setattr(plugins, "_registered", {})
     monkeypatch.setenv(plugins.FILES, "")  # so that it is as before afterwards, too
     plugins._run.cache_clear()
     plugins._offered.cache_clear()
@@ -86,7 +85,7 @@ def test_a_record_does_not_outlive_a_change_of_the_plugin(tmp_path: Path) -> Non
     text, keys = (EXAMPLES / "my_baseline.py").read_text(), []
     for ridge in ("100.0", "50.0"):
         file.write_text(text.replace("RIDGE = 100.0", f"RIDGE = {ridge}"))
-        plugins._methods.clear()
+        plugins._registered.clear()
         plugins._run.cache_clear()
         plugins.load_file(file)
         keys.append(Cell(("synthetic",), "item-ridge", "gcn", 0, 3).key())
@@ -97,7 +96,7 @@ def test_files_of_one_name_are_two_plugins(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.py").write_text((EXAMPLES / "my_baseline.py").read_text())
-    plugins._methods.clear()
+    plugins._registered.clear()
     plugins.load_file(tmp_path / "a" / "mine.py")
     with pytest.raises(vf.ConfigError, match="a method 'item-ridge' is already registered"):
         plugins.load_file(tmp_path / "b" / "mine.py")
@@ -188,7 +187,7 @@ def use(file: Path, change: str = "") -> Path:
     """The example's GNN from a file of its own, with `change` at its end, as if this process had been started with it."""
     file.parent.mkdir(exist_ok=True)
     file.write_text((EXAMPLES / "my_gnn.py").read_text() + change)
-    plugins._gnns.clear()
+    plugins._registered.clear()
     plugins._run.cache_clear()
     plugins.load_file(file)
     return file
@@ -201,7 +200,7 @@ def test_a_member_without_the_plugin_refuses_the_federation(tmp_path: Path) -> N
     made = CliRunner().invoke(app, ["federation", "init", str(hub), *INIT])
     assert made.exit_code == 0, made.output
     assert load_agreement(hub).config.model.gnn == "sage"
-    plugins._gnns.clear()
+    plugins._registered.clear()
     needed = hashlib.sha256((EXAMPLES / "my_gnn.py").read_bytes()).hexdigest()[:16]
     text = rf"federation.toml: unknown GNN 'sage'; .* install its package.*; the required plug-in is my_gnn.py .*{needed}"
     with pytest.raises(vf.ConfigError, match=text):
@@ -294,7 +293,7 @@ def test_a_run_remembers_the_code_of_its_plugin(
     assert done.returncode == 0
     assert done.stderr.startswith(f"warning: {run} was trained with other code")
     assert done.stderr.count("\n") == 1, "one line, once"
-    plugins._gnns.clear()
+    plugins._registered.clear()
     monkeypatch.setenv(plugins.FILES, "")
     with pytest.raises(
         vf.ConfigError,

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import chain
 from typing import TYPE_CHECKING
 
-from verfedgnn import plugins
 from verfedgnn.core.option_names import option, setting
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
 
 
-def find_conflict(config: Config) -> str | None:
-    """Return which settings of a configuration conflict and what to do about it, or None."""
-    if config.model.gnn not in plugins.GNNS:
-        plugins.load_gnn(config.model.gnn)  # raises if the plug-in cannot be loaded
-    return next(chain(_find_unprotected(config), _find_mismatches(config)), None)
+def find_conflicts(config: Config) -> Iterator[str]:
+    """Yield which settings of a configuration conflict, and what to do about it."""
+    yield from _find_unprotected(config)
+    yield from _find_mismatches(config)
 
 
 def _find_unprotected(config: Config) -> Iterator[str]:

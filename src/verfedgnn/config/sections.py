@@ -44,8 +44,9 @@ class _AnyForm(Section):
 
     @model_validator(mode="after")
     def _check_plugin(self) -> Self:
-        """Report a plug-in that is not installed together with the code that the configuration names."""
-        plugins.check_gnn(self.gnn, self.code)
+        """Load a plug-in; report one that is not installed together with the code that the configuration names."""
+        if self.gnn not in plugins.GNNS:
+            plugins.load_gnn(self.gnn, self.code)
         return self
 
 

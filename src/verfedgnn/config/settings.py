@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import date
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
-
-from pydantic.fields import FieldInfo
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 from verfedgnn.config.sections import GradientConfig, ModelConfig, Section
 from verfedgnn.core.option_names import setting
@@ -88,11 +84,11 @@ def check_variants(tree: Mapping[str, Any]) -> dict[str, Any]:
         if tag not in choice.variants:
             known = either([f"'{known}'" for known in choice.variants])
             raise ValueError(f"{choice.path} must be {known} (it is {tag!r})")
-        for field in section:
-            having = choice.having(field)
+        for key in section:
+            having = choice.having(key)
             if having and tag not in having:
                 raise ValueError(
-                    f"{name}.{field} belongs to {choice.path} = {either(having)}, and here it is {tag}; "
+                    f"{name}.{key} belongs to {choice.path} = {either(having)}, and here it is {tag}; "
                     f"leave it out or add {setting(choice.path, having[0])}"
                 )
         checked[name] = {choice.tag: tag, **section}
@@ -101,7 +97,10 @@ def check_variants(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 # -- The list of settings -----------------------------------------------------------------------------------
 
-_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most"}
+_WORDS = {"string": "text", "null": "unset"}
+Kind = Mapping[str, Any]
+"""What a value may be, as JSON Schema."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Setting:
 
     path: str
     explanation: str
-    choices: tuple[str, ...]
+    choices: list[str]
     """Values it can take, as text; empty for numbers and free text."""
     range: str
     """Values it can take, in words."""
@@ -120,7 +119,7 @@ class Setting:
     """Whether the variants that have it need a value."""
     variants: tuple[str, ...]
     """Tags of the variants that have it, such as laplace for gradients.epsilon; empty if all have it."""
-    presets: dict[str, Any]
+    presets: dict[str, Any] = field(default_factory=dict)
     """Value by preset, for GCN, of those that have it."""
 
     @property
@@ -130,89 +129,64 @@ class Setting:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the setting as plain values for JSON."""
-        return {
-            "name": self.path,
-            "explanation": self.explanation,
-            "range": self.range,
-            "choices": list(self.choices),
-            "default": self.default,
-            "required": self.required,
-            "belongs_to": self.belongs_to or None,
-            "presets": self.presets,
-        }
+        values = {"name": self.path, **vars(self), "belongs_to": self.belongs_to or None}
+        return {name: value for name, value in values.items() if name not in ("path", "variants")}
 
 
 def list_settings(root: type[Section]) -> dict[str, Setting]:
-    """Return every setting below a section by its path."""
-    found: dict[str, Setting] = {}
-    for name, field in root.model_fields.items():
+    """Return every setting of a configuration by its path."""
+    schema = root.model_json_schema()
+    kinds: dict[str, dict[str, Kind]] = {}
+    for name, kind in schema["properties"].items():
         if name in CHOICES:
-            found |= _variant_settings(name)
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            found |= {f"{name}.{key}": setting for key, setting in list_settings(field.annotation).items()}
+            variants = {tag: one.model_json_schema() for tag, one in CHOICES[name].variants.items()}
         else:
-            found[name] = _setting([field])
-    return {path: replace(setting, path=path) for path, setting in found.items()}
+            section = kind.get("$ref", "").rpartition("/")[2]
+            variants = {"": schema["$defs"].get(section, {"properties": {"": kind}})}
+        for tag, variant in variants.items():
+            for key, one in variant["properties"].items():
+                kinds.setdefault(f"{name}.{key}".removesuffix("."), {})[tag] = one
+    return {path: _setting(path, by_tag) for path, by_tag in kinds.items()}
 
 
-def _variant_settings(section: str) -> dict[str, Setting]:
-    choice = CHOICES[section]
-    names = [name for variant in choice.variants.values() for name in variant.model_fields]
-    found = {}
-    for name in dict.fromkeys([choice.tag, *names]):
-        having = choice.having(name)
-        fields = [choice.variants[tag].model_fields[name] for tag in having]
-        found[f"{section}.{name}"] = _setting(fields, having if len(having) < len(choice.variants) else [])
-    return found
-
-
-def _setting(fields: Sequence[FieldInfo], variants: Sequence[str] = ()) -> Setting:
-    explanations = dict.fromkeys(" ".join((field.description or "").split()) for field in fields)
-    choices = tuple(dict.fromkeys(choice for field in fields for choice in _choices(field.annotation)))
-    ranges = dict.fromkeys(_describe(field) for field in fields)
-    required = fields[0].is_required()
+def _setting(path: str, kinds: Mapping[str, Kind]) -> Setting:
+    """Return a setting, given its kind in each variant that has it."""
+    first, *_ = kinds.values()
+    choice = CHOICES.get(path.partition(".")[0])
     return Setting(
-        path="",
-        explanation=" ".join(explanations),
-        choices=choices,
-        range=either(choices) if choices and len(ranges) > 1 else " or ".join(ranges),
-        default=None if required else fields[0].default,
-        required=required,
-        variants=tuple(variants),
-        presets={},
+        path=path,
+        explanation=" ".join(dict.fromkeys(" ".join(kind["description"].split()) for kind in kinds.values())),
+        choices=list(dict.fromkeys(word for kind in kinds.values() for word in _choices(kind))),
+        range=either([*dict.fromkeys(word for kind in kinds.values() for word in _words(kind))]),
+        default=first.get("default"),
+        required="default" not in first,
+        variants=tuple(kinds) if choice and len(kinds) < len(choice.variants) else (),
     )
 
 
-def _choices(annotation: Any) -> list[str]:
-    """Return the values of a type that has few, or an empty list."""
-    if annotation is bool:
+def _choices(kind: Kind) -> list[str]:
+    """Return the values of a kind that has few, or an empty list."""
+    if kind.get("type") == "boolean":
         return ["true", "false"]
-    if get_origin(annotation) is Literal:
-        return [str(value) for value in get_args(annotation)]
-    return []
+    return [str(value) for value in kind.get("enum", [kind["const"]] if "const" in kind else [])]
 
 
-def _describe(field: FieldInfo) -> str:
-    """Return the values of a field in words: "integer, at least 1, at most 16"."""
-    limits = [
-        f"{word} {getattr(bound, name):g}"
-        for bound in field.metadata
-        for name, word in _BOUNDS.items()
-        if getattr(bound, name, None) is not None
+def _words(kind: Kind) -> list[str]:
+    """Return the values of a kind in words, one text for each choice or type: "integer, at least 1", "unset"."""
+    if "anyOf" in kind:
+        return [word for one in kind["anyOf"] for word in _words(one)]
+    if choices := _choices(kind):
+        return choices
+    if kind["type"] == "array":
+        parts = kind.get("prefixItems", [])
+        one = either(_words(parts[0] if parts else kind["items"]))
+        return [f"{len(parts)} x {one}" if parts else f"list of {one}"]
+    name: str = kind.get("format", kind["type"])
+    return [
+        ", ".join(
+            [
+                _WORDS.get(name, name),
+                *(f"{word} {kind[key]:g}" for key, word in _BOUNDS.items() if key in kind),
+            ]
+        )
     ]
-    return ", ".join([_name(field.annotation), *limits])
-
-
-def _name(annotation: Any) -> str:
-    origin = get_origin(annotation)
-    arguments = get_args(annotation)
-    if _choices(annotation):
-        return either(_choices(annotation))
-    if origin is Annotated:
-        return _describe(FieldInfo.from_annotation(annotation))
-    if origin in (Union, UnionType):
-        return either([word for kind in arguments for word in _choices(kind) or [_name(kind)]])
-    if origin is tuple:
-        one = _name(arguments[0])
-        return f"list of {one}" if arguments[-1] is Ellipsis else f"{len(arguments)} x {one}"
-    return {int: "integer", float: "number", str: "text", date: "date", NoneType: "unset"}[annotation]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from verfedgnn import plugins
-from verfedgnn.config.rules import find_conflict
+from verfedgnn.config.rules import find_conflicts
 from verfedgnn.config.sections import (
     SIZES,
     GradientConfig,
@@ -79,16 +79,9 @@ class Config(Section):
     def _check_variants(cls, values: Any) -> Any:
         return check_variants(values) if isinstance(values, Mapping) else values
 
-    @field_validator("users", mode="before")
-    @classmethod
-    def _check_users(cls, rule: Any) -> Any:
-        if rule in ("any", "all") or (str(rule).isdigit() and int(rule) >= 2):
-            return rule
-        raise ValueError("use any, all or a number of parties from 2")
-
     @model_validator(mode="after")
     def _check_rules(self) -> Config:
-        if conflict := find_conflict(self):
+        if conflict := next(find_conflicts(self), None):
             raise ValueError(conflict)
         return self
 
@@ -324,10 +317,10 @@ def explain_invalid(error: ValidationError) -> str:
     known = settings().get(where.rpartition(".")[0])
     if first["type"] == "extra_forbidden":
         text = "is not known"
-    elif first["type"] == "literal_error":
-        text += variant
     elif known and isinstance(first["loc"][-1], str):  # one of several types
         where, text = known.path, f"must be {known.range}"
+    elif first["type"] == "literal_error":
+        text += variant
     given = f" (it is {value!r})" if where and not isinstance(value, dict) else ""
     colon = "" if text.startswith(("must ", "is ")) else ":"
     return f"{where}{colon} {text}{given}" if where else text

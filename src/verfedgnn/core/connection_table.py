@@ -46,7 +46,6 @@ class ConnectionTable:
         self._patience = patience
         self._changed = threading.Condition()
         self._networks: dict[Any, str] = {}
-        self._counts: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(list(self._networks))
@@ -55,32 +54,25 @@ class ConnectionTable:
         """Add a connection as the newest. If the table is full, end another one."""
         network = _network(address)
         with self._changed:
-            self._forget(connection)
-            if self._counts[network] >= self._per_address:
+            self._networks.pop(connection, None)
+            counts = Counter(self._networks.values())
+            if counts[network] >= self._per_address:
                 self._evict(network)
             elif len(self._networks) >= self._most:
-                self._evict(max(self._networks.values(), key=self._counts.__getitem__))
+                self._evict(max(counts, key=counts.__getitem__))
             self._networks[connection] = network
-            self._counts[network] += 1
 
     def remove(self, connection: Any) -> None:
         """Remove a connection that is closed or whose peer is no longer a stranger."""
         with self._changed:
-            self._forget(connection)
+            self._networks.pop(connection, None)
             self._changed.notify_all()
 
     def _evict(self, network: str) -> None:
         oldest = next(each for each, other in self._networks.items() if other == network)
         self._end(oldest)
         self._changed.wait_for(lambda: oldest not in self._networks, self._patience)
-        self._forget(oldest)
-
-    def _forget(self, connection: Any) -> None:
-        network = self._networks.pop(connection, None)
-        if network is not None:
-            self._counts[network] -= 1
-            if not self._counts[network]:
-                del self._counts[network]
+        self._networks.pop(oldest, None)
 
 
 @lru_cache(1024)

@@ -1,7 +1,6 @@
 """Ratings: reading them from files and tables in memory, generating, splitting and dividing them among parties."""
 
 from verfedgnn.data.parties import PartyData, align_users, check_parties, read_parties, split_items
-from verfedgnn.data.rating_checks import make_ratings
 from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn.data.ratings import Ratings
 from verfedgnn.data.splits import NEWCOMER, TEST, TRAIN, UNUSED, VALID, split_by_date, split_by_rating
@@ -17,7 +16,6 @@ __all__ = [
     "Ratings",
     "align_users",
     "check_parties",
-    "make_ratings",
     "read_parties",
     "read_ratings",
     "split_by_date",

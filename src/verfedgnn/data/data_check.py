@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option, worded
-from verfedgnn.data.ids import TEXT, find_stranger, to_numpy
+from verfedgnn.data.ids import StrArray, find_stranger
 from verfedgnn.data.rating_checks import SHOWN, DataProblem, RowReport
 from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn.data.ratings import Mask, Ratings, count_rows, format_count
@@ -65,7 +63,7 @@ class CheckedSource:
     problems: tuple[DataProblem, ...]
     notes: tuple[str, ...]
     shape: Distribution | None
-    users: pa.Array
+    users: StrArray = field(default_factory=lambda: np.zeros(0, np.str_))
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Number of ratings of each of the distinct `users`."""
     columns: tuple[str, ...] = ()
@@ -114,18 +112,14 @@ class UserOverlap:
 def check_source(name: str, source: Any, **options: Any) -> CheckedSource:
     """Check one source with the options of `read_ratings`: a path or a name, or a table in memory."""
     shown = str(source) if isinstance(source, str | Path) else "in memory"
-    report, catalogue = RowReport(), options.pop("catalogue", None)
+    report, catalogue, unit = RowReport(), options.pop("catalogue", None), "row"
     try:
         ratings = read_ratings(source, name=name, report=report, **options)
     except DataError as error:
-        nobody = pa.array([], TEXT)
         problem = DataProblem("unreadable", str(error), "", 1, fatal=True)
         flags = error.flags if isinstance(error, MissingColumns) else ()
-        return CheckedSource(name, shown, "row", (problem,), (), None, nobody, columns=flags)
-    users, items = pa.array(ratings.user_ids, TEXT), ratings.n_items
-    counts = np.bincount(ratings.user, minlength=len(users))
+        return CheckedSource(name, shown, unit, (problem,), (), None, columns=flags)
     problems = [*report.problems, *_find_warnings(ratings, report.rows)]
-    unit = "row"
     if report.table is not None:
         unit, text = report.table.unit, report.table.text
         shown = shown if text is None else str(text.path)
@@ -140,12 +134,14 @@ def check_source(name: str, source: Any, **options: Any) -> CheckedSource:
             )
             lines = tuple(text.lines(report.broken[:SHOWN]).values())
             problems.insert(0, DataProblem("broken", said, remedy, len(report.broken), lines, fatal=True))
-    if catalogue is not None and items > catalogue:
-        said = f"{items:,} items have ratings, more than the declared catalogue of {catalogue:,}"
-        larger = f"declare a larger {option('catalogue')}"
-        problems.append(DataProblem("catalogue", said, larger, 1, fatal=True))
-    shape = describe_ratings(ratings)
-    return CheckedSource(name, shown, unit, tuple(problems), ratings.notes, shape, users, counts)
+    if catalogue is not None and ratings.n_items > catalogue:
+        said = f"{ratings.n_items:,} items have ratings, more than the declared catalogue of {catalogue:,}"
+        problems.append(
+            DataProblem("catalogue", said, f"declare a larger {option('catalogue')}", 1, fatal=True)
+        )
+    counts = np.bincount(ratings.user, minlength=ratings.n_users)
+    shape, notes = describe_ratings(ratings), ratings.notes
+    return CheckedSource(name, shown, unit, tuple(problems), notes, shape, ratings.user_ids, counts)
 
 
 def describe_ratings(table: Ratings) -> Distribution | None:
@@ -174,30 +170,20 @@ def describe_ratings(table: Ratings) -> Distribution | None:
 
 def measure_overlap(sources: Sequence[CheckedSource]) -> UserOverlap:
     """Compare the ids of several sources, in the clear."""
-    without_case = _number_users([pc.utf8_lower(source.users).unique() for source in sources])
-    shared = int((np.bincount(np.concatenate(without_case)) > 1).sum())
-    return UserOverlap(len(sources), _regions(sources), shared)
-
-
-def _regions(sources: Sequence[CheckedSource]) -> tuple[OverlapRegion, ...]:
-    codes = _number_users([source.users for source in sources])
-    size = 1 + int(np.concatenate(codes).max(initial=-1))
-    member, ratings = np.zeros((size, len(sources)), bool), np.zeros(size, np.int64)
-    for party, (source, numbers) in enumerate(zip(sources, codes, strict=True)):
+    users, codes = np.unique(np.concatenate([source.users for source in sources]), return_inverse=True)
+    member, ratings = np.zeros((len(users), len(sources)), bool), np.zeros(len(users), np.int64)
+    ends = np.cumsum([len(source.users) for source in sources])
+    for party, (source, numbers) in enumerate(zip(sources, np.split(codes, ends[:-1]), strict=True)):
         member[numbers, party] = True
         ratings[numbers] += source.counts
     at, region_of = np.unique(member, axis=0, return_inverse=True)
-    users = np.bincount(region_of.reshape(-1), minlength=len(at)).tolist()
-    rated = np.bincount(region_of.reshape(-1), ratings, minlength=len(at)).astype(np.int64).tolist()
+    count = np.bincount(region_of.ravel(), minlength=len(at)).tolist()
+    rated = np.bincount(region_of.ravel(), ratings, minlength=len(at)).astype(np.int64).tolist()
     names = [tuple(sources[p].name for p in np.flatnonzero(row).tolist()) for row in at]
-    regions = map(OverlapRegion, names, users, rated)
-    return tuple(sorted(regions, key=lambda region: (-region.users, len(region.parties))))
-
-
-def _number_users(ids: Sequence[pa.Array]) -> list[NDArray[np.int64]]:
-    """Return, for each list, the number of each id in the union of all lists."""
-    union = pa.concat_arrays([users.cast(TEXT) for users in ids]).dictionary_encode().indices.to_numpy()
-    return np.split(union.astype(np.int64), np.cumsum([len(users) for users in ids])[:-1])
+    regions = sorted(map(OverlapRegion, names, count, rated), key=lambda at: (-at.users, len(at.parties)))
+    lower = np.concatenate([np.unique(np.strings.lower(source.users)) for source in sources])
+    alike = int((np.unique(lower, return_counts=True)[1] > 1).sum())
+    return UserOverlap(len(sources), tuple(regions), alike)
 
 
 def _find_warnings(table: Ratings, row_of: NDArray[np.int64]) -> list[DataProblem]:
@@ -304,7 +290,7 @@ def conclude(
     broken = [source for source in sources if not source.usable]
     parties = fitting_parties(sources) or PARTIES
     refusal = ""
-    stranger = overlap and find_stranger({source.name: to_numpy(source.users) for source in sources})
+    stranger = overlap and find_stranger({source.name: source.users for source in sources})
     if broken:
         names = " and ".join(source.name for source in broken)
         first = next(problem.text for problem in broken[0].problems if problem.fatal)

@@ -1,6 +1,6 @@
-"""Checks of all rows of a table at once, and `make_ratings`, which refuses a table with a fatal problem.
+"""Checks of all rows of a table at once, and `rate_rows`, which refuses a table with a fatal problem.
 
-`data check` lists every problem that `make_ratings` would refuse, so a table is usable exactly when it can be read.
+`data check` lists every problem that `rate_rows` would refuse, so a table is usable exactly when it can be read.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ from verfedgnn.data.ids import (
 )
 from verfedgnn.data.ratings import Mask, Ratings, count_rows
 from verfedgnn.data.table_sources import RATING_ROLES, Table
-from verfedgnn.data.value_parsing import CORRECT, as_number_column, parse_numbers, parse_times, quote_value
+from verfedgnn.data.value_parsing import CORRECT, parse_numbers, parse_times, quote_value
 
 SHOWN = 5
 
@@ -192,28 +192,11 @@ def _of_rows(ids: Any, codes: NDArray[np.int32], missing: bool = False) -> Mask:
     return np.append(np.asarray(ids, bool), missing)[codes]
 
 
-def make_ratings(
-    user: Any,
-    item: Any,
-    rating: Any,
-    *,
-    time: Any = None,
-    titles: Any = None,
-    columns: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Ratings:
-    """Check columns with one entry per rating, arrays or sequences of one length, and return them as `Ratings`.
-
-    Times are numbers (seconds or milliseconds since 1970), dates or text. Titles and `columns` belong to items; the first entry
-    that is not empty is used. `options` are those of `rate_rows`: scale, name, duplicates, missing, notes.
-    """
-    rows = {"user": user, "item": item, "rating": as_number_column(rating), "time": time, "title": titles}
-    given = {role: column for role, column in {**rows, **(columns or {})}.items() if column is not None}
-    return rate_rows(given, **options)
-
-
 def rate_rows(rows: Mapping[str, Any], *, duplicates: str = "error", **options: Any) -> Ratings:
-    """Return rows as `Ratings`, as `accept_rows` does, with one row for each pair: the "first", the "last" or the "mean"."""
+    """Return rows as `Ratings`, as `accept_rows` does, with one row for each pair: the "first", the "last" or the "mean".
+
+    Times are numbers (seconds or milliseconds since 1970), dates or text.
+    """
     table, repeated = accept_rows(rows, duplicates=duplicates, **options)
     if not repeated.any():
         return table

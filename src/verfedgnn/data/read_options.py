@@ -42,7 +42,7 @@ class ReadOptions(tuple[tuple[str, str], ...]):
             if name in given:
                 each = f"name the source of each, for example {pattern % f'{sources[0]}:'}"
                 raise DataError(f"{written} is given twice; {'leave one out' if source else each}")
-            given[name] = _PARSERS.get(name, str)(value)
+            given[name] = _parse(name, value)
         return {source: common | given for source, given in single.items()}
 
 
@@ -62,39 +62,33 @@ def _split(flag: str, text: str, sources: Sequence[str]) -> tuple[str, str, str]
 DEFAULT_OPTIONS = ReadOptions()
 
 
-def _parse_columns(text: str) -> dict[str, str]:
-    pairs = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
-    if len(pairs) != len(text.split(",")):
-        raise DataError(f"--columns takes user=...,item=...,rating=..., not '{text}'")
-    return pairs
+def _parse(name: str, text: str) -> Any:
+    parse, example = _PARSERS.get(name, (str, ""))
+    try:
+        return parse(text)
+    except DataError:
+        raise
+    except ValueError:
+        raise DataError(f"--{'read ' * (name in READ)}{name} takes {example}, not '{text}'") from None
 
 
 def _parse_scale(text: str) -> tuple[float, float]:
-    try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError:
-        example = "the lowest and the highest rating, for example scale=1,5"
-        raise DataError(f"--read scale takes {example}, not '{text}'") from None
+    low, high = map(float, text.split(","))
     return low, high
 
 
 def _parse_catalogue(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not int(text):
-        example = "the number of items, for example catalogue=30000"
-        raise DataError(f"--read catalogue takes {example}, not '{text}'")
+        raise ValueError(text)
     return int(text)
 
 
 def parse_events(text: str) -> EventWeights:
     """Parse `view=1,purchase=5`, or one number for all rows."""
-    try:
-        pairs = [part.rpartition("=") for part in text.split(",")]
-        one = len(pairs) == 1 and not pairs[0][1]
-        weights = float(text) if one else {kind.strip(): float(weight) for kind, _, weight in pairs}
-    except ValueError:
-        example = "weights such as view=1,purchase=5, or one number"
-        raise DataError(f"--events takes {example}, not '{text}'") from None
-    return check_events(weights)
+    if "=" not in text:
+        return check_events(float(text))
+    pairs = [part.rpartition("=") for part in text.split(",")]
+    return check_events({kind.strip(): float(weight) for kind, _, weight in pairs})
 
 
 def check_events(events: EventWeights) -> EventWeights:
@@ -109,9 +103,12 @@ def check_events(events: EventWeights) -> EventWeights:
     return events
 
 
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "columns": _parse_columns,
-    "events": parse_events,
-    "scale": _parse_scale,
-    "catalogue": _parse_catalogue,
+_PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "columns": (
+        lambda text: dict(part.split("=", 1) for part in text.split(",")),
+        "user=...,item=...,rating=...",
+    ),
+    "events": (parse_events, "weights such as view=1,purchase=5, or one number"),
+    "scale": (_parse_scale, "the lowest and the highest rating, for example scale=1,5"),
+    "catalogue": (_parse_catalogue, "the number of items, for example catalogue=30000"),
 }

@@ -72,12 +72,19 @@ class Table:
 
     names: dict[str, str]
     load: Load
-    at: Callable[[int], str]
-    """Function that describes the place of a row for messages."""
+    name: str
+    """Name of the file or of the table in memory, for messages."""
     unit: str = "row"
     """Unit of places: "line" for text files, "position" for tables in memory, which are counted from 0, else "row"."""
     text: TextTable | None = None
     notes: tuple[str, ...] = ()
+
+    def at(self, row: int) -> str:
+        """Describe the place of a row, counted from 0, for messages."""
+        number = self.number_rows([row], [])[row]
+        if self.unit == "position":
+            return f"row {number} of {self.name} (counted from 0)"
+        return f"{self.unit} {number} of {self.name}"
 
     def number_rows(self, rows: Sequence[int], broken: Sequence[int]) -> dict[int, int]:
         """Return the line or the number of some rows, for messages; `broken` records of a text file are no rows."""
@@ -98,7 +105,7 @@ def text_source(text: TextTable, names: dict[str, str], time: pa.DataType = TEXT
         types = dict.fromkeys(columns, CODED_TEXT)
         return text.read(types | {names["time"]: time} if names.get("time") in types else types, broken)
 
-    return Table(names, load, text.at, "line", text)
+    return Table(names, load, text.path.name, "line", text)
 
 
 def read_rows(table: Table, broken: list[int] | None = None) -> Rows:
@@ -139,12 +146,8 @@ def open_table(
     match = partial(match_columns, wanted=columns or {}, required=required, keep=keep)
     if not isinstance(source, str | Path):
         there, column = open_columns(source, name, required)
-        return Table(
-            match(there, source=name),
-            lambda names, _: {name: column(name) for name in names},
-            lambda row: f"row {row} of {name} (counted from 0)",
-            "position",
-        )
+        names = match(there, source=name)
+        return Table(names, lambda names, _: {name: column(name) for name in names}, name, "position")
     path = Path(source)
     head = read_first_bytes(path)
     if head.startswith(b"PAR1"):
@@ -156,7 +159,7 @@ def open_table(
             with _parquet(path, read_dictionary=coded) as file:
                 return file.read(columns=list(names))
 
-        return Table(match(schema.names, source=str(path)), load, lambda row: f"row {row + 1} of {path.name}")
+        return Table(match(schema.names, source=str(path)), load, path.name)
     line = head.split(b"\n", 1)[0]
     likely = max(",\t;|", key=lambda character: line.count(character.encode()))
     text = TextTable(path, delimiter or likely, encoding=encoding or "utf-8")

@@ -177,11 +177,6 @@ class TextTable:
             escapechar=self.escape,
         )
 
-    def at(self, row: int) -> str:
-        """Describe the place of a row, counted from 0, for messages."""
-        (line,) = self.lines([row + (not self.columns)]).values()
-        return f"line {line} of {self.path.name}"
-
     def header_names(self) -> list[str]:
         """Return the column names in the first line."""
         head = read_first_bytes(self.path)

@@ -7,10 +7,6 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
 from verfedgnn.config import Config
 from verfedgnn.config.settings import Setting
 from verfedgnn.config.tree import find_settings
@@ -23,7 +19,7 @@ from verfedgnn.evaluation.verdict import NEW, answers, judged_tables, list_point
 from verfedgnn.reports.lift_report import band, lift_html
 from verfedgnn.reports.round_progress import watching
 from verfedgnn.runs.run import Run
-from verfedgnn.training.progress import Stop, Watcher, never
+from verfedgnn.training.progress import Watcher
 from verfedgnn.training.train import resume as resume_quietly
 from verfedgnn.training.train import train as train_quietly
 
@@ -32,53 +28,31 @@ def train(
     parties: Sequence[PartyData],
     config: Config | None = None,
     *,
-    out: str | Path | None = None,
-    device: str | torch.device = "cpu",
-    overwrite: bool = False,
-    after: str | Path | None = None,
-    parts: Sequence[NDArray[np.int8]] | None = None,
     watch: Watcher | None = None,
-    stop: Stop = never,
     verbose: bool = True,
+    **options: Any,
 ) -> Run:
     """Train `parties` together and return the run; with `out`, also write it to a folder that can be resumed and loaded.
 
-    Terminals and notebooks show the progress, unless `verbose` is False. `watch` is called after every round. When `stop()` turns
-    true, the round is finished, a checkpoint is written and `Interrupted` is raised.
+    Terminals and notebooks show the progress, unless `verbose` is False. `watch` is called after every round.
 
-    `after` is the folder of the run before this one. Users whom it has forgotten are left out, and `metrics["after"]` says how far the
-    data have moved since. The training starts from nothing in any case.
-
-    `parts` replaces the configured split: one array per party with `TRAIN`, `VALID` or `TEST` for each rating.
+    Args:
+        **options: `out` and `overwrite`; `device`; `after`, the folder of the run before this one, whose forgotten users are left
+            out, so that `metrics["after"]` says how far the data have moved since; `parts`, one array per party with `TRAIN`,
+            `VALID` or `TEST` for each rating, in place of the configured split; `stop`, a function: when it returns true, the
+            round is finished, a checkpoint is written and `Interrupted` is raised.
     """
     with watching(verbose, watch) as watcher:
-        return train_quietly(
-            parties,
-            config,
-            out=out,
-            device=device,
-            overwrite=overwrite,
-            after=after,
-            parts=parts,
-            watch=watcher,
-            stop=stop,
-        )
+        return train_quietly(parties, config, watch=watcher, **options)
 
 
-def resume(
-    out: str | Path,
-    *,
-    device: str | torch.device = "cpu",
-    watch: Watcher | None = None,
-    stop: Stop = never,
-    verbose: bool = True,
-) -> Run:
+def resume(out: str | Path, *, watch: Watcher | None = None, verbose: bool = True, **options: Any) -> Run:
     """Resume an interrupted run from its last checkpoint; the result is the same as without the interruption.
 
-    Terminals and notebooks show the progress, unless `verbose` is False.
+    Terminals and notebooks show the progress, unless `verbose` is False. `options` are `device` and `stop`, as in `train`.
     """
     with watching(verbose, watch) as watcher:
-        return resume_quietly(out, device=device, watch=watcher, stop=stop)
+        return resume_quietly(out, watch=watcher, **options)
 
 
 def lift(run: Run) -> Lift:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.core.graph import Graph
-from verfedgnn.plugins import GnnPlugin
+from verfedgnn.plugins import GNNS, Plugin
 
 Weights = Mapping[str, Tensor]
 """Shared weights by name."""
@@ -41,9 +41,11 @@ class Neighbourhood:
     """f(w_u) of the estimated or exact sum of edge weights (N, 1)."""
 
 
-class Operator(GnnPlugin, ABC):
+class Operator(Plugin, ABC):
     """One GNN: the shapes of its shared weights, and its layer. It is stateless; weights are arguments."""
 
+    kind = "GNN"
+    built_in = GNNS
     name: ClassVar[str]
     """Name of the GNN in a configuration."""
 

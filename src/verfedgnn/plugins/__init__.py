@@ -24,7 +24,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -41,44 +41,35 @@ FILES = "VERFEDGNN_PLUGINS"
 """Environment variable with plug-in files, separated as in PATH. Child processes of a command inherit it."""
 REMEDY = "for a plug-in, install its package, import its file, or run `verfedgnn --plugin FILE.py ...`"
 """What to do about an unknown name."""
-
-_GROUPS = ("verfedgnn.gnns", "verfedgnn.methods")
-"""Entry point groups in which packages offer plug-ins."""
 PATTERN = r"^[^\x00-\x1f\x7f]{1,100} sha256:[0-9a-f]{64}$"
 """Regular expression that every result of `identify` matches."""
 
-
-class GnnPlugin:
-    """A graph neural network that a configuration can name; `gnn.operator.Operator` derives from it."""
-
-    name: ClassVar[str]
-    """Name of the GNN in a configuration."""
+_GROUPS = {"GNN": "verfedgnn.gnns", "method": "verfedgnn.methods"}
+"""Entry point group in which packages offer plug-ins, by kind."""
 
 
-class MethodPlugin:
-    """A method that `verfedgnn compare` can name; `verfedgnn_research.baselines.Method` derives from it."""
+class Plugin:
+    """What can be named: a GNN (verfedgnn's `Operator`) or a method to compare with (verfedgnn_research's `Method`)."""
 
-    name: str
-    """Name of the method on the command line."""
-    built_in: ClassVar[tuple[str, ...]] = ()
+    kind: ClassVar[str]
+    built_in: ClassVar[tuple[str, ...]]
     """Names that no plug-in may take."""
 
 
-_gnns: dict[str, type[Any]] = {}
-_methods: dict[str, type[Any]] = {}
+_registered: dict[tuple[str, str], type[Any]] = {}
+"""Classes by kind and name."""
 _codes: dict[type, str | None] = {}
 """Identity of the code of each registered class at registration; its file may change later."""
 
-Plugin = TypeVar("Plugin", bound=type[Any])
+Registered = TypeVar("Registered", bound=type[Any])
 
 
-def register(plugin: Plugin) -> Plugin:
+def register(plugin: Registered) -> Registered:
     """Register a GNN (an `Operator`) or a method (a `Method`) under its `name`; use it as a class decorator.
 
     The same class can be registered again, as when a notebook cell is rerun. A different class of that name is an error.
     """
-    known = isinstance(plugin, type) and issubclass(plugin, GnnPlugin | MethodPlugin)
-    if not known or inspect.isabstract(plugin):
+    if not (isinstance(plugin, type) and issubclass(plugin, Plugin)) or inspect.isabstract(plugin):
         raise ConfigError(
             f"register takes a subclass of Operator or Method without abstract methods, not {plugin!r}"
         )
@@ -87,46 +78,45 @@ def register(plugin: Plugin) -> Plugin:
         raise ConfigError(
             f"{plugin.__name__} has the name {name!r}; use lower-case letters, digits and +._-, for example 'sage'"
         )
-    is_gnn = issubclass(plugin, GnnPlugin)
-    if name in (GNNS if is_gnn else plugin.built_in):
+    if name in plugin.built_in:
         raise ConfigError(f"'{name}' is built in; give {plugin.__name__} another name")
-    registered = _gnns if is_gnn else _methods
-    before = registered.setdefault(name, plugin)
+    before = _registered.setdefault((plugin.kind, name), plugin)
     if (_find_source(before), before.__qualname__) != (_find_source(plugin), plugin.__qualname__):
-        what = f"a {'GNN' if is_gnn else 'method'} '{name}'"
-        raise ConfigError(f"{what} is already registered by {before.__module__}; rename one of them")
-    registered[name] = plugin
+        what = f"a {plugin.kind} '{name}' is already registered by {before.__module__}"
+        raise ConfigError(f"{what}; rename one of them")
+    _registered[plugin.kind, name] = plugin
     _codes[plugin] = identify(plugin)
     return plugin
 
 
+def list_plugins(kind: str) -> list[str]:
+    """Return the names of all plug-ins of a kind: those that are registered, and those that packages offer."""
+    for path in list_files():
+        _run(Path(path))
+    return sorted({name for known, name in _registered if known == kind} | _offered(kind).keys())
+
+
 def list_gnns() -> list[str]:
     """Return the names of all available GNNs, built-in ones first."""
-    _load_files()
-    return [*GNNS, *sorted({*_gnns, *_offered("verfedgnn.gnns")} - set(GNNS))]
+    return [*GNNS, *(name for name in list_plugins("GNN") if name not in GNNS)]
 
 
 def check_gnn(name: str, code: str | None = None) -> str:
     """Return `name` if that GNN is available, else raise; `code` identifies the plug-in for the error message."""
-    if name in GNNS or name in _gnns or name in list_gnns():
+    if name in GNNS or ("GNN", name) in _registered or name in list_gnns():
         return name
     wanted = f"; the required plug-in is {format_code(code)}" if code else ""
     raise ConfigError(f"unknown GNN '{name[:40]}'; available: {', '.join(list_gnns())}; {REMEDY}{wanted}")
 
 
-def load_gnn(name: str) -> type[GnnPlugin]:
-    """Return the operator of a plug-in."""
-    check_gnn(name)
-    _load(name, "verfedgnn.gnns", _gnns)
-    return _gnns[name]
+def load_gnn(name: str, code: str | None = None) -> type[Any]:
+    """Return the operator of a plug-in, as `check_gnn` does."""
+    return _load("GNN", check_gnn(name, code))
 
 
-def load_methods() -> dict[str, MethodPlugin]:
+def load_methods() -> dict[str, Any]:
     """Return all methods of plug-ins, by name."""
-    _load_files()
-    for name in _offered("verfedgnn.methods"):
-        _load(name, "verfedgnn.methods", _methods)
-    return {name: _methods[name]() for name in sorted(_methods)}
+    return {name: _load("method", name)() for name in list_plugins("method")}
 
 
 def identify_gnn(name: str) -> str | None:
@@ -151,11 +141,6 @@ def list_files() -> list[str]:
     return [path for path in os.environ.get(FILES, "").split(os.pathsep) if path]
 
 
-def _load_files() -> None:
-    for path in list_files():
-        _run(Path(path))
-
-
 @cache
 def _run(file: Path) -> None:
     # Files with the same name in two folders must become two modules.
@@ -171,30 +156,30 @@ def _run(file: Path) -> None:
 
 
 @cache
-def _offered(group: str) -> dict[str, EntryPoint]:
+def _offered(kind: str) -> dict[str, EntryPoint]:
     """Return the entry points of installed packages by name. Reads metadata and imports nothing."""
-    found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=group):
-        other = found.setdefault(entry.name, entry)
+    offers: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=_GROUPS[kind]):
+        other = offers.setdefault(entry.name, entry)
         if other.value != entry.value:
             raise ConfigError(
                 f"two installed packages offer '{entry.name}': {other.value} and {entry.value}; uninstall one"
             )
-    return found
+    return offers
 
 
-def _load(name: str, group: str, registered: Mapping[str, type]) -> None:
-    if name in registered:
-        return
-    entry = _offered(group)[name]
-    with _blamed(entry.value):
-        loaded = entry.load()
-        if isinstance(loaded, type):
-            register(loaded)
-    if name not in registered:
-        raise ConfigError(
-            f"the plug-in {entry.value} is offered as '{name}' but does not register that name; fix or uninstall it"
-        )
+def _load(kind: str, name: str) -> type[Any]:
+    if (kind, name) not in _registered:
+        entry = _offered(kind)[name]
+        with _blamed(entry.value):
+            loaded = entry.load()
+            if isinstance(loaded, type):
+                register(loaded)
+        if (kind, name) not in _registered:
+            raise ConfigError(
+                f"the plug-in {entry.value} is offered as '{name}' but does not register that name; fix or uninstall it"
+            )
+    return _registered[kind, name]
 
 
 @contextmanager
@@ -222,7 +207,7 @@ def identify(plugin: type) -> str | None:
         return None
     source = file.read_bytes()
     package = _package(plugin)
-    if package is not None:
+    if package:
         source = f"{package}\n".encode() + source
     name = make_printable(package or file.name).replace("\n", "?")[:100]
     return f"{name} sha256:{hashlib.sha256(source).hexdigest()}"
@@ -238,6 +223,20 @@ def require_gnn(gnn: str) -> str:
     return code
 
 
+def _package(plugin: type) -> str:
+    """Return name and version of the installed package that offers the module of a class, or ""."""
+    module = plugin.__module__.split(".")
+
+    def closeness(entry: EntryPoint) -> int:
+        # Different packages may share a namespace.
+        same = takewhile(bool, map(str.__eq__, entry.module.split("."), module))
+        return sum(same)
+
+    entries = [entry for group in _GROUPS.values() for entry in entry_points(group=group) if entry.dist]
+    entry = max(entries, key=closeness, default=None)
+    return f"{entry.dist.name} {entry.dist.version}" if entry and entry.dist and closeness(entry) else ""
+
+
 def extract_digest(code: str) -> str:
     """Return the hash in an identity, 64 hex digits."""
     return code[-64:]
@@ -246,15 +245,3 @@ def extract_digest(code: str) -> str:
 def format_code(code: str) -> str:
     """Format an identity for people, with the first 16 digits of the hash."""
     return f"{code[: -len(' sha256:') - 64]} (SHA-256 {extract_digest(code)[:16]}...)"
-
-
-def _package(plugin: type) -> str | None:
-    """Return name and version of the installed package whose entry points are closest to the module of a class."""
-    common, package = 0, None
-    for entry in (entry for group in _GROUPS for entry in entry_points(group=group)):
-        pairs = zip(entry.module.split("."), plugin.__module__.split("."), strict=False)
-        # Different packages may share a namespace.
-        length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        if entry.dist is not None and length > common:
-            common, package = length, f"{entry.dist.name} {entry.dist.version}"
-    return package

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.stats import beta, norm
 
 from verfedgnn.config import Config
-from verfedgnn.data import TRAIN, VALID, PartyData, make_ratings
+from verfedgnn.data import TRAIN, VALID, PartyData, read_ratings
 from verfedgnn.privacy.rating_dp import rating_epsilon
 from verfedgnn.privacy.release_events import DELTA
 from verfedgnn_research.attacks.overlap_attack import Listener
@@ -134,7 +134,7 @@ def planted_parties(part: int | None) -> tuple[list[PartyData], list[NDArray[np.
             stars = [*stars, 5.0]
             split = [*split, part]
         user, item = ([f"{prefix}{cell[k]:02}" for cell in cells] for k, prefix in enumerate(("u", name[0])))
-        table = make_ratings(user, item, stars, scale=(1, 5), name=name)
+        table = read_ratings((user, item, stars), scale=(1, 5), name=name)
         parties.append(PartyData(name, replace(table, catalogue=ITEMS)))
         parts.append(np.array(split, np.int8))
     return parties, parts

@@ -73,9 +73,7 @@ METHODS: dict[str, Method] = {
 
 def methods() -> dict[str, Method]:
     """Return the built-in methods, followed by plug-ins."""
-    return METHODS | {
-        name: method for name, method in plugins.load_methods().items() if isinstance(method, Method)
-    }
+    return METHODS | plugins.load_methods()
 
 
 def method(name: str) -> Method:

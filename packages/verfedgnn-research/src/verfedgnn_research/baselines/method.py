@@ -11,7 +11,7 @@ import torch
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
-from verfedgnn.plugins import MethodPlugin
+from verfedgnn.plugins import Plugin
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.training.progress import Watcher
@@ -56,12 +56,13 @@ class MethodResult:
     """Models that order lists; None if `models` do."""
 
 
-class Method(MethodPlugin, ABC):
+class Method(Plugin, ABC):
     """A method of the comparison. Instances hold no state."""
 
+    kind = "method"
+    built_in = METHODS
     name: str
     """Name on the command line."""
-    built_in = METHODS
     title: str
     """Name in tables."""
     preset: ClassVar[str] = "paper"
