@@ -60,12 +60,8 @@ class ItemScores:
             rows.dtype in (torch.int32, torch.int64) and bool(((rows >= 0) & (rows < count)).all())
             for rows, count in ((self.history, size), (self.kept, self.items), (ends, len(self.history) + 1))
         )
-        if (
-            not inside
-            or self.weights.shape != (size, size)
-            or len(ends) != users + 1
-            or (ends.diff() < 0).any()
-        ):
+        fits = self.weights.shape == (size, size) and len(ends) == users + 1
+        if not inside or not fits or (ends.diff() < 0).any():
             raise ValueError("weights between items lead outside the catalogue")
 
     def score(self, users: Tensor) -> Tensor:

@@ -91,8 +91,6 @@ class UserOverlap:
     parties: int
     regions: tuple[OverlapRegion, ...]
     """Every combination of parties that has users, the largest first."""
-    shared_ignoring_case: int
-    """Number of users at two or more parties if capitals did not matter. A larger number hints at different spellings."""
 
     @property
     def shared(self) -> int:
@@ -181,9 +179,7 @@ def measure_overlap(sources: Sequence[CheckedSource]) -> UserOverlap:
     rated = np.bincount(region_of.ravel(), ratings, minlength=len(at)).astype(np.int64).tolist()
     names = [tuple(sources[p].name for p in np.flatnonzero(row).tolist()) for row in at]
     regions = sorted(map(OverlapRegion, names, count, rated), key=lambda at: (-at.users, len(at.parties)))
-    lower = np.concatenate([np.unique(np.strings.lower(source.users)) for source in sources])
-    alike = int((np.unique(lower, return_counts=True)[1] > 1).sum())
-    return UserOverlap(len(sources), tuple(regions), alike)
+    return UserOverlap(len(sources), tuple(regions))
 
 
 def _find_warnings(table: Ratings, row_of: NDArray[np.int64]) -> list[DataProblem]:
@@ -222,7 +218,7 @@ def _find_warnings(table: Ratings, row_of: NDArray[np.int64]) -> list[DataProble
 # -- what a training will meet -------------------------------------------------------------------------------------------------
 
 
-def foresee_training(sources: Sequence[CheckedSource], overlap: UserOverlap | None) -> list[str]:
+def foresee(sources: Sequence[CheckedSource], overlap: UserOverlap | None) -> list[str]:
     """Return warnings about a training with these sources, each with its remedy; `overlap` is that of several sources."""
     if not all(source.usable for source in sources):
         return []

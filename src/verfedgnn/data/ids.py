@@ -35,34 +35,27 @@ NOTHING = pa.csv.ConvertOptions().null_values
 
 
 def as_text(values: Any, what: str) -> Column:
-    """Convert an array or a sequence of ids to pyarrow text, with null for None and NaN; `what` names the column in errors.
+    """Convert an array or a sequence of ids to trimmed pyarrow text, null for None and NaN; `what` names the column in errors.
 
     Whole numbers of any type are written without a decimal point, so 17, 17.0 and "17" are one id.
     """
     array = values if isinstance(values, Column) else _from_python(values, what)
-    kind, types = array.type, pa.types
-    if types.is_dictionary(kind):
+    kind, t = array.type, pa.types
+    if t.is_dictionary(kind):
         codes, distinct = encode_unordered(array)
         return as_text(distinct, what).take(pa.array(codes, mask=codes < 0))
-    if types.is_fixed_size_binary(kind):
+    if t.is_fixed_size_binary(kind):
         raise _not_ids(what, "bytes or objects")
     try:
-        if types.is_floating(kind):
+        if t.is_floating(kind):
             array = pc.cast(array, pa.float64())
             return pc.cast(pc.cast(pc.if_else(pc.is_nan(array), None, array), pa.int64()), TEXT)
         # Some writers of Parquet store text as binary.
-        plain = (
-            types.is_integer,
-            types.is_boolean,
-            types.is_null,
-            types.is_temporal,
-            types.is_binary,
-            is_text,
-        )
+        plain = (t.is_integer, t.is_boolean, t.is_null, t.is_temporal, t.is_binary, is_text)
         if any(is_kind(kind) for is_kind in plain):
-            return pc.cast(array, TEXT)
+            return trim(pc.cast(array, TEXT))
     except pa.ArrowInvalid as error:
-        if not types.is_floating(kind):
+        if not t.is_floating(kind):
             raise _not_ids(what, "bytes that are not UTF-8 text") from error
     # Slow: decimals, UUIDs, numbers above 64 bit. Types that hold no ids are refused.
     return pa.array([id_text(value, what) for value in array.to_pylist()], TEXT)
@@ -221,14 +214,24 @@ def sort_numbered(codes: NDArray[np.int32], distinct: pa.Array) -> tuple[NDArray
     return rank[codes], ids[order]
 
 
+def first_per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int, kept: Any) -> StrArray:
+    """Return the first non-empty value of each item."""
+    coded = isinstance(values, Column) and pa.types.is_dictionary(values.type)
+    codes, texts = encode_unordered(values if coded else as_item_text(values, what))
+    codes = codes[kept]
+    # The appended entry is for nulls, whose code is -1.
+    dictionary = np.append(to_numpy(as_item_text(texts, what), LONGEST_TITLE), "")
+    filled = np.flatnonzero((dictionary != "")[codes])[::-1]
+    first = np.full(n_items, -1, np.int64)
+    # Assigned from last to first, so that the first value remains.
+    first[item[filled]] = codes[filled]
+    return dictionary[first]
+
+
 def find_positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:
     """Return the position of each id in `among`, or -1 if it is absent."""
     positions = pc.index_in(pa.array(ids, TEXT), value_set=pa.array(among, TEXT))
     return pc.fill_null(positions, -1).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
-
-
-def _as_number(text: str) -> str:
-    return re.sub(r"^(\D*)0*([0-9]+)(\.0+)?$", r"\1\2", text)
 
 
 def _as_name(text: str) -> str:
@@ -238,7 +241,7 @@ def _as_name(text: str) -> str:
 SPELLINGS: dict[str, tuple[str, Callable[[str], str]]] = {
     "mail": ("the domains of mail addresses", _as_name),
     "lower": ("capitals or spaces", lambda text: "".join(text.casefold().split())),
-    "number": ("leading zeros or a .0", _as_number),
+    "number": ("leading zeros or a .0", lambda text: re.sub(r"^(\D*)0*([0-9]+)(\.0+)?$", r"\1\2", text)),
 }
 """Ways to spell user ids alike, in the order in which several apply: in what the ids differ, and the rule."""
 WAYS = ["+".join(ways) for count in (1, 2, 3) for ways in combinations(SPELLINGS, count)]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -242,7 +241,9 @@ def read_parties(
     texts = reading.for_each(list(sources))
     tables, lacking = [], []
     for name, source in sources.items():
-        given = {"keep": () if by is None else (by,), "seed": seed} | {
+        given = {
+            "keep": () if by is None else (by,),
+            "seed": seed,
             **options,
             **texts[name],
             **own.get(name, {}),
@@ -255,8 +256,10 @@ def read_parties(
             lacking.append(error)
     if lacking:
         raise MissingColumns.join(lacking)
-    cut_one = partial(split_items, parties=parties, seed=seed, by=by)
-    members = cut_one(tables[0]) if single else parties_from_tables(tables, users)
+    if single:
+        members = split_items(tables[0], parties, seed=seed, by=by)
+    else:
+        members = parties_from_tables(tables, users)
     check_parties(members)
     return members
 

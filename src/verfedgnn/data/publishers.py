@@ -114,11 +114,8 @@ def read_bookcrossing(path: Path, books: Path | None, **options: Any) -> Ratings
     rows = np.flatnonzero(parse_numbers(table["rating"]).values != 0)
     implicit = table.num_rows - len(rows)
     notes = (f"{format_count(implicit, 'implicit row')} (rating 0) left out",) if implicit else ()
-    own = {
-        "name": "book-crossing",
-        "notes": notes,
-        "where": lambda row: text_source(text, {}).at(int(rows[row])),
-    }
+    at = text_source(text, {}).at
+    own = {"name": "book-crossing", "notes": notes, "where": lambda row: at(int(rows[row]))}
     every = rate_rows(_columns(table.take(pa.array(rows))), scale=(1, 10), **{**own, **options})
     most_users, most_items = PAPER_SUBSET
     kept = every.select_users(_most(every.user, every.n_users, most_users))

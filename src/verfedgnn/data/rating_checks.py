@@ -15,18 +15,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
-from verfedgnn.data.ids import (
-    LONGEST_ID,
-    LONGEST_TITLE,
-    NOTHING,
-    Column,
-    StrArray,
-    as_item_text,
-    encode_unordered,
-    number_ids,
-    sort_numbered,
-    to_numpy,
-)
+from verfedgnn.data.ids import LONGEST_ID, NOTHING, first_per_item, number_ids, sort_numbered
 from verfedgnn.data.ratings import Mask, Ratings, count_rows
 from verfedgnn.data.table_sources import RATING_ROLES, Table
 from verfedgnn.data.value_parsing import CORRECT, parse_numbers, parse_times, quote_value
@@ -291,17 +280,3 @@ def _refuse(rows: CheckedRows, rating: Any, name: str, at: Callable[[int], str])
         places = f"the first in {at(int(same.argmax()))} and {at(second)}"
         remedy = f"keep one with {option('duplicates', 'first')} (or last, mean) or remove them"
         raise DataError(f"{repeated.text}, {places}: {remedy}")
-
-
-def first_per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int, kept: Any) -> StrArray:
-    """Return the first non-empty value of each item."""
-    coded = isinstance(values, Column) and pa.types.is_dictionary(values.type)
-    codes, texts = encode_unordered(values if coded else as_item_text(values, what))
-    codes = codes[kept]
-    # The appended entry is for nulls, whose code is -1.
-    dictionary = np.append(to_numpy(as_item_text(texts, what), LONGEST_TITLE), "")
-    filled = np.flatnonzero((dictionary != "")[codes])[::-1]
-    first = np.full(n_items, -1, np.int64)
-    # Assigned from last to first, so that the first value remains.
-    first[item[filled]] = codes[filled]
-    return dictionary[first]

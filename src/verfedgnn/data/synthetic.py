@@ -33,6 +33,7 @@ _ACTIVITY = 0.7
 _CHOICE = 1.5
 _CENTRE, _USER_BIAS, _ITEM_BIAS, _SIGNAL, _NOISE = 2.9, 0.35, 0.4, 0.85, 0.6
 _START, _SPAN, _STAY = 1_577_836_800, 3 * 365 * 86_400, 0.5
+Random: TypeAlias = np.random.Generator
 Index: TypeAlias = NDArray[np.integer]
 Scale: TypeAlias = tuple[float, float]
 
@@ -50,7 +51,7 @@ class _World:
     item_bias: NDArray[np.float32]
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, users: int, items: int) -> "_World":
+    def draw(cls, rng: Random, users: int, items: int) -> "_World":
         """Draw independent parameters for so many users and items."""
         activity = rng.lognormal(0, _ACTIVITY, users)
         taste = rng.standard_normal((users, len(GENRES)), np.float32)
@@ -58,7 +59,7 @@ class _World:
         genre = rng.integers(0, len(GENRES), items, np.int8)
         return cls(activity, taste, genre, _USER_BIAS * user_bias, _ITEM_BIAS * item_bias)
 
-    def choose(self, rng: np.random.Generator, ratings: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def choose(self, rng: Random, ratings: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Draw about so many distinct (user, item) pairs: users by activity, items by taste and popularity."""
         users, items = len(self.taste), len(self.genre)
         wanted = np.rint(self.activity * (ratings / self.activity.sum()))
@@ -89,7 +90,7 @@ class _World:
         keys = rng.permutation(keys)
         return (keys // items).astype(np.int32), (keys % items).astype(np.int32)
 
-    def stars(self, rng: np.random.Generator, user: Index, item: Index, scale: Scale) -> NDArray[np.float32]:
+    def stars(self, rng: Random, user: Index, item: Index, scale: Scale) -> NDArray[np.float32]:
         """Return the ratings of these pairs, rounded."""
         # The constants above are in units of a scale from 1 to 5.
         unit = (scale[1] - scale[0]) / 4
@@ -100,7 +101,7 @@ class _World:
 
     def table(
         self,
-        rng: np.random.Generator,
+        rng: Random,
         ratings: int,
         name: str,
         user_ids: StrArray,

@@ -240,8 +240,7 @@ def _guess(roles: Sequence[str], left: Sequence[str]) -> dict[str, str]:
     for role in roles:
         hints = _HINTS.get(role, "").split()
         free = [column for column in left if column not in guesses.values()]
-        similar = [column for column in free if any(hint in normalise_name(column) for hint in hints)]
-        if similar:
+        if similar := [column for column in free if any(hint in normalise_name(column) for hint in hints)]:
             guesses[role] = min(similar, key=len)
     return guesses
 
@@ -297,7 +296,7 @@ def tables_by_party(source: Any, column: str | None = None) -> dict[str, pa.Tabl
     if column not in there:
         return None
     table = pa.table(_export(source))
-    owner = trim(as_text(table[column], "party"))
+    owner = as_text(table[column], "party")
     if owner.null_count:
         raise DataError(f"the column {column} is empty in some rows; fill it in or leave these rows out")
     # Arrow does not filter the text type of polars.

@@ -18,7 +18,7 @@ from verfedgnn.data.data_check import (
     UserOverlap,
     check_source,
     conclude,
-    foresee_training,
+    foresee,
     measure_overlap,
 )
 from verfedgnn.data.parties import name_sources
@@ -65,7 +65,7 @@ class DataCheck:
         read = all(source.shape is not None for source in sources)
         self.overlap: UserOverlap | None = measure_overlap(sources) if len(sources) > 1 and read else None
         """How the users of several readable tables overlap; None for one table."""
-        self.warnings = foresee_training(sources, self.overlap)
+        self.warnings = foresee(sources, self.overlap)
         """What a training will meet, each with its remedy."""
         self.usable, self.doubtful, self.conclusion = conclude(sources, self.overlap, named=named)
         """Whether these tables can be trained on together, whether a training may refuse them, and what it does or why it does not."""
@@ -102,7 +102,8 @@ class DataCheck:
         for source in self.sources:
             _show_source(console, source)
         if self.overlap is not None:
-            _show_overlap(console, self.overlap, [source.name for source in self.sources])
+            console.print(_overlap_picture(self.overlap, [source.name for source in self.sources]))
+            console.print(_rules_table(self.overlap))
         for text in self.warnings:
             _say(console, "warning", text)
 
@@ -154,17 +155,6 @@ def _show_source(console: Console, found: CheckedSource) -> None:
         console.print(table)
     verdict = "[bold green]usable[/]" if found.usable else "[bold red]not usable[/]"
     console.print(f"  {verdict}\n", soft_wrap=True)
-
-
-def _show_overlap(console: Console, overlap: UserOverlap, names: list[str]) -> None:
-    """Print how many users are at exactly which parties, and how many take part under each rule."""
-    console.print(_overlap_picture(overlap, names))
-    console.print(_rules_table(overlap))
-    if overlap.shared_ignoring_case > overlap.shared:
-        text = (
-            f"users are at two or more parties, {overlap.shared_ignoring_case:,} if capitals did not matter"
-        )
-        _say(console, "warning", f"{overlap.shared:,} {text}: spell ids in the same way everywhere")
 
 
 def _overlap_picture(overlap: UserOverlap, names: list[str]) -> Table:

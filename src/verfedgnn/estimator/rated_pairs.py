@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import ConfigError, DataError
-from verfedgnn.data.ids import StrArray, as_text, to_numpy, trim
+from verfedgnn.data.ids import StrArray, as_text, to_numpy
 from verfedgnn.data.table_sources import match_columns, open_columns
 
 ORDER = ("party", "user", "item")
@@ -53,10 +52,8 @@ class RatedPairs:
             )
         if self.parties is None:
             return self.users, self.items, ratings
-        return {
-            name: (self.users[rows], self.items[rows], ratings[rows])
-            for name, rows in self.by_party().items()
-        }
+        rows = self.by_party().items()
+        return {name: (self.users[index], self.items[index], ratings[index]) for name, index in rows}
 
 
 def read_pairs(
@@ -100,8 +97,7 @@ def _as_array(table: Any) -> NDArray[Any]:
 
 
 def _as_ids(values: Any, role: str) -> StrArray:
-    text = trim(as_text(values, role))
-    ids = to_numpy(text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text)
+    ids = to_numpy(as_text(values, role))
     if (ids == "").any():
         row = int(np.argmax(ids == ""))
         raise DataError(

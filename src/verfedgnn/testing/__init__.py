@@ -126,13 +126,9 @@ class GNNContract:
             out = model.propagate(parameters, private, graph, drawn.others)
             return float((out.predict(pairs.user, pairs.item) - pairs.rating).square().sum())
 
-        training = Config.preset("paper", l2=0.0).training
-        received: dict[str, Any] = {
-            "exchange": IdentityProjection(USERS),
-            "others": torch.stack(drawn.others),
-        }
-        public = model.flat(drawn.public)
-        found = compute(model, graph, public, drawn.private, training, batch=Batch(pairs), **received)
+        training, public = Config.preset("paper", l2=0.0).training, model.flat(drawn.public)
+        others: dict[str, Any] = {"exchange": IdentityProjection(USERS), "others": torch.stack(drawn.others)}
+        found = compute(model, graph, public, drawn.private, training, batch=Batch(pairs), **others)
         parameters = {**drawn.public, **drawn.private}
         for name, gradient in {**model.views(found.public_gradient), **found.private_gradients}.items():
             step = 1e-6 * torch.from_numpy(rng.normal(size=tuple(gradient.shape)))
@@ -162,16 +158,13 @@ class GNNContract:
             assert_close(a, b[people], atol=1e-5, rtol=1e-4)
 
     def test_unprotected_the_federation_is_the_pooled_model(self) -> None:
-        """Check that every party predicts what one model of all items would, with the parameters of three
-        rounds of training.
-        """
+        """Check that every party predicts what one model of all items would, after three rounds of training."""
         config = self._config(**OPEN)
         runtime = federation(parties(40, 30, 500), config)
         members = list(runtime.parties.values())
         for party in members:
             for value in party.progress.private.parameters.values():
-                rng = torch.Generator().manual_seed(len(value))
-                value.add_(0.3 * torch.randn(value.shape, generator=rng))
+                value.add_(draw(tuple(value.shape), len(value), 0.3))
         for _ in range(3):
             runtime.round()
         assert config.model.form == "propagation"
@@ -195,9 +188,7 @@ class GNNContract:
             assert_close(found["users"] @ found["items"].T, users @ items.T, atol=1e-4, rtol=1e-4)
 
     def test_same_seed_same_bits(self) -> None:
-        """Check that the same seed gives the same bits under the preset's protection, and another seed
-        another model.
-        """
+        """Check that a seed gives the same bits under the preset's protection, and another seed another model."""
         config = self._config(epochs=6, batch=0)
         data = parties(40, 30, 500)
         drawn = [Model(config.model, 8).initial_public(0, 3.0) for _ in range(2)]
@@ -231,10 +222,9 @@ class Inputs:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.graph = build_graph(*small_edges(), users=USERS, items=ITEMS, ratio=2.0)
-        near = model.views(model.initial_public(1, 3.0))
+        first = model.views(model.initial_public(1, 3.0)).items()
         self.public = {
-            name: value + draw(tuple(value.shape), 7 + place, 0.1)
-            for place, (name, value) in enumerate(near.items())
+            name: value + draw(tuple(value.shape), 7 + k, 0.1) for k, (name, value) in enumerate(first)
         }
         shapes = model.private_shapes(ITEMS)
         self.private = {name: draw(shape, 20 + place) for place, (name, shape) in enumerate(shapes.items())}
