@@ -109,8 +109,6 @@ class Setting:
 
     path: str
     explanation: str
-    choices: list[str]
-    """Values it can take, as text; empty for numbers and free text."""
     range: str
     """Values it can take, in words."""
     default: Any
@@ -156,7 +154,6 @@ def _setting(path: str, kinds: Mapping[str, Kind]) -> Setting:
     return Setting(
         path=path,
         explanation=" ".join(dict.fromkeys(" ".join(kind["description"].split()) for kind in kinds.values())),
-        choices=list(dict.fromkeys(word for kind in kinds.values() for word in _choices(kind))),
         range=either([*dict.fromkeys(word for kind in kinds.values() for word in _words(kind))]),
         default=first.get("default"),
         required="default" not in first,
@@ -164,19 +161,14 @@ def _setting(path: str, kinds: Mapping[str, Kind]) -> Setting:
     )
 
 
-def _choices(kind: Kind) -> list[str]:
-    """Return the values of a kind that has few, or an empty list."""
-    if kind.get("type") == "boolean":
-        return ["true", "false"]
-    return [str(value) for value in kind.get("enum", [kind["const"]] if "const" in kind else [])]
-
-
 def _words(kind: Kind) -> list[str]:
     """Return the values of a kind in words, one text for each choice or type: "integer, at least 1", "unset"."""
     if "anyOf" in kind:
         return [word for one in kind["anyOf"] for word in _words(one)]
-    if choices := _choices(kind):
-        return choices
+    if "const" in kind or "enum" in kind:
+        return [str(value) for value in kind.get("enum", [kind.get("const")])]
+    if kind["type"] == "boolean":
+        return ["true", "false"]
     if kind["type"] == "array":
         parts = kind.get("prefixItems", [])
         one = either(_words(parts[0] if parts else kind["items"]))

@@ -166,7 +166,7 @@ def place_users(
     row = rows.astype(np.int32)
     dropped = int((rows < 0).sum())
     kept = ratings.take(row[ratings.user] >= 0) if dropped else ratings
-    placed = replace(kept, user=row[kept.user], user_ids=user_ids, dropped_users=dropped)
+    placed = replace(kept, user=row[kept.user], user_ids=user_ids)
     if not dropped:
         return placed
     rest = f"kept {ratings.n_users - dropped:,} of {format_count(ratings.n_users, 'user')}"

@@ -44,7 +44,6 @@ class Ratings:
     name: str
     notes: tuple[str, ...] = ()
     """Sentences about rows that were left out or changed while reading."""
-    dropped_users: int = 0
 
     def __len__(self) -> int:
         return len(self.rating)
