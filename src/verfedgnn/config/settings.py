@@ -165,8 +165,8 @@ def _words(kind: Kind) -> list[str]:
     """Return the values of a kind in words, one text for each choice or type: "integer, at least 1", "unset"."""
     if "anyOf" in kind:
         return [word for one in kind["anyOf"] for word in _words(one)]
-    if "const" in kind or "enum" in kind:
-        return [str(value) for value in kind.get("enum", [kind.get("const")])]
+    if values := kind.get("enum", [kind["const"]] if "const" in kind else []):
+        return [*map(str, values)]
     if kind["type"] == "boolean":
         return ["true", "false"]
     if kind["type"] == "array":
@@ -174,11 +174,5 @@ def _words(kind: Kind) -> list[str]:
         one = either(_words(parts[0] if parts else kind["items"]))
         return [f"{len(parts)} x {one}" if parts else f"list of {one}"]
     name: str = kind.get("format", kind["type"])
-    return [
-        ", ".join(
-            [
-                _WORDS.get(name, name),
-                *(f"{word} {kind[key]:g}" for key, word in _BOUNDS.items() if key in kind),
-            ]
-        )
-    ]
+    limits = [f"{word} {kind[key]:g}" for key, word in _BOUNDS.items() if key in kind]
+    return [", ".join([_WORDS.get(name, name), *limits])]
