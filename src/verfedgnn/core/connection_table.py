@@ -91,11 +91,9 @@ def is_loopback(host: str) -> bool:
 
 def is_address(host: str) -> bool:
     """Return whether `host` is an IP address and not a name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
 
 
 def parse_host_header(header: str) -> str:

@@ -64,12 +64,6 @@ class RowReport:
     broken: list[int] = field(default_factory=list)
     """Records of a text file that are no rows."""
 
-    def take(self, checked: CheckedRows) -> NDArray[np.int64]:
-        """Take the problems of rows, and return the rows without one."""
-        self.problems += checked.problems
-        self.rows = np.flatnonzero(~checked.bad)
-        return self.rows
-
     def within(self, used: NDArray[np.int64], first: NDArray[np.int64]) -> None:
         """Turn rows among those that are `used` into rows of the table; only the `first` rows have a rating."""
         self.rows = used[self.rows[first]]
@@ -78,6 +72,7 @@ class RowReport:
 
 CHECK = "; check "
 """Before the place of a row, in notes that are warnings."""
+_DOUBTS = ("time", "lone")
 _LACKS = {"rating": "have a rating that is missing or NaN", "event": "have no kind of event"}
 
 
@@ -221,17 +216,17 @@ def accept_rows(
     """
     checked = check_rows(rows, name=name, scale=scale, duplicates=duplicates, missing=missing, what=what)
     kept: Any = slice(None)
+    notes = (*notes, *checked.notes)
     if report is not None:
-        kept = report.take(checked)
+        report.problems += checked.problems
+        kept = report.rows = np.flatnonzero(~checked.bad)
     else:
         at = where or (lambda row: f"row {row} of {name} (counted from 0)")
         _refuse(checked, rows["rating"], name, at)
-        doubts = [f"{p.text}{CHECK}{at(p.places[0])}" for p in checked.problems if p.kind in ("time", "lone")]
-        checked = checked._replace(notes=(*checked.notes, *doubts))
+        notes += tuple(f"{p.text}{CHECK}{at(p.places[0])}" for p in checked.problems if p.kind in _DOUBTS)
         if left_out := int(checked.gone.sum()):
             kept = np.flatnonzero(~checked.gone)
-            lack = count_rows(left_out, f"have no user, item or {what}")
-            checked = checked._replace(notes=(*checked.notes, f"{lack}: left out"))
+            notes += (f"{count_rows(left_out, f'have no user, item or {what}')}: left out",)
     values = checked.rating[kept]
     low, high = scale or ((float(values.min()), float(values.max())) if len(values) else (0.0, 0.0))
     user_code, user_ids = sort_numbered(checked.user[kept], checked.users)
@@ -253,7 +248,7 @@ def accept_rows(
         scale=(float(low), float(high)),
         scale_declared=scale is not None,
         name=name,
-        notes=(*notes, *checked.notes),
+        notes=notes,
     )
     return table, checked.bad[kept]
 

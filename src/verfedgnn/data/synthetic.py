@@ -100,13 +100,7 @@ class _World:
         return np.clip(scale[0] + unit * np.rint(star - 1), *scale).astype(np.float32)  # type: ignore[no-any-return]
 
     def table(
-        self,
-        rng: Random,
-        ratings: int,
-        name: str,
-        user_ids: StrArray,
-        kind: StrArray,
-        scale: Scale,
+        self, rng: Random, ratings: int, name: str, user_ids: StrArray, kind: StrArray, scale: Scale
     ) -> Ratings:
         """Draw a table in the order of ids; an item is called after its category in `kind`, as in film-017, Dark film 017."""
         user, item = self.choose(rng, ratings)

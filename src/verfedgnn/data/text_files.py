@@ -112,12 +112,9 @@ class TextTable:
             broken.append(row.number - 1)
             return "skip"
 
-        how = pa.csv.ReadOptions(
-            column_names=list(self.columns) or None,
-            encoding=self.encoding,
-            block_size=_BLOCK,
-            use_threads=threads,
-        )
+        names = list(self.columns) or None
+        blocks = {"block_size": _BLOCK, "use_threads": threads}
+        how = pa.csv.ReadOptions(column_names=names, encoding=self.encoding, **blocks)
         parsing = pa.csv.ParseOptions(
             delimiter=self.delimiter,
             quote_char='"' if self.quoted else False,
