@@ -48,23 +48,18 @@ CHOICES = {
 
 def merge_trees(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tree `low` with the values of `high`; a section that changes its variant keeps only the fields of the new one."""
-    kept = dict(low)
-    for name, choice in CHOICES.items():
-        old, new = kept.get(name), high.get(name)
-        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-            continue
-        before = old.get(choice.tag, choice.default)
-        variant = choice.variants.get(new.get(choice.tag, before))
-        if variant is not None and variant is not choice.variants.get(before):
-            kept[name] = {field: value for field, value in old.items() if field in variant.model_fields}
-    return _merge(kept, high)
-
-
-def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(low)
-    for key, value in high.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    for name, new in high.items():
+        old = merged.get(name)
+        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+            merged[name] = new
+            continue
+        if choice := CHOICES.get(name):
+            before = old.get(choice.tag, choice.default)
+            variant = choice.variants.get(new.get(choice.tag, before))
+            if variant is not None and variant is not choice.variants.get(before):
+                old = {key: value for key, value in old.items() if key in variant.model_fields}
+        merged[name] = {**old, **new}
     return merged
 
 

@@ -49,7 +49,7 @@ def split_items(
     party, and the items that a party receives are its declared catalogue.
     """
     if by is not None:
-        groups, notes = _group_items(ratings, by, parties)
+        groups, note = _group_items(ratings, by, parties)
     else:
         parties = min(10, ratings.n_items) if parties is None else parties
         if not 1 <= parties <= ratings.n_items:
@@ -57,19 +57,16 @@ def split_items(
             raise DataError(f"{ratings.n_items:,} items cannot go to {parties} parties: {allowed}")
         order = np.random.default_rng(seed).permutation(ratings.n_items)
         parts, width = np.array_split(order, parties), len(str(parties - 1))
-        groups, notes = {f"party-{k:0{width}}": np.sort(part) for k, part in enumerate(parts)}, {}
+        groups, note = {f"party-{k:0{width}}": np.sort(part) for k, part in enumerate(parts)}, ""
     cut = []
     for name, index in groups.items():
         table = replace(ratings.select_items(index), name=name, catalogue=len(index))
-        cut.append(PartyData(name, table.with_notes(*notes.get(name, ()))))
+        cut.append(PartyData(name, table.with_notes(note) if note and name == OTHER else table))
     return cut
 
 
-Groups = tuple[dict[str, NDArray[np.int64]], dict[str, Sequence[str]]]
-
-
-def _group_items(ratings: Ratings, by: str, parties: int | None) -> Groups:
-    """Return the items of each value of a column, and a note about the values that are put together, by name of the group."""
+def _group_items(ratings: Ratings, by: str, parties: int | None) -> tuple[dict[str, NDArray[np.int64]], str]:
+    """Return the items of each value of a column, and a note about the values that are put together as `OTHER`, or ""."""
     if by not in ratings.columns:
         there = ", ".join(ratings.columns) or "none"
         raise DataError(f"{ratings.name} has no item column {by!r} to split by: there is {there}")
@@ -86,10 +83,10 @@ def _group_items(ratings: Ratings, by: str, parties: int | None) -> Groups:
         merged = set(np.argsort(-rated, kind="stable")[max(1, parties) - 1 :].tolist())
     groups = {str(name): np.flatnonzero(code == k) for k, name in enumerate(names) if k not in merged}
     if not merged:
-        return groups, {}
+        return groups, ""
     groups[OTHER] = np.flatnonzero(np.isin(code, sorted(merged)))
     why = "too few ratings for a party each, " if parties is None else ""
-    return groups, {OTHER: [f"{', '.join(str(names[k]) for k in sorted(merged))}: {why}put together"]}
+    return groups, f"{', '.join(str(names[k]) for k in sorted(merged))}: {why}put together"
 
 
 def fewest_parties(rule: UserRule, parties: int) -> int:
