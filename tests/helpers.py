@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import verfedgnn as vf
 from verfedgnn.core.metrics import RatingErrors, measure_errors
 from verfedgnn.data.rating_checks import rate_rows
-from verfedgnn.data.value_parsing import as_number_column
+from verfedgnn.data.table_sources import in_arrow
 from verfedgnn.protocol.party_state import LOCAL, Policy
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
@@ -26,8 +26,9 @@ def make_ratings(user: Any, item: Any, rating: Any, **options: Any) -> vf.Rating
     others = {"scale", "name", "duplicates", "missing", "notes"}
     about = options.pop("columns", {}) | {name: options.pop(name) for name in {*options} - others}
     about["title"] = about.pop("titles", None)
-    rows = {"user": user, "item": item, "rating": as_number_column(rating), **about}
-    return rate_rows({role: column for role, column in rows.items() if column is not None}, **options)
+    rows = {"user": user, "item": item, "rating": rating, **about}
+    given = {role: in_arrow(column, role) for role, column in rows.items() if column is not None}
+    return rate_rows(given, **options)
 
 
 def config(**values: Any) -> vf.Config:

@@ -5,6 +5,7 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -218,6 +219,12 @@ def test_arrays():
     fails(lambda: make_ratings([b"a"], ["x"], [1.0]), "holds a value of type bytes", "convert it to text")
     fails(lambda: make_ratings([], [], []), "has no ratings")
     fails(lambda: make_ratings(["a", None], ["x", "y"], [1.0, 2.0]), "no user", "row 1 of ratings")
+
+
+@pytest.mark.parametrize("column", ["title", "time"])
+def test_a_column_of_mixed_types(column):
+    frame = pd.DataFrame({"user": ["a", "b"], "item": ["x", "y"], "rating": [1, 2], column: [1, "x"]})
+    fails(lambda: read_ratings(frame), f"the {column} column mixes incompatible types")
 
 
 def test_splits():

@@ -109,12 +109,8 @@ def _from_python(values: Any, what: str) -> Column:
         raise _not_ids(what, "text with lone surrogates") from error
 
 
-def as_item_text(values: Any, what: str) -> Column:
+def as_item_text(array: Column) -> Column:
     """Convert titles and other item columns of any type to text; lists are joined with |, as in MovieLens' genres."""
-    try:
-        array = values if isinstance(values, Column) else pa.array(values, from_pandas=True)
-    except (pa.ArrowException, TypeError) as error:
-        raise DataError(f"the {what} column mixes incompatible types; convert all of them to text") from error
     kind = array.type
     try:
         if pa.types.is_floating(kind):
@@ -184,12 +180,11 @@ def _widen(values: Column) -> Column:
     return pc.cast(values, TEXT) if is_text(values.type) else values
 
 
-def number_ids(column: Any, what: str) -> tuple[NDArray[np.int32], pa.Array]:
+def number_ids(values: Column, what: str) -> tuple[NDArray[np.int32], pa.Array]:
     """Return the code of each row's id, -1 if it has none, and the distinct ids in no particular order.
 
     Only distinct values are converted to text, not every row.
     """
-    values = column if isinstance(column, Column) else _from_python(column, what)
     try:
         codes, distinct = encode_unordered(values)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -214,13 +209,13 @@ def sort_numbered(codes: NDArray[np.int32], distinct: pa.Array) -> tuple[NDArray
     return rank[codes], ids[order]
 
 
-def first_per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int, kept: Any) -> StrArray:
+def first_per_item(values: Column, item: NDArray[np.int32], n_items: int, kept: Any) -> StrArray:
     """Return the first non-empty value of each item."""
-    coded = isinstance(values, Column) and pa.types.is_dictionary(values.type)
-    codes, texts = encode_unordered(values if coded else as_item_text(values, what))
+    coded = pa.types.is_dictionary(values.type)
+    codes, texts = encode_unordered(values if coded else as_item_text(values))
     codes = codes[kept]
     # The appended entry is for nulls, whose code is -1.
-    dictionary = np.append(to_numpy(as_item_text(texts, what), LONGEST_TITLE), "")
+    dictionary = np.append(to_numpy(as_item_text(texts), LONGEST_TITLE), "")
     filled = np.flatnonzero((dictionary != "")[codes])[::-1]
     first = np.full(n_items, -1, np.int64)
     # Assigned from last to first, so that the first value remains.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
-from verfedgnn.data.ids import LONGEST_ID, NOTHING, first_per_item, number_ids, sort_numbered
+from verfedgnn.data.ids import LONGEST_ID, NOTHING, Column, first_per_item, number_ids, sort_numbered
 from verfedgnn.data.ratings import Mask, Ratings, count_rows
 from verfedgnn.data.table_sources import RATING_ROLES, Table
 from verfedgnn.data.value_parsing import CORRECT, parse_numbers, parse_times, quote_value
@@ -77,7 +77,7 @@ _LACKS = {"rating": "have a rating that is missing or NaN", "event": "have no ki
 
 
 def check_rows(
-    rows: Mapping[str, Any],
+    rows: Mapping[str, Column],
     *,
     name: str = "the table",
     scale: tuple[float, float] | None = None,
@@ -85,7 +85,7 @@ def check_rows(
     missing: str = "error",
     what: str = "rating",
 ) -> CheckedRows:
-    """Find all problems of the rows, given by role as columns of Arrow, arrays or sequences of one length.
+    """Find all problems of the rows, given by role as columns of one length.
 
     `what` is "event" if rows are events with weights instead of ratings; some of them may lack a time.
     """
@@ -176,7 +176,7 @@ def _of_rows(ids: Any, codes: NDArray[np.int32], missing: bool = False) -> Mask:
     return np.append(np.asarray(ids, bool), missing)[codes]
 
 
-def rate_rows(rows: Mapping[str, Any], *, duplicates: str = "error", **options: Any) -> Ratings:
+def rate_rows(rows: Mapping[str, Column], *, duplicates: str = "error", **options: Any) -> Ratings:
     """Return rows as `Ratings`, as `accept_rows` does, with one row for each pair: the "first", the "last" or the "mean".
 
     Times are numbers (seconds or milliseconds since 1970), dates or text.
@@ -198,7 +198,7 @@ def rate_rows(rows: Mapping[str, Any], *, duplicates: str = "error", **options: 
 
 
 def accept_rows(
-    rows: Mapping[str, Any],
+    rows: Mapping[str, Column],
     *,
     scale: tuple[float, float] | None = None,
     name: str = "ratings",
@@ -232,7 +232,7 @@ def accept_rows(
     user_code, user_ids = sort_numbered(checked.user[kept], checked.users)
     item_code, item_ids = sort_numbered(checked.item[kept], checked.items)
     about = {
-        role: first_per_item(column, role, item_code, len(item_ids), kept)
+        role: first_per_item(column, item_code, len(item_ids), kept)
         for role, column in rows.items()
         if role not in (*RATING_ROLES, "time")
     }

@@ -6,7 +6,7 @@ Ids and other text are held as codes, so that 100 million rows take 4 bytes a co
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -34,7 +34,6 @@ from verfedgnn.data.ids import (
 )
 from verfedgnn.data.ratings import Ratings
 from verfedgnn.data.text_files import TextTable, read_first_bytes, reading
-from verfedgnn.data.value_parsing import as_number_column
 
 RATING_ROLES = ("user", "item", "rating")
 
@@ -111,15 +110,25 @@ def text_source(text: TextTable, names: dict[str, str], time: pa.DataType = TEXT
 def read_rows(table: Table, broken: list[int] | None = None) -> Rows:
     """Read all rows of a table, with ids and text as codes of trimmed texts; `broken` is that of `TextTable.read`."""
     columns = table.load(list(table.names.values()), broken)
-    return {role: _coded(_in_arrow(columns[name], role), role) for role, name in table.names.items()}
+    return {role: _coded(in_arrow(columns[name], role), role) for role, name in table.names.items()}
 
 
-def _in_arrow(values: Any, role: str) -> Column:
+def in_arrow(values: Any, role: str) -> Column:
+    """Convert a column of a table in memory; raise `DataError` if its values have no common type."""
     if isinstance(values, Column):
         return values
     if role in ("user", "item"):
         return as_text(values, role)
-    return as_number_column(values) if role == "rating" else pa.array(values, from_pandas=True)
+    with suppress(pa.ArrowException, TypeError, OverflowError):
+        return pa.array(values, from_pandas=True)
+    if role != "rating":
+        raise DataError(f"the {role} column mixes incompatible types; convert all of them to text")
+    try:
+        return pa.array(
+            np.asarray(values, np.float64)
+        )  # fractions and other numbers that Arrow does not know
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError("a rating is not a number; correct it or remove the row") from error
 
 
 def _coded(column: Column, role: str) -> Column:
@@ -341,5 +350,5 @@ def read_item_texts(path: Path) -> dict[str, dict[str, str]]:
     if len(np.unique(ids)) < len(ids) or (ids == "").any():
         raise DataError(f"{path} has rows without item id or with the same one; give one row per item")
     names = [name for name in rows if name != "item"]
-    texts = [to_numpy(as_item_text(rows[name], name), LONGEST_TITLE).tolist() for name in names]
+    texts = [to_numpy(as_item_text(rows[name]), LONGEST_TITLE).tolist() for name in names]
     return {item: dict(zip(names, row, strict=True)) for item, *row in zip(ids.tolist(), *texts, strict=True)}

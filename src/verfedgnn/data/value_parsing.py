@@ -6,9 +6,7 @@ thousands separator (`3,5`, `0,125`, unlike `1,234`) or the given scale ends bel
 
 import time as clock
 from bisect import bisect_left
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -50,9 +48,8 @@ class ParsedNumbers:
     notes: tuple[str, ...] = ()
 
 
-def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> ParsedNumbers:
-    """Parse ratings from an Arrow column, a numpy array or a sequence; `scale` is the scale that the user gave."""
-    column = as_number_column(ratings)
+def parse_numbers(column: Column, scale: tuple[float, float] | None = None) -> ParsedNumbers:
+    """Parse a column of ratings; `scale` is the scale that the user gave."""
     if not is_text(column.type) and not pa.types.is_dictionary(column.type):
         values = _stored(column)
         return ParsedNumbers(values, np.zeros(len(values), bool))
@@ -72,18 +69,6 @@ def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Par
     unlike = np.append(np.asarray(pc.and_(pc.is_valid(words), pc.is_null(numbers)), bool), False)[place]
     values = np.append(numbers.to_numpy(zero_copy_only=False), np.nan)[place]
     return ParsedNumbers(values, unlike, remedy, notes)
-
-
-def as_number_column(ratings: Any) -> Column:
-    """Convert ratings to an Arrow column; number types that Arrow does not support, such as fractions, become floats."""
-    if isinstance(ratings, Column):
-        return ratings
-    with suppress(pa.ArrowException, TypeError, OverflowError):
-        return pa.array(ratings, from_pandas=True)
-    try:
-        return pa.array(np.asarray(ratings, np.float64))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise DataError("a rating is not a number; correct it or remove the row") from error
 
 
 def _stored(column: Column) -> NDArray[np.float64]:
@@ -132,14 +117,13 @@ def latest_plausible_time() -> int:
 
 
 def parse_times(
-    values: Any, but: Mask | None = None, *, gaps: bool = False
+    column: Column, but: Mask | None = None, *, gaps: bool = False
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...], NDArray[np.int64]]:
     """Parse numbers (seconds or milliseconds), dates or timestamps to seconds since 1970, with notes for the user.
 
     The seconds are None if the column cannot be parsed or, unless `gaps` are allowed, lacks a time; rows to blame come last. Rows
     masked by `but` will be left out; they, and gaps, have the time `NO_TIME`.
     """
-    column = values if isinstance(values, Column) else pa.array(values, from_pandas=True)
     rows = np.arange(len(column)) if but is None else np.flatnonzero(~but)
     given = column if len(rows) == len(column) else column.take(pa.array(rows))
     if pa.types.is_dictionary(given.type):
