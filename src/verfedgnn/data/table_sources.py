@@ -290,7 +290,7 @@ def open_columns(source: Any, name: str, required: Sequence[str]) -> tuple[list[
             raise
     # A column of mixed types or of integers above 64 bit has no Arrow type; the others have.
     labels = {str(label): label for label in source.columns}
-    return list(labels), lambda label: _single_column(source, labels[label])
+    return list(labels), lambda label: source[labels[label]]
 
 
 def tables_by_party(source: Any, column: str | None = None) -> dict[str, pa.Table] | None:
@@ -323,13 +323,6 @@ def _export(source: Any) -> Any:
         if callable(getattr(source, method, None)):
             return getattr(source, method)()
     return None
-
-
-def _single_column(frame: Any, label: Any) -> Any:
-    try:
-        return pa.table(frame[[label]]).column(0)
-    except (pa.ArrowException, TypeError, OverflowError, UnicodeError):
-        return list(frame[label])
 
 
 @contextmanager
