@@ -21,6 +21,8 @@ from verfedgnn.core.option_names import option
 
 LOCK = ".lock"
 """File in a folder that a process locks while it changes the folder."""
+_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What parsing of a damaged or foreign file raises."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -156,15 +158,7 @@ def parsing(what: str, remedy: str) -> Iterator[None]:
     """Turn what a damaged or foreign file raises in the block into a `RunError` that names the file and the remedy."""
     try:
         yield
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    except _DAMAGED as error:
         raise RunError(f"{what} cannot be read ({error}); {remedy}") from None
 
 

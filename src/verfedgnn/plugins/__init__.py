@@ -217,9 +217,8 @@ def require_gnn(gnn: str) -> str:
     """Return the identity of a GNN's code, which the members of a federation compare; raise `ConfigError` if it has no file."""
     code = identify_gnn(gnn)
     if code is None:
-        raise ConfigError(
-            f"GNN '{gnn}' is not defined in a file, so members cannot compare its code; {REMEDY}"
-        )
+        unknown = f"GNN '{gnn}' is not defined in a file, so members cannot compare its code"
+        raise ConfigError(f"{unknown}; {REMEDY}")
     return code
 
 
