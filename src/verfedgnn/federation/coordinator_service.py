@@ -124,8 +124,10 @@ class CoordinatorService:
         for stage in self.stages:
             self.stage = stage
             self.publisher.start_stage()
-            about = {"stage": stage.stage.name, "training": stage.coordinator.training}
-            log_event("coordinator ready", **about, parties=self.names, config=stage.stage.config.digest())
+            about = {"stage": stage.name, "training": stage.coordinator.training}
+            log_event(
+                "coordinator ready", **about, parties=self.names, config=stage.coordinator.config.digest()
+            )
             if ended is not None and not stage.coordinator.began:
                 stage.end(ended)
             while stage.step():
@@ -181,7 +183,7 @@ class CoordinatorService:
         if event.kind == "joined":
             log_event("party connected", party=name)
         elif event.kind == "left":
-            where = {"stage": self.stage.stage.name, "round": self.coordinator.round}
+            where = {"stage": self.stage.name, "round": self.coordinator.round}
             log_event("party disconnected", party=name, **where)
             peer.page = None
             self._lose(name)
@@ -209,7 +211,7 @@ class CoordinatorService:
         if isinstance(message, msg.Hello | msg.About | msg.Refused | msg.Finished):
             self._check_pace(name, type(message))
         if isinstance(message, msg.Hello):
-            agreed = (one for one in self.stages if one.stage.config.digest() == message.config)
+            agreed = (one for one in self.stages if one.coordinator.config.digest() == message.config)
             stage = next(agreed, self.stages[0])  # which refuses another configuration
         self.transcript.record("in", name, message, mark_message((data,)), _place(message, stage))
         if isinstance(message, OF_ROUNDS):
@@ -283,7 +285,7 @@ class CoordinatorService:
             others = {hello.mask_key for other, hello in hellos.items() if other != name}
             purpose = name_mask_purpose(message.alignment)
             self._check_key(name, purpose, message.mask_key, message.mask_signature or "", others)
-        fresh = message.training is None and stage.stage.first and not stage.coordinator.began
+        fresh = message.training is None and stage is self.stages[0] and not stage.coordinator.began
         if self.alignment is not None and fresh and self.alignment.must_align(name):
             self.send(name, msg.Waiting(missing=self.alignment.missing, align=True))
             return
@@ -368,9 +370,9 @@ class CoordinatorService:
             answers = all(self.peers[name].connected for name in names)
             event = "no answer from parties" if answers else "waiting for parties"
             start = time.strftime("%H:%M:%S", time.localtime(_wall_clock(since)))
-            log_warning(event, stage=self.stage.stage.name, missing=names, since=start, next=then)
+            log_warning(event, stage=self.stage.name, missing=names, since=start, next=then)
         elif changed:
-            log_event("nobody is missing", stage=self.stage.stage.name, round=self.coordinator.round)
+            log_event("nobody is missing", stage=self.stage.name, round=self.coordinator.round)
         self._announced = names
         quiet = min(SIGN_SECONDS, self.agreement.timeouts.idle / 3)
         page = self._members_page()
@@ -457,4 +459,4 @@ def _wall_clock(moment: float) -> float:
 
 def _place(message: msg.Message, stage: CoordinatorStage) -> str:
     """Return under which training a transcript has a message."""
-    return ALIGNMENT if isinstance(message, _ALIGNMENT) else stage.stage.name
+    return ALIGNMENT if isinstance(message, _ALIGNMENT) else stage.name

@@ -45,7 +45,7 @@ class CoordinatorStage:
 
     def __init__(self, stage: Stage, service: CoordinatorService, run: Path, *, device: str = "cpu") -> None:
         self.agreement = agreement = service.agreement
-        self.stage = stage
+        self.stage, self.name = stage, stage.name
         self.service = service
         self.coordinator = Coordinator(
             stage.config,
@@ -68,15 +68,15 @@ class CoordinatorStage:
         self._finish_deadline: float | None = None
         """Time until which absent parties may fetch the result; None while training."""
         ledger = service.transcript.ledgers[stage.name]
-        self.record = CoordinatorRecord(stage.folder(run), agreement.digest(), stage.config, ledger)
+        self.record = CoordinatorRecord(stage, run, agreement.digest(), ledger)
         if self.record.restore(self.coordinator):
             self._log("resuming from checkpoint", round=self.coordinator.round)
 
     def _log(self, event: str, **fields: Any) -> None:
-        log_event(event, stage=self.stage.name, **fields)
+        log_event(event, stage=self.name, **fields)
 
     def _warn(self, event: str, **fields: Any) -> None:
-        log_warning(event, stage=self.stage.name, round=self.coordinator.round, **fields)
+        log_warning(event, stage=self.name, round=self.coordinator.round, **fields)
 
     # -- joining and leaving -----------------------------------------------------------------------------
 
@@ -388,7 +388,7 @@ class CoordinatorStage:
         coordinator, record = self.coordinator, self.record
         return {
             "training": coordinator.training,
-            "stage": self.stage.name,
+            "stage": self.name,
             "round": coordinator.round,
             "rounds": coordinator.rounds if coordinator.began else None,
             "valid_error": coordinator.config.error_of(record.history[-1]) if record.history else None,

@@ -53,9 +53,8 @@ class TrainingRecord:
     kept: tuple[str, ...] = ("seconds", "repeats")
     """Fields that a checkpoint holds as they are."""
 
-    def __init__(self, folder: Path, checkpoints: str, config: Config, ledger: Ledger) -> None:
-        self.folder = folder
-        self.config = config
+    def __init__(self, stage: Stage, run: Path, checkpoints: str, ledger: Ledger) -> None:
+        self.stage, self.config, self.folder = stage, stage.config, stage.folder(run)
         self.ledger = ledger
         self.history: list[dict[str, Any]] = []
         """Validations, in the order of their rounds."""
@@ -63,7 +62,7 @@ class TrainingRecord:
         """Time spent in rounds."""
         self.repeats = 0
         """Number of restarted rounds."""
-        self._checkpoints = CheckpointFile(folder / checkpoints)
+        self._checkpoints = CheckpointFile(self.folder / checkpoints)
 
     def add_validation(self, round: int, error: float) -> None:
         """Record a validation, in place of those of a round that is repeated and of later ones."""
@@ -93,9 +92,10 @@ class CoordinatorRecord(TrainingRecord):
 
     kept = ("seconds", "repeats", "abandoned", "ended")
 
-    def __init__(self, folder: Path, agreement: str, config: Config, ledger: Ledger) -> None:
+    def __init__(self, stage: Stage, run: Path, agreement: str, ledger: Ledger) -> None:
         """Create the folder for the agreement with that digest; raise `RunError` if it belongs to another one."""
-        super().__init__(folder, "checkpoint", config, ledger)
+        super().__init__(stage, run, "checkpoint", ledger)
+        folder, config = self.folder, self.config
         self.abandoned = 0
         """Number of rounds without an update."""
         self.finished: set[str] = set()
@@ -241,9 +241,8 @@ class PartyRecord(TrainingRecord):
     """What a party has recorded of one training: also the evaluated models, and its result until the run is complete."""
 
     def __init__(self, store: PartyStore, stage: Stage, ledger: Ledger) -> None:
-        super().__init__(stage.folder(store.folder), "checkpoint/party", stage.config, ledger)
+        super().__init__(stage, store.folder, "checkpoint/party", ledger)
         self.store = store
-        self.stage = stage
         self.results = CheckpointFile(self.folder / "checkpoint" / RESULT)
         self._models = CheckpointFile(self.folder / "checkpoint" / "models")
         """The evaluated models, which are written after each validation only."""
