@@ -227,6 +227,12 @@ def test_a_column_of_mixed_types(column):
     fails(lambda: read_ratings(frame), f"the {column} column mixes incompatible types")
 
 
+def test_a_frame_of_parties_may_have_mixed_ids():
+    columns = {"party": ["f", "f", "b", "b"], "user": ["a", 1, "a", 1], "item": ["x", "y", "z", "w"]}
+    found = read_parties(pd.DataFrame({**columns, "rating": [1, 2, 3, 4]}))
+    assert [party.ratings.user_ids.tolist() for party in found] == [["1", "a"], ["1", "a"]]
+
+
 def test_splits():
     ratings = make_ratings(["a", "b"], ["x", "y"], [1.0, 2.0])
     dates = (date(2025, 1, 1), date(2025, 2, 1))

@@ -297,14 +297,14 @@ def tables_by_party(source: Any, column: str | None = None) -> dict[str, pa.Tabl
     """Return the rows of each value of a column that names parties, by default "party"; None if there is no such column."""
     if isinstance(source, Ratings):
         return None
-    there, _ = open_columns(source, "ratings", RATING_ROLES)
+    there, values = open_columns(source, "ratings", RATING_ROLES)
     if column is not None and column not in there:
         shown = ", ".join(there)
         raise DataError(f'columns names party="{column}", which does not exist; the columns are: {shown}')
     column = column or "party"
     if column not in there:
         return None
-    table = pa.table(_export(source))
+    table = pa.table({name: in_arrow(values(name), name) for name in there})
     owner = as_text(table[column], "party")
     if owner.null_count:
         raise DataError(f"the column {column} is empty in some rows; fill it in or leave these rows out")
