@@ -325,7 +325,7 @@ class HostedCoordinator:
             sorted(set(self.service.offences) - {self.bad}),
         )
         model = coordinator.replica.digest() if coordinator.began else ""
-        return repr((*coordinator.place, coordinator.state, others, model))
+        return repr((coordinator.round, coordinator.attempt, coordinator.state, others, model))
 
     def keep(self) -> Callable[[], None]:
         """Return a function that takes back what messages have changed since now."""

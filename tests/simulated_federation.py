@@ -285,7 +285,7 @@ class Simulation:
 
     def _coordinate(self) -> bool:
         coordinator = self.coordinator
-        place = coordinator.place
+        place = coordinator.round, coordinator.attempt
         masks = coordinator.masks
         survivors = [] if masks is None else list(masks.survivors)
         more = self.stage.step()

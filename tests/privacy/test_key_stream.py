@@ -14,7 +14,7 @@ from scipy import stats
 import verfedgnn
 from verfedgnn.core import key_stream
 from verfedgnn.core.key_stream import KEY_BYTES, KeyStream, NoiseKey, derive_key
-from verfedgnn.core.random_streams import NoiseStream, PartyRandomness, PartyStream, simulated_secret
+from verfedgnn.core.random_streams import NoiseStream, PartyStream, simulated_secret
 from verfedgnn.privacy.protections import quantize_ternary
 from verfedgnn.privacy.rating_dp import SkellamNoise, skellam_table, total_variation
 
@@ -60,10 +60,10 @@ def test_every_key_has_256_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[bytes] = []
     real = key_stream.ChaCha20
     monkeypatch.setattr(key_stream, "ChaCha20", lambda key, nonce: used.append(key) or real(key, nonce))
-    randomness = PartyRandomness(simulated_secret(0, 0))
+    secret = simulated_secret(0, 0)
     for stream in NoiseStream:
         for round in (1, 2):
-            randomness.noise_key(stream, round).stream("ternary", 3.0).words((4,))
+            NoiseKey(derive_key(secret, int(stream), round)).stream("ternary", 3.0).words((4,))
     assert {len(key) for key in used} == {KEY_BYTES} == {32}
     assert len(set(used)) == 2 * len(NoiseStream)
     with pytest.raises(ValueError, match="32 bytes, not 4"):
@@ -85,7 +85,7 @@ def test_no_part_of_a_secret_decides_a_release() -> None:
 
 
 def release(x: torch.Tensor, secret: bytes) -> bytes:
-    key = PartyRandomness(secret).noise_key(NoiseStream.GRADIENT, 1)
+    key = NoiseKey(derive_key(secret, int(NoiseStream.GRADIENT), 1))
     return quantize_ternary(x, 3.0, key.stream("ternary", 3.0)).numpy().tobytes()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,15 @@ from verfedgnn.privacy.masking import (
     GRADIENT,
     NEIGHBOURHOOD,
     SEED,
-    MaskSeeds,
+    SELF,
+    MaskKey,
     add_masks,
+    derive_stream,
     lost_streams,
     recover_seeds,
     remove_masks,
-    self_stream,
     share_threshold,
+    split_seeds,
 )
 from verfedgnn.protocol.messages import RoundStart
 from verfedgnn.protocol.party_state import Policy
@@ -37,14 +40,17 @@ class Circle:
 
     def __init__(self, active: list[int]) -> None:
         self.active = active
-        self.seeds = {index: MaskSeeds() for index in active}
-        self.keys = {index: seeds.key.public for index, seeds in self.seeds.items()}
-        self.shares = {index: seeds.split(len(active)) for index, seeds in self.seeds.items()}
+        self.seeds = {index: (os.urandom(SEED), os.urandom(SEED)) for index in active}
+        """Seeds of each party's self-mask and of its mask key."""
+        self.keys = {index: MaskKey(seed).public for index, (_, seed) in self.seeds.items()}
+        self.shares = {index: split_seeds(seeds, len(active)) for index, seeds in self.seeds.items()}
 
     def mask(
         self, index: int, values: NDArray[Any], context: bytes = b"", use: int = GRADIENT
     ) -> NDArray[Any]:
-        return add_masks(values, self.seeds[index].streams(index, self.keys, context), use)
+        own, seed = self.seeds[index]
+        streams = [derive_stream(own, SELF, context), *MaskKey(seed).streams(index, self.keys, context)]
+        return add_masks(values, streams, use, 8 * values.itemsize).view(values.dtype)
 
     def recover(self, owner: int, kind: int, holders: list[int]) -> bytes:
         """Recover the self-mask seed (kind 0) or the key seed (kind 1) of a party from the shares of `holders`."""
@@ -74,10 +80,10 @@ def test_the_sum_of_the_survivors_is_exact(data: st.DataObject, count: int, kind
     keys = {i: circle.keys[i] for i in survivors}
     for i in active:
         if i in survivors:
-            streams = [self_stream(circle.recover(i, 0, holders), b"context")]
+            streams = [derive_stream(circle.recover(i, 0, holders), SELF, b"context")]
         else:
             streams = lost_streams(circle.recover(i, 1, holders), i, keys, b"context")
-        total = remove_masks(total, streams, GRADIENT)
+        total = remove_masks(total, streams, GRADIENT, 8 * total.itemsize)
     np.testing.assert_array_equal(total, sum(values[i] for i in survivors))
 
 
@@ -98,9 +104,9 @@ def test_no_stream_is_used_twice() -> None:
 
 def test_fewer_shares_than_the_threshold_recover_nothing() -> None:
     circle = Circle([0, 1, 2, 3])
-    assert circle.recover(0, 0, [1, 2, 3]) == circle.seeds[0].self_seed
-    assert circle.recover(0, 1, [0, 1, 3]) == circle.seeds[0].key_seed
-    assert circle.recover(0, 0, [1, 2]) != circle.seeds[0].self_seed
+    assert circle.recover(0, 0, [1, 2, 3]) == circle.seeds[0][0]
+    assert circle.recover(0, 1, [0, 1, 3]) == circle.seeds[0][1]
+    assert circle.recover(0, 0, [1, 2]) != circle.seeds[0][0]
 
 
 @pytest.mark.parametrize(("parties", "threshold"), [(2, 2), (3, 3), (4, 3), (7, 5), (10, 7), (100, 67)])
@@ -193,5 +199,5 @@ def test_parameters_that_share_64_bits_of_their_hash_have_other_masks() -> None:
     zeros = np.zeros(64, np.int8)
     left = circle.mask(0, zeros, digests[0].encode())
     right = circle.mask(1, zeros, digests[1].encode())
-    masks = [self_stream(circle.seeds[i].self_seed, digests[i].encode()) for i in (0, 1)]
-    assert remove_masks(left + right, masks, GRADIENT).any(), "masks that cancel would show the sum"
+    masks = [derive_stream(circle.seeds[i][0], SELF, digests[i].encode()) for i in (0, 1)]
+    assert remove_masks(left + right, masks, GRADIENT, 8).any(), "masks that cancel would show the sum"

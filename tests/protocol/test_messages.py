@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from message_samples import ALL
 from verfedgnn import ProtocolError
 from verfedgnn.core.errors import DivergedError
-from verfedgnn.privacy.masking import to_residues, wrap_signed
+from verfedgnn.privacy.masking import GRADIENT, add_masks, remove_masks
 from verfedgnn.protocol import messages as align
 from verfedgnn.protocol.forward_backward import from_fixed, to_fixed
 from verfedgnn.protocol.integer_packing import TYPES, pack_integers, unpack_integers
@@ -192,7 +192,8 @@ def test_packed_integers_take_what_they_need() -> None:
     signs = np.where(rng.random(100_000) < 0.01, rng.choice([-1, 1], 100_000), 0).astype(np.int8)
     entropy = -(0.99 * np.log2(0.99) + 0.01 * np.log2(0.005))
     assert len(pack_integers(signs)) < 2 * entropy * 100_000 / 8
-    masked = to_residues(np.zeros(100_000, np.int8) - (rng.random(100_000) < 0.01), 5)
+    signs = np.zeros(100_000, np.int8) - (rng.random(100_000) < 0.01)
+    masked = add_masks(signs, [], GRADIENT, 5)
     assert masked.dtype == np.uint8
     assert len(pack_integers(masked)) < 5 / 8 * 100_000 + 50
     assert len(pack_integers(rng.integers(-2048, 2048, 100_000).astype(np.int16))) < 12 / 8 * 100_000 + 50
@@ -236,7 +237,7 @@ def test_a_small_message_cannot_grow_beyond_what_is_allowed() -> None:
 
 @given(st.lists(st.integers(-40, 40), min_size=1, max_size=20), st.integers(3, 8))
 def test_residues_are_those_nearest_to_zero(values: list[int], bits: int) -> None:
-    found = wrap_signed(np.array(values, np.int8), bits).tolist()
+    found = remove_masks(np.array(values, np.int8), [], GRADIENT, bits).tolist()
     assert all(
         -(2 ** (bits - 1)) <= r < 2 ** (bits - 1) and (r - v) % 2**bits == 0
         for r, v in zip(found, values, strict=True)

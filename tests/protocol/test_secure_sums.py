@@ -26,9 +26,8 @@ from verfedgnn.privacy.masking import (
     remove_masks,
     share_threshold,
 )
-from verfedgnn.protocol.masks import ListCommitments, MaskedRound, PartyMasks, named
+from verfedgnn.protocol.masks import ListCommitments, MaskedRound, PartyMasks
 from verfedgnn.protocol.messages import (
-    Hello,
     ListSignature,
     MaskShares,
     RoundShares,
@@ -49,6 +48,11 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> list[MemberIdentity]
     names = [f"party-{i}" for i in range(5)]
     _, found = agree(tmp_path_factory.mktemp("roster"), names, CONFIG, alignment="none")
     return [found[name] for name in names]
+
+
+def named(place: tuple[int, int]) -> dict[str, int]:
+    """Return a place as the fields of a message."""
+    return {"round": place[0], "attempt": place[1]}
 
 
 class Table:
@@ -76,21 +80,24 @@ class Table:
         return party
 
     def request(self, attempt: MaskedRound) -> ShareRequest:
-        hellos = [
-            Hello(party=p.name, users=1, items=1, ratings=1, scale=(1, 5), config="", mask_key=p.key, mask_signature=p.signature)
-            for p in self.parties
-        ]  # fmt: skip
-        return attempt.share_request(hellos)
+        chosen = [self.parties[index] for index in attempt.active]
+        return ShareRequest(
+            **named(attempt.place),
+            request=attempt.request,
+            active=attempt.active,
+            mask_keys=[party.key or "" for party in chosen],
+            mask_signatures=[party.signature or "" for party in chosen],
+        )
 
     def share(self, round: int = 1, attempt: int = 0, active: list[int] | None = None) -> MaskedRound:
         """Exchange the shares of an attempt."""
         attempt = MaskedRound((round, attempt), list(range(self.count)) if active is None else active)
         for index in attempt.active:
-            shares = self.parties[index].handle(self.request(attempt))
+            shares = self.parties[index].share(self.request(attempt))
             assert isinstance(shares, MaskShares)
             assert attempt.take(index, shares) is None
         for index in attempt.active:
-            assert self.parties[index].handle(attempt.round_shares(index)) is None
+            self.parties[index].take_shares(attempt.round_shares(index))
         return attempt
 
     def reply(self, attempt: MaskedRound, index: int) -> NDArray[Any]:
@@ -106,7 +113,7 @@ class Table:
         self, attempt: MaskedRound, index: int, survivors: list[int], signatures: list[str] | None = None
     ) -> Any:
         """Ask a party to unmask a sum."""
-        return self.parties[index].handle(
+        return self.parties[index].unmask(
             Survivors(**named(attempt.place), survivors=survivors, signatures=signatures)
         )
 
@@ -129,7 +136,7 @@ class Table:
             assert isinstance(answer, Unmask)
             assert attempt.take(index, answer) is None
         total = sum(replies.values(), np.zeros(SIZE, np.int8))
-        return remove_masks(total, attempt.streams(CONTEXT), GRADIENT)
+        return remove_masks(total, attempt.streams(CONTEXT), GRADIENT, 8)
 
 
 @pytest.mark.parametrize("survivors", [[0, 1, 2, 3], [0, 1, 2], [1, 2, 3]])
@@ -250,7 +257,7 @@ def test_a_party_reveals_once(identities: list[MemberIdentity]) -> None:
         with pytest.raises(vf.ProtocolError, match="not open here"):
             table.ask(attempt, 0, survivors)
     with pytest.raises(vf.ProtocolError, match="which was answered"):
-        table.parties[0].handle(table.request(MaskedRound((1, 0), [0, 1, 2, 3])))
+        table.parties[0].share(table.request(MaskedRound((1, 0), [0, 1, 2, 3])))
 
 
 def test_replayed_and_exchanged_shares_do_not_open(identities: list[MemberIdentity]) -> None:
@@ -258,7 +265,7 @@ def test_replayed_and_exchanged_shares_do_not_open(identities: list[MemberIdenti
     first = table.share()
     second = MaskedRound((1, 1), [0, 1, 2, 3])
     for index in range(4):
-        shares = table.parties[index].handle(table.request(second))
+        shares = table.parties[index].share(table.request(second))
         assert isinstance(shares, MaskShares)
         second.take(index, shares)
     fresh = second.round_shares(0)
@@ -271,13 +278,13 @@ def test_replayed_and_exchanged_shares_do_not_open(identities: list[MemberIdenti
     ]
     for change in changes:
         with pytest.raises(vf.ProtocolError, match="do not open"):
-            table.parties[0].handle(fresh.model_copy(update=change))
+            table.parties[0].take_shares(fresh.model_copy(update=change))
     for wrong in (old, fresh.model_copy(update={"sealed": fresh.sealed[:2]})):
         with pytest.raises(vf.ProtocolError, match="shares"):
-            table.parties[0].handle(wrong)
-    assert table.parties[0].handle(fresh) is None
+            table.parties[0].take_shares(wrong)
+    table.parties[0].take_shares(fresh)
     with pytest.raises(vf.ProtocolError, match="not asked for"):
-        table.parties[0].handle(fresh)
+        table.parties[0].take_shares(fresh)
 
 
 def test_parties_that_see_other_active_parties_share_nothing(identities: list[MemberIdentity]) -> None:
@@ -286,13 +293,13 @@ def test_parties_that_see_other_active_parties_share_nothing(identities: list[Me
     wide = MaskedRound((1, 0), [0, 1, 2, 3, 4])
     narrow = MaskedRound((1, 0), [0, 1, 2])
     narrow.request = wide.request
-    shares = {index: table.parties[index].handle(table.request(wide)) for index in (1, 2, 3, 4)}
-    shares[0] = table.parties[0].handle(table.request(narrow))
+    shares = {index: table.parties[index].share(table.request(wide)) for index in (1, 2, 3, 4)}
+    shares[0] = table.parties[0].share(table.request(narrow))
     assert all(isinstance(each, MaskShares) for each in shares.values())
     rows = np.stack([shares[0].sealed[1], *(shares[i].sealed[1] for i in (1, 2, 3, 4))])  # type: ignore[union-attr]
     message = RoundShares(**named(wide.place), round_keys=[shares[i].key for i in range(5)], sealed=rows)  # type: ignore[union-attr]
     with pytest.raises(vf.ProtocolError, match="do not open"):
-        table.parties[1].handle(message)
+        table.parties[1].take_shares(message)
 
 
 def test_a_commitment_survives_a_kill(identities: list[MemberIdentity], tmp_path: Path) -> None:
@@ -316,15 +323,16 @@ def test_a_commitment_survives_a_kill(identities: list[MemberIdentity], tmp_path
     with pytest.raises(vf.ProtocolError, match="second sum in round 1"):
         table.ask(attempt, 0, [0, 1, 2, 3])
     table.disks[0].commit("training", 2, [0, 1, 2, 3])
-    assert SurvivorLog(path).find("training", 2) == [0, 1, 2, 3]
-    assert SurvivorLog(path).find("training", 1) == [0, 1, 2]
+    assert SurvivorLog(path).lists["training", 2] == [0, 1, 2, 3]
+    assert SurvivorLog(path).lists["training", 1] == [0, 1, 2]
 
 
 def test_a_noised_sum_includes_all_whose_noise_it_counts_on(identities: list[MemberIdentity]) -> None:
     table = Table(identities)
     attempt = table.share()
-    for party in table.parties:
+    for index, party in enumerate(table.parties):
         party.config = vf.Config.preset("private")
+        party.join("training", index, 4)
     for index in range(4):
         table.reply(attempt, index)
     with pytest.raises(vf.ProtocolError, match="over 3 of 4 parties, fewer than 4"):

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 import verfedgnn as vf
 from helpers import federation
 from verfedgnn.core.errors import Interrupted
-from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.data.synthetic import synthetic_ratings
-from verfedgnn.privacy.masking import to_residues
+from verfedgnn.privacy.masking import GRADIENT, add_masks
 from verfedgnn.privacy.protections import LARGEST_ROUNDED, protection_of
 from verfedgnn.protocol import solved_round
 from verfedgnn.protocol.solved_round import is_first
@@ -46,8 +45,8 @@ def test_no_sum_of_rounded_values_overflows_and_none_takes_more_bits_than_it_nee
         assert LARGEST_ROUNDED[0] <= largest <= LARGEST_ROUNDED[1]
         assert 2 ** (bits - 2) <= parties * largest < 2 ** (bits - 1)
         for extreme in (largest, -largest):
-            release = protection.summand(np.full(3, extreme, protection.own_type))
-            total = protection.add_up([to_residues(release, bits)] * parties)
+            release = np.full(3, extreme, protection.sum_type)
+            total = protection.add_up([add_masks(release, [], GRADIENT, bits)] * parties)
             assert total.tolist() == [extreme * parties] * 3
     saved = {parties: protection_of(solved(), parties).bits for parties in (3, 5, 10)}
     assert saved == {3: 10, 5: 10, 10: 11}
@@ -96,7 +95,7 @@ def releases(runtime: LocalRuntime) -> list[np.ndarray]:
     """Return what each party releases in the next round, before masks."""
     starts = runtime.coordinator.open()
     found = []
-    for name, start in runtime._down(starts).items():
+    for name, start in runtime._down(starts.items()):
         reply = runtime._up(name, runtime.parties[name].answer_round(start))
         assert reply.gradient is not None
         found.append(reply.gradient)
@@ -156,8 +155,8 @@ def test_rounded_sums_have_the_right_mean(small_parties: list[vf.PartyData]) -> 
             return rng.random(shape)
 
     largest = party.replica.protection.largest
-    protection: Any = SimpleNamespace(rounding=lambda _: Uniform(), largest=largest, noise=0.0)
-    key = NoiseKey(bytes(32))
+    protection: Any = SimpleNamespace(largest=largest, noise=0.0, sum_type=np.dtype(np.int16))
+    key: Any = SimpleNamespace(stream=lambda _: Uniform())
     assert party.replica.solved is not None
     encode = party.replica.solved.encode_release
     draws = [encode(parameters, step, protection, key).astype(float) for _ in range(400)]
@@ -180,7 +179,7 @@ def test_replicas_stay_equal_and_updates_are_integers(small_parties: list[vf.Par
     assert runtime.coordinator.updates[-1].total.dtype == np.int16
     digest = runtime.coordinator.replica.digest()
     update = runtime.coordinator.open()
-    for name, start in runtime._down(update).items():
+    for name, start in runtime._down(update.items()):
         runtime.parties[name].answer_round(start)
     assert {party.replica.digest() for party in runtime.parties.values()} == {digest}
 

@@ -131,7 +131,7 @@ def test_nothing_private_is_reachable_from_the_coordinator(small_parties: list[v
     for _ in range(3):
         runtime.round()
     held = addresses(reachable(runtime.coordinator))
-    secrets = {party.setup.randomness.secret for party in runtime.parties.values()}
+    secrets = {party.setup.secret for party in runtime.parties.values()}
     for party in runtime.parties.values():
         train, graph = party.data.train, party.graph
         private = [

@@ -9,12 +9,11 @@ nothing and come from NumPy (`PartyStream`), seeded with keys that do not reveal
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum, unique
 
 import numpy as np
 
-from verfedgnn.core.key_stream import KEY_BYTES, Fact, NoiseKey, derive_key
+from verfedgnn.core.key_stream import KEY_BYTES, derive_key
 
 
 @unique
@@ -57,17 +56,6 @@ def simulated_secret(seed: int, index: int) -> bytes:
     return shared_generator(seed, SharedStream.PARTY_SECRETS, index).bytes(KEY_BYTES)
 
 
-@dataclass(frozen=True)
-class PartyRandomness:
-    """A party's own source of random numbers."""
-
-    secret: bytes
-    """256 random bits, from which every stream of the party is derived."""
-
-    def generator(self, stream: PartyStream, *position: int) -> np.random.Generator:
-        """Return the generator of a stream at a position, for example an epoch."""
-        return np.random.default_rng(int.from_bytes(derive_key(self.secret, int(stream), *position)))
-
-    def noise_key(self, stream: NoiseStream, *position: Fact) -> NoiseKey:
-        """Return the key of the noise of a stream at a position, for example a round and a step."""
-        return NoiseKey(derive_key(self.secret, int(stream), *position))
+def private_generator(secret: bytes, stream: PartyStream, *position: int) -> np.random.Generator:
+    """Return the generator of a stream of a party's secret at a position, for example an epoch."""
+    return np.random.default_rng(int.from_bytes(derive_key(secret, int(stream), *position)))

@@ -175,18 +175,18 @@ class CoordinatorStage:
             log_event("enough parties are here", round=coordinator.round)
             self.lacks_since = None
         restarted = bool(coordinator.open_parties)
-        starts = coordinator.open(among)
+        messages = coordinator.open(among)
         if restarted:
             self.record.repeats += 1
             about = {"round": coordinator.round, "attempt": coordinator.attempt}
-            log_event("round restarted", **about, parties=list(starts))
+            log_event("round restarted", **about, parties=list(coordinator.open_parties))
         elif not self._round_began:
             self._round_began = time.monotonic()
-        lost = [name for name in starts if members.hellos[name].lost == coordinator.round]
+        lost = [name for name in coordinator.open_parties if members.hellos[name].lost == coordinator.round]
         if lost:
             self._abandon(f"{', '.join(lost)} released it before a power cut and no longer has the values")
         else:
-            self._ask(list((coordinator.share_requests() if coordinator.masked else starts).items()))
+            self._ask(list(messages.items()))
         return True
 
     def _ask(self, messages: Sequence[tuple[str, Message]]) -> None:
@@ -209,10 +209,10 @@ class CoordinatorStage:
             return False
         if coordinator.state is CoordinatorState.SHARING and self._settle_commitments():
             return True
-        if coordinator.closable:
-            self._close_round()
+        if messages := coordinator.proceed():
+            self._ask(messages)
         else:
-            self._ask(coordinator.proceed())
+            self._close_round()
         return True
 
     def _restart_round(self) -> bool:

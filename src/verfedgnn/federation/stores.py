@@ -381,8 +381,10 @@ class SurvivorLog(ListCommitments):
         self._file = LineFile(path)
         for line in self._file.lines:
             training, round, survivors = json.loads(line)
-            self._lists[training, round] = survivors
+            self.lists[training, round] = survivors
 
-    def write(self, training: str, round: int, survivors: Sequence[int]) -> None:
-        """Append a commitment and flush it to disk."""
-        self._file.append([training, round, list(survivors)])
+    def commit(self, training: str, round: int, survivors: Sequence[int]) -> None:
+        """Commit to a list; append it to the file and flush that first."""
+        if (training, round) not in self.lists:
+            self._file.append([training, round, list(survivors)])
+        super().commit(training, round, survivors)

@@ -12,12 +12,11 @@ one of the two, never of both. Without b_i, y_i is uniformly random, also when i
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from Crypto.Protocol.SecretSharing import Shamir
@@ -33,6 +32,8 @@ from verfedgnn.core.errors import ProtocolError
 GRADIENT = 1
 NEIGHBOURHOOD = 2
 """Uses of a stream. Two uses in one round never share a stream."""
+SELF = b"self"
+"""Kind of a party's mask that no other party shares."""
 SEED = 16
 """Bytes of a seed, and of a share of it."""
 BLOCK = 64
@@ -40,40 +41,17 @@ BLOCK = 64
 _DRAWN = 1 << 18
 """Values of a stream that are drawn at a time, so that they stay in the processor's cache."""
 
-Integer = TypeVar("Integer", bound=np.integer[Any])
-
 
 def share_threshold(parties: int) -> int:
     """Return how many of `parties` must reveal their shares of a seed: more than two thirds."""
     return 2 * parties // 3 + 1
 
 
-class MaskSeeds:
-    """One party's secrets of one round: the seed of its self-mask, and the seed of its mask key."""
-
-    def __init__(self) -> None:
-        self.self_seed = os.urandom(SEED)
-        self.key_seed = os.urandom(SEED)
-        self.key = MaskKey(self.key_seed)
-
-    def split(self, parties: int) -> list[bytes]:
-        """Return a share of both seeds for each of `parties`: first of the self-mask, then of the mask key."""
-        threshold = share_threshold(parties)
-        shares = (Shamir.split(threshold, parties, seed) for seed in (self.self_seed, self.key_seed))
-        return [own + key for (_, own), (_, key) in zip(*shares, strict=True)]
-
-    def streams(self, index: int, keys: Mapping[int, str], context: bytes) -> list[MaskStream]:
-        """Return the self-mask and the masks towards the other parties.
-
-        `keys` holds the public mask keys of all active parties by index; `index` is this party's. `context` identifies what the
-        coordinator sent to all parties. Masks of parties with different contexts do not cancel.
-        """
-        pairs = [
-            MaskStream(self.key.stream_key(key, context), index < other)
-            for other, key in keys.items()
-            if other != index
-        ]
-        return [self_stream(self.self_seed, context), *pairs]
+def split_seeds(seeds: Sequence[bytes], parties: int) -> list[bytes]:
+    """Return what each of `parties` holds: its shares of all seeds, one after the other. `recover_seeds` is the inverse."""
+    threshold = share_threshold(parties)
+    shares = [Shamir.split(threshold, parties, seed) for seed in seeds]
+    return [b"".join(share for _, share in held) for held in zip(*shares, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -94,8 +72,8 @@ class MaskStream:
         return np.frombuffer(stream, f"<u{width}", offset=skipped)
 
 
-def add_masks(values: NDArray[Integer], streams: Sequence[MaskStream], use: int) -> NDArray[Integer]:
-    """Return `values` plus the masks of `streams`, modulo 2^bits of their type."""
+def add_masks(values: NDArray[Any], streams: Sequence[MaskStream], use: int, bits: int) -> NDArray[Any]:
+    """Return `values` plus the masks of `streams` as unsigned integers modulo 2^bits, the form of masked values."""
     flat = np.ascontiguousarray(values).reshape(-1)
     width = flat.dtype.itemsize
     total = flat.view(f"u{width}").copy()
@@ -104,50 +82,50 @@ def add_masks(values: NDArray[Integer], streams: Sequence[MaskStream], use: int)
         piece = total[part]
         for stream in streams:
             (np.add if stream.adds else np.subtract)(piece, stream.draw(use, part, width), out=piece)
-    masked: NDArray[Integer] = total.view(flat.dtype).reshape(values.shape)
+    total &= total.dtype.type((1 << bits) - 1)
+    masked: NDArray[Any] = total.reshape(values.shape)
     return masked
 
 
-def remove_masks(values: NDArray[Integer], streams: Sequence[MaskStream], use: int) -> NDArray[Integer]:
-    """Return `values` without the masks of `streams`, as `add_masks` added them."""
-    return add_masks(values, [MaskStream(stream.key, not stream.adds) for stream in streams], use)
-
-
-def to_residues(values: NDArray[Any], bits: int) -> NDArray[Any]:
-    """Return integers modulo 2^bits as unsigned integers, the form of masked values."""
-    unsigned = values.view(f"u{values.dtype.itemsize}")
-    rest: NDArray[Any] = unsigned & unsigned.dtype.type((1 << bits) - 1)
-    return rest
-
-
-def wrap_signed(values: NDArray[Any], bits: int) -> NDArray[Any]:
-    """Return integers modulo 2^bits as the signed residues nearest to 0."""
-    signed = values.view(f"i{values.dtype.itemsize}")
+def remove_masks(values: NDArray[Any], streams: Sequence[MaskStream], use: int, bits: int) -> NDArray[Any]:
+    """Return masked `values` without the masks of `streams`, as the signed integers modulo 2^bits nearest to 0."""
+    inverse = [MaskStream(stream.key, not stream.adds) for stream in streams]
+    signed = add_masks(values, inverse, use, bits).view(f"i{values.dtype.itemsize}")
     shift = 8 * values.dtype.itemsize - bits
-    return (signed << shift) >> shift if shift > 0 else signed
+    return (signed << shift) >> shift
 
 
 class MaskKey:
     """The mask key of one party and round, derived from its seed."""
 
     def __init__(self, seed: bytes) -> None:
+        self.seed = seed
         derive = HKDF(SHA256(), length=32, salt=None, info=b"verfedgnn mask key 2")
         self._private = X25519PrivateKey.from_private_bytes(derive.derive(seed))
         self.public = self._private.public_key().public_bytes_raw().hex()
 
-    def stream_key(self, other: str, context: bytes) -> bytes:
-        """Return the key of the stream that its owner shares with the party whose public mask key is `other`."""
-        try:
-            shared = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
-        except ValueError:
-            raise ProtocolError("a mask key is not usable") from None
-        pair = bytes.fromhex(min(self.public, other) + max(self.public, other))
-        return _stream_key(shared, b"pair" + pair, context)
+    def streams(self, index: int, keys: Mapping[int, str], context: bytes) -> list[MaskStream]:
+        """Return the masks of its owner, party `index`, towards the other parties, whose public mask keys `keys` holds by index.
+
+        `context` identifies what the coordinator sent to all parties. Masks of parties with different contexts do not cancel.
+        """
+        streams = []
+        for other, public in keys.items():
+            if other == index:
+                continue
+            try:
+                shared = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
+            except ValueError:
+                raise ProtocolError("a mask key is not usable") from None
+            pair = bytes.fromhex(min(self.public, public) + max(self.public, public))
+            streams.append(derive_stream(shared, b"pair" + pair, context, adds=index < other))
+        return streams
 
 
-def self_stream(seed: bytes, context: bytes) -> MaskStream:
-    """Return the self-mask that belongs to a seed."""
-    return MaskStream(_stream_key(seed, b"self", context), True)
+def derive_stream(secret: bytes, kind: bytes, context: bytes, *, adds: bool = True) -> MaskStream:
+    """Derive a mask from a secret (HKDF-SHA256); the self-mask of a seed has the kind `SELF`."""
+    derive = HKDF(SHA256(), length=32, salt=None, info=b"verfedgnn mask 2 " + kind + context)
+    return MaskStream(derive.derive(secret), adds)
 
 
 def lost_streams(seed: bytes, index: int, survivors: Mapping[int, str], context: bytes) -> list[MaskStream]:
@@ -155,8 +133,8 @@ def lost_streams(seed: bytes, index: int, survivors: Mapping[int, str], context:
 
     `seed` and `index` are those of the lost party; `survivors` holds the public mask keys of the survivors by index.
     """
-    key = MaskKey(seed)
-    return [MaskStream(key.stream_key(public, context), other < index) for other, public in survivors.items()]
+    own = MaskKey(seed).streams(index, survivors, context)
+    return [MaskStream(stream.key, not stream.adds) for stream in own]
 
 
 def check_public_key(key: str) -> None:
@@ -165,11 +143,6 @@ def check_public_key(key: str) -> None:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
     except ValueError:
         raise ProtocolError("a public key is not usable") from None
-
-
-def _stream_key(secret: bytes, kind: bytes, context: bytes) -> bytes:
-    """Derive the key of a stream from a secret (HKDF-SHA256)."""
-    return HKDF(SHA256(), length=32, salt=None, info=b"verfedgnn mask 2 " + kind + context).derive(secret)
 
 
 # Recovery of many Shamir secrets from the same parties' shares, for the coordinator.

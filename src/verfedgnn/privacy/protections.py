@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
+from verfedgnn.config.rules import fewest_parties_in_sum
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.key_stream import KeyStream, NoiseKey
 from verfedgnn.privacy import rating_dp
 from verfedgnn.privacy import release_events as events
-from verfedgnn.privacy.masking import GRADIENT, MaskStream, remove_masks, wrap_signed
+from verfedgnn.privacy.masking import GRADIENT, MaskStream, remove_masks, share_threshold
 from verfedgnn.privacy.release_events import Release
 
 PIECE = 1 << 16
@@ -52,14 +53,16 @@ class Protection:
     """Largest rounded value; 0 if nothing is rounded."""
     bits: int = 0
     """Bits of a masked value, in which the sum of all parties has room."""
-    own_type: np.dtype[Any] = np.dtype(np.float32)
-    """Array type of one party's release."""
     sum_type: np.dtype[Any] = np.dtype(np.float32)
-    """Array type of a sum of releases."""
+    """Array type of a release before masks, and of a sum of releases."""
 
     def __init__(self, config: Config, parties: int = 1) -> None:
         self.config, self.masked, self.parties = config, config.masking, parties
         self.settings: Any = config.gradients
+        self.fewest = fewest_parties_in_sum(config, parties)
+        """Fewest parties in a sum."""
+        self.sent_type = np.dtype(f"u{self.sum_type.itemsize}") if self.masked else self.sum_type
+        """Array type of a release on the wire: as it is, or as residues if it is masked."""
 
     # -- protect -------------------------------------------------------------------------------------------
 
@@ -73,28 +76,22 @@ class Protection:
         """Return a flat public gradient as it leaves the party, before masks; `sharing` parties enter the sum."""
         return self.clip(gradient).cpu().numpy()
 
-    def rounding(self, key: NoiseKey) -> KeyStream | None:
-        """Return the stream that rounds the release of a solved model; None to release real numbers."""
-        return None
-
     # -- sum -----------------------------------------------------------------------------------------------
 
-    @property
-    def sent_type(self) -> np.dtype[Any]:
-        """Array type of a release on the wire: as it is, or as residues if it is masked."""
-        return np.dtype(f"u{self.sum_type.itemsize}") if self.masked else self.own_type
+    def fewest_survivors(self, active: int, smallest: int) -> int:
+        """Return how many of the `active` parties a masked sum must include after dropouts.
 
-    def summand(self, release: NDArray[Any]) -> NDArray[Any]:
-        """Return a release in the type of the sum, if it is masked."""
-        return release.astype(self.sum_type) if self.masked else release
+        At least the threshold of the shares, the agreed number (`smallest`), and what every sum needs.
+        """
+        return max(share_threshold(active), smallest, self.fewest)
 
     def add_up(self, releases: Sequence[NDArray[Any]], masks: Sequence[MaskStream] = ()) -> NDArray[Any]:
         """Add up releases in the order of the parties, and remove the `masks`; raise `SumError` if the sum is out of range."""
-        total = np.zeros(releases[0].shape, self.sent_type if self.masked else self.sum_type)
+        total = np.zeros(releases[0].shape, self.sent_type)
         for values in releases:
             total += values  # masked values modulo 2^bits
         if self.masked:
-            total = wrap_signed(remove_masks(total, masks, GRADIENT), self.bits)
+            total = remove_masks(total, masks, GRADIENT, self.bits)
         if not self.fits(total, len(releases)):
             raise SumError(
                 "the masked values of this round do not add up to gradients: a party sent other values"
@@ -135,17 +132,17 @@ class TernaryProtection(Protection):
     shown = "quantized to -1, 0, 1"
     named = "ternary"
     is_noisy = True
-    own_type = np.dtype(np.int8)
 
     def __init__(self, config: Config, parties: int = 1) -> None:
-        super().__init__(config, parties)
         self.sum_type = np.dtype(np.int8 if parties <= 127 else np.int16 if parties <= 32767 else np.int32)
         self.bits = (2 * parties).bit_length()
+        super().__init__(config, parties)
 
     def protect(self, gradient: Tensor, key: NoiseKey, *, sharing: int = 1) -> NDArray[Any]:
         """Return the signs of the clipped gradient."""
         r = self.settings.r
-        return quantize_ternary(self.clip(gradient), r, key.stream("ternary", r)).cpu().numpy()
+        signs = quantize_ternary(self.clip(gradient), r, key.stream("ternary", r)).cpu().numpy()
+        return signs.astype(self.sum_type, copy=False)
 
     def fits(self, total: NDArray[Any], count: int) -> bool:
         """Return whether so many signs can have this sum."""
@@ -210,12 +207,16 @@ class SkellamProtection(Protection):
     named = "noised"
     is_noisy = True
     bits = 32
-    own_type = sum_type = np.dtype(np.int32)
+    sum_type = np.dtype(np.int32)
 
     def protect(self, gradient: Tensor, key: NoiseKey, *, sharing: int = 1) -> NDArray[Any]:
         """Return the gradient as integers, with the party's share of the noise."""
         parties = self.parties
         return rating_dp.release_gradient(gradient, self.config, parties=parties, sharing=sharing, key=key)
+
+    def fewest_survivors(self, active: int, smallest: int) -> int:
+        """Return `active`: parties scale their noise to the number of active parties, so a sum includes all of them."""
+        return active
 
     def worth(self, scale: float) -> float:
         """Return the value of the unit of the integers."""
@@ -259,19 +260,14 @@ class RoundedProtection(Protection):
     """Releases of solved models, rounded at random to 8 bits (`protocol/solved_round.py`)."""
 
     named = "rounded"
-    own_type = np.dtype(np.int16)
 
     def __init__(self, config: Config, parties: int = 1) -> None:
-        super().__init__(config, parties)
-        self.noise = self.settings.noise or 0.0
+        self.noise = getattr(config.gradients, "noise", None) or 0.0
         self.shown = "rounded to 8 bits" + (", with noise" if self.noise else "")
         self.largest = largest_rounded(parties)
         self.bits = bits_of_sum(self.largest, parties)
         self.sum_type = np.dtype(np.int16 if self.bits <= 16 else np.int32)
-
-    def rounding(self, key: NoiseKey) -> KeyStream:
-        """Return the stream that rounds."""
-        return key.stream("rounded")
+        super().__init__(config, parties)
 
     def guarantee(self, count: int, validations: int) -> dict[str, Any]:
         """Return who sees the rounded sums."""

@@ -28,11 +28,11 @@ from verfedgnn.core.random_streams import SharedStream, shared_generator
 from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.gnn.factor_model import ROUNDS_BEFORE_PRIOR
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.masking import NEIGHBOURHOOD, remove_masks
+from verfedgnn.privacy.masking import NEIGHBOURHOOD, remove_masks, share_threshold
 from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol import replica as replicas
-from verfedgnn.protocol.masks import MaskedRound, fewest_survivors, mask_context, sum_digest
-from verfedgnn.protocol.messages import Finish, Hello, Message, Place, RoundReply, RoundStart, Welcome
+from verfedgnn.protocol.masks import MaskedRound, mask_context, sum_digest
+from verfedgnn.protocol.messages import Finish, Hello, Message, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.replica import (
     FULL_COPY,
     CheckpointState,
@@ -196,9 +196,6 @@ class Coordinator:
         self._gone: set[str] = set()
         """Parties lost since the open round began. They do not know of it, even if they came back."""
 
-    def _advance(self, action: CoordinatorAction) -> None:
-        self.state = COORDINATOR_STATES.after(self.state, action)
-
     # -- joining and leaving -----------------------------------------------------------------------------
 
     def hello(self, message: Hello) -> None:
@@ -257,7 +254,7 @@ class Coordinator:
         return self.state not in (CoordinatorState.GATHERING, CoordinatorState.CANCELLED)
 
     def _start_training(self) -> None:
-        self._advance(CoordinatorAction.START_TRAINING)
+        self.state = COORDINATOR_STATES.after(self.state, CoordinatorAction.START_TRAINING)
         hellos = [self.members.hellos[name] for name in self.names]
         problem = too_few(self.config, min(self.active_count, self.members.quorum), len(self.names))
         if problem is not None:
@@ -316,14 +313,16 @@ class Coordinator:
         members = self.members
         return self.began and members.complete and len(members.present) >= members.quorum
 
-    def open(self, among: Sequence[int] | None = None) -> dict[str, RoundStart]:
-        """Open the next round, or repeat the open one, and return the RoundStart for each party.
+    def open(self, among: Sequence[int] | None = None) -> dict[str, Any]:
+        """Open the next round, or repeat the open one, and return the first message to each party.
 
-        Parties in the same situation get the same object. `among` sets the active parties instead of drawing them. With masks, a
-        RoundStart is sent once the shares of all active parties are here (`share_requests`, `proceed`).
+        It is the RoundStart, the same object for parties in the same situation. With masks it is a ShareRequest, and `proceed` returns
+        the RoundStart once the shares of all active parties are here. `among` sets the active parties instead of drawing them.
         """
         repeated = self.state is not CoordinatorState.IDLE
-        self._advance(CoordinatorAction.ASK_FOR_SHARES if self.masked else CoordinatorAction.OPEN)
+        self.state = COORDINATOR_STATES.after(
+            self.state, CoordinatorAction.ASK_FOR_SHARES if self.masked else CoordinatorAction.OPEN
+        )
         if repeated:
             self.attempt += 1
         else:
@@ -341,14 +340,18 @@ class Coordinator:
                 if situation not in starts:
                     starts[situation] = RoundStart(**facts, evaluate=evaluate, **self._changes_for(name))
                 self.open_parties[name] = starts[situation]
-        if self.masked:
-            self.masks = MaskedRound(self.place, self.drawn)
-        return self.open_parties
-
-    @property
-    def place(self) -> Place:
-        """Round and attempt of the open round."""
-        return self.round, self.attempt
+        if not self.masked:
+            return dict(self.open_parties)
+        self.masks = MaskedRound((self.round, self.attempt), self.drawn)
+        drawn = [self.names[index] for index in self.drawn]
+        hellos = [self.members.hellos[name] for name in drawn]
+        request = msg.ShareRequest(
+            **facts,
+            request=self.masks.request,
+            mask_keys=[hello.mask_key or "" for hello in hellos],
+            mask_signatures=[hello.mask_signature or "" for hello in hellos],
+        )
+        return dict.fromkeys(drawn, request)
 
     def draw_active(self, round: int, present: Sequence[int]) -> list[int]:
         """Draw A_t, the parties that take part in a round, from those present (Sec. 4.6)."""
@@ -379,7 +382,7 @@ class Coordinator:
         """Take a party's reply; return False if it is late and was ignored. Raise `ProtocolError` if it does not fit the round."""
         COORDINATOR_STATES.after(self.state, RoundReply, name)
         known, start = self.parameters_round, self.open_parties.get(name)
-        late = reply.place < self.place or self.state in (
+        late = reply.place < (self.round, self.attempt) or self.state in (
             CoordinatorState.AGREEING,
             CoordinatorState.UNMASKING,
         )
@@ -418,7 +421,7 @@ class Coordinator:
         shared = [reply.neighbourhoods for reply in replies if reply.neighbourhoods is not None]
         if shared:
             summed = np.asarray(np.sum(shared, 0, dtype=shared[0].dtype))  # modulo its bits
-            summed = remove_masks(summed, streams, NEIGHBOURHOOD).view(f"i{summed.itemsize}")
+            summed = remove_masks(summed, streams, NEIGHBOURHOOD, 8 * summed.itemsize)
             self.neighbourhood_sum = RoundSum(self.round, parties, summed)
         closed = self._end_round(CoordinatorAction.CLOSE)
         # Nobody would use the step of the last round, and all members end in the same state without it.
@@ -427,7 +430,8 @@ class Coordinator:
                 released = torch.from_numpy(total).to(self.device)
                 update = replica.solved.compute_update(replica.parameters, replica.accumulator, released)
                 total = update.astype(replica.protection.sum_type)
-            self._apply(RoundSum(self.round, parties, total))
+            self.updates.append(RoundSum(self.round, parties, total))
+            replica.apply(self.updates[-1])
         if self.config.means_only:  # the first step has all that is shared
             replica.best = (self.round, replica.parameters.clone())
             self.best.holders = set()
@@ -436,13 +440,9 @@ class Coordinator:
     def abandon(self) -> ClosedRound:
         """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
         closed = self._end_round(CoordinatorAction.ABANDON)
-        self._apply(RoundSum(self.round, [], np.zeros(0, self.replica.protection.sum_type)))
+        self.updates.append(RoundSum(self.round, [], np.zeros(0, self.replica.protection.sum_type)))
+        self.replica.apply(self.updates[-1])
         return closed
-
-    def _apply(self, update: RoundSum) -> None:
-        """Take the public step of an update, and keep the update for the parties."""
-        self.replica.apply(update)
-        self.updates.append(update)
 
     def _end_round(self, action: CoordinatorAction) -> ClosedRound:
         """End the open round, and judge its validation."""
@@ -451,7 +451,7 @@ class Coordinator:
             error = self.best.judge(self.round, self.replies, self.names, self.replica.digest())
             if self.best.round == self.round:
                 self.replica.keep_best(self.round)
-        self._advance(action)
+        self.state = COORDINATOR_STATES.after(self.state, action)
         self.open_parties, self.masks = {}, None
         return ClosedRound(self.round, error, action is CoordinatorAction.ABANDON)
 
@@ -478,24 +478,13 @@ class Coordinator:
 
     # -- the masks of a round, and who is due ------------------------------------------------------------
 
-    def share_requests(self) -> dict[str, Message]:
-        """Return the requests for shares to send after `open`; none without masks."""
-        if self.masks is None:
-            return {}
-        request = self.masks.share_request([self.members.hellos[name] for name in self.names])
-        return dict.fromkeys([self.names[index] for index in self.masks.active], request)
-
-    @property
-    def closable(self) -> bool:
-        """Whether the open round can be closed once nobody is due; otherwise `proceed` goes on to its next step."""
-        return self.masks is None or self.state is CoordinatorState.UNMASKING
-
     def proceed(self) -> list[tuple[str, Message]]:
-        """Go on to the next step of a masked round when nobody is due, and return its messages."""
+        """Go on to the next step of the round when nobody is due, and return its messages; none if the round can be closed."""
         masks = self.masks
-        assert masks is not None
+        if masks is None or self.state is CoordinatorState.UNMASKING:
+            return []
         if self.state is CoordinatorState.SHARING:
-            self._advance(CoordinatorAction.OPEN)
+            self.state = COORDINATOR_STATES.after(self.state, CoordinatorAction.OPEN)
             shares = [(self.names[index], masks.round_shares(index)) for index in masks.active]
             return [*shares, *self.open_parties.items()]
         action = CoordinatorAction.UNMASK
@@ -503,8 +492,15 @@ class Coordinator:
             self.commitment = masks.survivors = [i for i in masks.active if self.names[i] in self.replies]
             if masks.survivors != masks.active:
                 action = CoordinatorAction.AGREE
-        self._advance(action)
-        message, names = masks.survivor_message(), [self.names[index] for index in masks.survivors]
+        self.state = COORDINATOR_STATES.after(self.state, action)
+        signed = {index: message.signature for index, message in masks.signatures.items()}
+        message = msg.Survivors(
+            round=self.round,
+            attempt=self.attempt,
+            survivors=masks.survivors,
+            signatures=[signed.get(index, "") for index in masks.survivors] if signed else None,
+        )
+        names = [self.names[index] for index in masks.survivors]
         return [(name, message) for name in names if name not in self._gone]
 
     @property
@@ -533,10 +529,10 @@ class Coordinator:
             return False
         absent = {self.names.index(name) for name in self.absent}
         if self.state is not CoordinatorState.ROUND:
-            return len(set(masks.survivors) - absent) >= masks.threshold
+            return len(set(masks.survivors) - absent) >= share_threshold(len(masks.active))
         survivors = [index for index in masks.active if index not in absent]
-        smallest, parties = min(self.members.quorum, self.active_count), len(self.names)
-        fewest = fewest_survivors(self.config, parties=parties, active=len(self.drawn), smallest=smallest)
+        smallest = min(self.members.quorum, self.active_count)
+        fewest = self.replica.protection.fewest_survivors(len(self.drawn), smallest)
         return self.commitment in (None, survivors) and len(survivors) >= fewest
 
     # -- the end, and checkpoints ------------------------------------------------------------------------
@@ -548,7 +544,7 @@ class Coordinator:
 
     def finish(self) -> dict[str, Finish]:
         """End the training and return the last message to each party; those that have the parameters get none."""
-        self._advance(CoordinatorAction.FINISH)
+        self.state = COORDINATOR_STATES.after(self.state, CoordinatorAction.FINISH)
         best = self.best
         short = Finish(round=self.round, best_round=best.round, digest=self.public_digest)
         full = short.model_copy(update={"parameters": self.public.cpu().numpy()})
@@ -556,7 +552,7 @@ class Coordinator:
 
     def cancel(self) -> dict[str, Finish]:
         """Cancel the training before it starts, and return the last message to each party."""
-        self._advance(CoordinatorAction.CANCEL)
+        self.state = COORDINATOR_STATES.after(self.state, CoordinatorAction.CANCEL)
         return dict.fromkeys(self.names, Finish(round=0, best_round=0, digest=self.public_digest))
 
     def checkpoint(self) -> CheckpointState:

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.config import Config
-from verfedgnn.config.rules import fewest_parties_in_sum
 from verfedgnn.core.array_files import hash_arrays
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.privacy import masking
 from verfedgnn.privacy.id_matching import Sealer
-from verfedgnn.privacy.masking import SEED, MaskSeeds, MaskStream, share_threshold
-from verfedgnn.privacy.protections import SumError
+from verfedgnn.privacy.masking import SEED, SELF, MaskKey, MaskStream, derive_stream, share_threshold
+from verfedgnn.privacy.protections import Protection, SumError, protection_of
 from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.messages import Place, RoundStart
 from verfedgnn.protocol.party_state import LOCAL, Policy, name_mask_purpose
@@ -49,22 +48,6 @@ def list_statement(training: str, place: Place, active: Sequence[int], survivors
     return json.dumps([training, place, list(active), list(survivors)])
 
 
-def fewest_survivors(config: Config, *, parties: int, active: int, smallest: int) -> int:
-    """Return how many of the `active` parties a masked sum must include after dropouts.
-
-    At least the threshold of the shares, the agreed number (`smallest`), and what every sum needs. Parties scale Skellam noise to
-    the number of active parties, so a sum of noised values includes all of them.
-    """
-    if config.gradients.protects_ratings:
-        return active
-    return max(share_threshold(active), smallest, fewest_parties_in_sum(config, parties))
-
-
-def named(place: Place) -> dict[str, int]:
-    """Return a place as the fields of a message."""
-    return {"round": place[0], "attempt": place[1]}
-
-
 # -- A party's masks during one stay (docs/protocol.md, "Masks") --------------------------------------------
 #
 #     ShareRequest -> MaskShares; RoundShares; RoundStart -> masked values; Survivors -> ListSignature or Unmask
@@ -83,26 +66,17 @@ class ListCommitments:
     """
 
     def __init__(self) -> None:
-        self._lists: dict[tuple[str, int], list[int]] = {}
-
-    def find(self, training: str, round: int) -> list[int] | None:
-        """Return the list of a round; None if there is none."""
-        return self._lists.get((training, round))
+        self.lists: dict[tuple[str, int], list[int]] = {}
+        """The list of each round, by training and round."""
 
     def commit(self, training: str, round: int, survivors: Sequence[int]) -> None:
         """Commit to a list; raise `ProtocolError` if the party committed to another list of the same round."""
-        known = self.find(training, round)
-        if known is None:
-            self.write(training, round, survivors)
-            self._lists[training, round] = list(survivors)
-        elif known != list(survivors):
+        known = self.lists.setdefault((training, round), list(survivors))
+        if known != list(survivors):
             raise ProtocolError(
                 f"the coordinator asks for a second sum in round {round}, over parties {list(survivors)} after {known}; "
                 "the difference of two sums would reveal single parties"
             )
-
-    def write(self, training: str, round: int, survivors: Sequence[int]) -> None:
-        """Make a commitment durable. In memory, there is nothing to do."""
 
 
 @dataclass
@@ -113,7 +87,10 @@ class RoundSecrets:
     active: list[int]
     request: str
     """Name of the coordinator's request."""
-    seeds: MaskSeeds = field(default_factory=MaskSeeds)
+    self_seed: bytes = field(default_factory=lambda: secrets.token_bytes(SEED))
+    """Seed of the self-mask."""
+    key: MaskKey = field(default_factory=lambda: MaskKey(secrets.token_bytes(SEED)))
+    """Mask key of this attempt."""
     keys: dict[int, str] = field(default_factory=dict)
     """Public mask keys of the active parties; empty until the others' shares are here."""
     shares: dict[int, bytes] = field(default_factory=dict)
@@ -134,6 +111,7 @@ class PartyMasks:
         self.signature = policy.vouching.sign(self._purpose, self._sealer.public) or None
         """The party's signature of its key; None where nobody vouches for keys."""
         self._training, self._index, self._parties = "", -1, 0
+        self._protection: Protection
         self._stay_keys: dict[int, str] = {}
         """Verified public keys of the other parties' stays."""
         self._secrets: RoundSecrets | None = None
@@ -144,26 +122,17 @@ class PartyMasks:
     def join(self, training: str, index: int, parties: int) -> None:
         """Note the training, and the party's place in it."""
         self._training, self._index, self._parties = training, index, parties
+        self._protection = protection_of(self.config, parties)
 
-    def handle(self, message: msg.Message) -> msg.Message | None:
-        """Answer a message about masks."""
-        match message:
-            case msg.ShareRequest():
-                return self._share(message)
-            case msg.Survivors():
-                return self._answer_survivors(message)
-            case msg.RoundShares():
-                self._take_shares(message)
-        return None
-
-    def _share(self, message: msg.ShareRequest) -> msg.MaskShares:
+    def share(self, message: msg.ShareRequest) -> msg.MaskShares:
         """Draw the seeds of a round, and seal a share of them for every other party."""
         if message.place <= self._last:
             raise self._error(f"asks for new masks of round {message.round}, which was answered")
         self._stay_keys = self._check_keys(message)
         attempt = self._secrets = RoundSecrets(message.place, message.active, message.request)
-        key, rows = attempt.seeds.key.public, b""
-        for party, share in zip(attempt.active, attempt.seeds.split(len(attempt.active)), strict=True):
+        key, rows = attempt.key.public, b""
+        shares = masking.split_seeds([attempt.self_seed, attempt.key.seed], len(attempt.active))
+        for party, share in zip(attempt.active, shares, strict=True):
             if party == self._index:
                 attempt.shares[party] = share
                 rows += bytes(SEALED)
@@ -171,11 +140,12 @@ class PartyMasks:
                 about = self._about(attempt, self._index, party, key)
                 rows += self._sealer.seal(self._stay_keys[party], about, share)
         return msg.MaskShares(
-            **named(attempt.place),
+            round=message.round,
+            attempt=message.attempt,
             request=attempt.request,
             key=key,
             sealed=np.frombuffer(rows, np.uint8).reshape(-1, SEALED),
-            committed=self.commitments.find(self._training, message.round),
+            committed=self.commitments.lists.get((self._training, message.round)),
         )
 
     def _check_keys(self, message: msg.ShareRequest) -> dict[int, str]:
@@ -193,7 +163,6 @@ class PartyMasks:
             raise self._error("sent public keys that are not those of the parties")
         for (party, key), signature in zip(keys.items(), message.mask_signatures, strict=True):
             self.policy.vouching.check(self._purpose, party, key, signature)
-            masking.check_public_key(key)
         return keys
 
     def _about(self, attempt: RoundSecrets, sender: int, receiver: int, key: str) -> bytes:
@@ -201,7 +170,7 @@ class PartyMasks:
         facts = [self._training, attempt.place, attempt.request, attempt.active, sender, receiver, key]
         return b"verfedgnn shares 2" + json.dumps(facts).encode()
 
-    def _take_shares(self, message: msg.RoundShares) -> None:
+    def take_shares(self, message: msg.RoundShares) -> None:
         """Open the shares that the other parties sealed for this one."""
         attempt = self._secrets
         if attempt is None or attempt.place != message.place or attempt.keys:
@@ -210,7 +179,7 @@ class PartyMasks:
         if len(message.round_keys) != shape[0] or sealed.shape != shape or sealed.dtype != np.uint8:
             raise self._error("sent shares of another shape")
         keys = dict(zip(attempt.active, message.round_keys, strict=True))
-        if keys[self._index] != attempt.seeds.key.public or len(set(keys.values())) != len(keys):
+        if keys[self._index] != attempt.key.public or len(set(keys.values())) != len(keys):
             raise self._error("sent mask keys that are not those of the parties")
         for row, (party, key) in zip(sealed, keys.items(), strict=True):
             if party != self._index:
@@ -238,14 +207,15 @@ class PartyMasks:
 
         `context` is that of the round (`mask_context`).
         """
-        attempt = self.check_start(message)
+        attempt, streams = self.check_start(message), []
         if attempt is not None:
             attempt.answered = True
             self._last = message.place
-            values = masking.add_masks(values, attempt.seeds.streams(self._index, attempt.keys, context), use)
-        return masking.to_residues(values, bits)
+            own = derive_stream(attempt.self_seed, SELF, context)
+            streams = [own, *attempt.key.streams(self._index, attempt.keys, context)]
+        return masking.add_masks(values, streams, use, bits)
 
-    def _answer_survivors(self, message: msg.Survivors) -> msg.ListSignature | msg.Unmask:
+    def unmask(self, message: msg.Survivors) -> msg.ListSignature | msg.Unmask:
         """Commit to a survivor list; sign it if a party was lost, and reveal shares once enough parties committed to it."""
         attempt, survivors = self._secrets, message.survivors
         if attempt is None or not attempt.answered or attempt.place != message.place:
@@ -255,8 +225,7 @@ class PartyMasks:
             raise self._error("names survivors that did not take part")
         if self._index not in survivors:
             raise self._error("asks a party to unmask a sum that it is not part of")
-        smallest = self.policy.smallest
-        fewest = fewest_survivors(self.config, parties=self._parties, active=len(active), smallest=smallest)
+        fewest = self._protection.fewest_survivors(len(active), self.policy.smallest)
         if len(survivors) < fewest:
             count = f"{len(survivors)} of {len(active)} parties"
             raise self._error(f"asks to unmask a sum over {count}, fewer than {fewest}")
@@ -265,12 +234,13 @@ class PartyMasks:
             statement = list_statement(self._training, attempt.place, active, survivors)
             if message.signatures is None:
                 signature = self.policy.vouching.sign("survivors", statement)
-                return msg.ListSignature(**named(attempt.place), signature=signature)
+                return msg.ListSignature(round=message.round, attempt=message.attempt, signature=signature)
             self._check_signatures(message, statement, share_threshold(len(active)))
         self._secrets = None  # from here on, no second share can leave
         halves = {True: slice(SEED), False: slice(SEED, None)}
         rows = b"".join(attempt.shares[party][halves[party in survivors]] for party in active)
-        return msg.Unmask(**named(attempt.place), shares=np.frombuffer(rows, np.uint8).reshape(-1, SEED))
+        shares = np.frombuffer(rows, np.uint8).reshape(-1, SEED)
+        return msg.Unmask(round=message.round, attempt=message.attempt, shares=shares)
 
     def _check_signatures(self, message: msg.Survivors, statement: str, needed: int) -> None:
         """Raise `ProtocolError` unless enough survivors have signed the list."""
@@ -299,10 +269,6 @@ class NoMasks(PartyMasks):
         super().__init__(name, config, LOCAL, commitments)
         self.key = None
 
-    def handle(self, message: msg.Message) -> msg.Message | None:
-        """Raise `ProtocolError`: no message about masks is expected."""
-        raise self._error("sent a message about masks, but this party draws none")
-
     def hide(self, values: NDArray[Any], *_: Any) -> NDArray[Any]:
         """Return `values`."""
         return values
@@ -311,35 +277,24 @@ class NoMasks(PartyMasks):
 # -- The coordinator's part in the masks of a round: it relays shares, fixes the survivor list, and removes the masks from the sum
 
 
+@dataclass
 class MaskedRound:
     """The masks of one attempt of a round among the `active` parties, from their shares to the unmasked sum."""
 
-    def __init__(self, place: Place, active: Sequence[int]) -> None:
-        self.place, self.active = place, list(active)
-        self.request = secrets.token_hex(8)
-        """Name of the request for shares."""
-        self.threshold = share_threshold(len(self.active))
-        self.shares: dict[int, msg.MaskShares] = {}
-        self.survivors: list[int] = []
-        """The parties in the sum; empty until the list is fixed."""
-        self.signatures: dict[int, msg.ListSignature] = {}
-        self.reveals: dict[int, msg.Unmask] = {}
+    place: Place
+    active: list[int]
+    request: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Name of the request for shares."""
+    shares: dict[int, msg.MaskShares] = field(default_factory=dict)
+    survivors: list[int] = field(default_factory=list)
+    """The parties in the sum; empty until the list is fixed."""
+    signatures: dict[int, msg.ListSignature] = field(default_factory=dict)
+    reveals: dict[int, msg.Unmask] = field(default_factory=dict)
 
     @property
     def committed(self) -> set[tuple[int, ...]]:
         """The survivor lists that parties committed to in earlier attempts."""
         return {tuple(m.committed) for m in self.shares.values() if m.committed is not None}
-
-    def share_request(self, hellos: Sequence[msg.Hello]) -> msg.ShareRequest:
-        """Return the request for shares; `hellos` are those of all parties, in order."""
-        chosen = [hellos[index] for index in self.active]
-        return msg.ShareRequest(
-            **named(self.place),
-            request=self.request,
-            active=self.active,
-            mask_keys=[hello.mask_key or "" for hello in chosen],
-            mask_signatures=[hello.mask_signature or "" for hello in chosen],
-        )
 
     def take(self, index: int, message: msg.MaskShares | msg.ListSignature | msg.Unmask) -> str | None:
         """Take a party's shares, signature or revealed shares; return what is wrong with them, if anything."""
@@ -366,26 +321,21 @@ class MaskedRound:
         column, shares = self.active.index(index), [self.shares[sender] for sender in self.active]
         sealed = np.stack([message.sealed[column] for message in shares])
         keys = [message.key for message in shares]
-        return msg.RoundShares(**named(self.place), round_keys=keys, sealed=sealed)
-
-    def survivor_message(self) -> msg.Survivors:
-        """Return the survivor list, with the signatures once they are collected."""
-        signed = {index: message.signature for index, message in self.signatures.items()}
-        signatures = [signed.get(index, "") for index in self.survivors] if signed else None
-        return msg.Survivors(**named(self.place), survivors=self.survivors, signatures=signatures)
+        round, attempt = self.place
+        return msg.RoundShares(round=round, attempt=attempt, round_keys=keys, sealed=sealed)
 
     def streams(self, context: bytes) -> list[MaskStream]:
         """Return the masks in the sum over the survivors; raise `SumError` if shares do not fit a lost party's key."""
         keys = {index: self.shares[index].key for index in self.survivors}
         shares = {
             self.active.index(index) + 1: [row.tobytes() for row in self.reveals[index].shares]
-            for index in sorted(self.reveals)[: self.threshold]
+            for index in sorted(self.reveals)[: share_threshold(len(self.active))]
         }
         streams = []
         for index, seed in zip(self.active, masking.recover_seeds(shares), strict=True):
             if index in keys:
-                streams.append(masking.self_stream(seed, context))
-            elif masking.MaskKey(seed).public != self.shares[index].key:
+                streams.append(derive_stream(seed, SELF, context))
+            elif MaskKey(seed).public != self.shares[index].key:
                 raise SumError("the revealed shares do not add up to the key of a lost party")
             else:
                 streams += masking.lost_streams(seed, index, keys, context)

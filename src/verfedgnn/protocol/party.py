@@ -20,10 +20,10 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DivergedError, ProtocolError
-from verfedgnn.core.key_stream import NoiseKey
+from verfedgnn.core.key_stream import NoiseKey, derive_key
 from verfedgnn.core.metrics import mean_by_user, squared_errors
 from verfedgnn.core.pairs import Pairs, PartyInput
-from verfedgnn.core.random_streams import NoiseStream, PartyStream
+from verfedgnn.core.random_streams import NoiseStream, PartyStream, private_generator
 from verfedgnn.privacy import masking, rating_dp
 from verfedgnn.protocol import forward_backward as passes
 from verfedgnn.protocol import messages as msg
@@ -79,8 +79,13 @@ class Party:
                 return self.answer_round(message)
             case msg.Finish():
                 return self.finish(message).reply
-            case msg.ShareRequest() | msg.RoundShares() | msg.Survivors():
-                return self.masks.handle(message)
+            case msg.ShareRequest() if self.config.masking:
+                return self.masks.share(message)
+            case msg.RoundShares() if self.config.masking:
+                self.masks.take_shares(message)
+                return None
+            case msg.Survivors() if self.config.masking:
+                return self.masks.unmask(message)
         raise PARTY_STATES.unexpected(PartyState.JOINED, type(message), self.name)
 
     # -- one round -------------------------------------------------------------------------------------------
@@ -121,7 +126,7 @@ class Party:
         """Solve the items, or compute one pass of propagation, with gradients if the party `trains`."""
         public = self.replica.parameters
         if self.model.solved is not None:
-            rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, start.round)
+            rng = private_generator(self.setup.secret, PartyStream.READ_RATINGS, start.round)
             drawn = torch.from_numpy(rng.random(len(self.setup.solved_targets), np.float32))
             step = self._solve_items(public, drawn.to(self.setup.device))
             for name, values in step.private.items():  # also without training: the model that is validated
@@ -189,7 +194,7 @@ class Party:
             values, bits = released[NEIGHBOURHOODS], 8 * released[NEIGHBOURHOODS].itemsize
             reply[NEIGHBOURHOODS] = self.masks.hide(values, start, context, masking.NEIGHBOURHOOD, bits)
         if GRADIENT in released:
-            values, bits = self.replica.protection.summand(released[GRADIENT]), self.replica.protection.bits
+            values, bits = released[GRADIENT], self.replica.protection.bits
             reply[GRADIENT] = self.masks.hide(values, start, context, masking.GRADIENT, bits)
         return RoundReply(**reply)
 
@@ -200,7 +205,7 @@ class Party:
             return Batch(pairs, edges=self.config.model.form != "propagation")
         epoch, slot = divmod(round - 1, count)
         if self._shuffled[0] != epoch:
-            rng = self.setup.randomness.generator(PartyStream.SHUFFLE, epoch)
+            rng = private_generator(self.setup.secret, PartyStream.SHUFFLE, epoch)
             self._shuffled = (
                 epoch,
                 pairs.take(torch.from_numpy(rng.permutation(len(pairs))).to(pairs.user.device)),
@@ -297,7 +302,7 @@ def noise_key(
     if setup.policy.fresh_noise:
         for value in values:
             digest.update(value.cpu().numpy().tobytes())
-    return setup.randomness.noise_key(stream, message.round, 0, digest.digest())
+    return NoiseKey(derive_key(setup.secret, int(stream), message.round, 0, digest.digest()))
 
 
 def clip_contributions(gradient: Tensor, setup: PartySetup) -> Tensor:

@@ -18,7 +18,7 @@ from verfedgnn.core.graph import Graph, build_graph, clip_rows, move_graph
 from verfedgnn.core.metrics import measure_errors, rank_each
 from verfedgnn.core.option_names import option
 from verfedgnn.core.pairs import Pairs, PartyInput
-from verfedgnn.core.random_streams import PartyRandomness, PartyStream
+from verfedgnn.core.random_streams import PartyStream, private_generator
 from verfedgnn.core.rating_means import arrays
 from verfedgnn.core.rating_scale import scale_unit, typical_rating, upper_quarter
 from verfedgnn.gnn.list_model import pair_weights
@@ -153,11 +153,6 @@ class PartySetup:
     """Seed of its noise, batches and initial items; no message carries it."""
     device: torch.device
     policy: Policy
-
-    @cached_property
-    def randomness(self) -> PartyRandomness:
-        """Source of its noise, batches and initial items."""
-        return PartyRandomness(self.secret)
 
     @cached_property
     def model(self) -> Model:
@@ -320,7 +315,7 @@ class PartyProgress:
     @classmethod
     def initial(cls, setup: PartySetup) -> PartyProgress:
         """Draw the private parameters before the first round."""
-        rng = setup.randomness.generator(PartyStream.ITEM_EMBEDDINGS)
+        rng = private_generator(setup.secret, PartyStream.ITEM_EMBEDDINGS)
         drawn = setup.model.initial_private(rng, setup.data.items, typical_rating(setup.data.scale))
         start = {name: value.to(setup.device) for name, value in drawn.items()}
         private = PrivateParameters(start, {name: torch.zeros_like(value) for name, value in start.items()})

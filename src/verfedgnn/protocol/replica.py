@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.config.rules import fewest_parties_in_sum
 from verfedgnn.config.sections import TrainingConfig
 from verfedgnn.core.array_files import hash_arrays
 from verfedgnn.core.errors import ProtocolError
@@ -219,7 +218,7 @@ class Replica:
             )
         if active != sorted(set(active)) or not active or not 0 <= active[0] <= active[-1] < parties:
             raise ProtocolError(f"round {number} names parties that do not exist")
-        needed = max(fewest, fewest_parties_in_sum(self.config, parties))
+        needed = max(fewest, self.protection.fewest)
         if index in active and len(active) < needed:
             raise ProtocolError(
                 f"round {number} asks for a sum over {len(active)} parties, fewer than the agreed {needed}"

@@ -152,12 +152,13 @@ class SolvedRound:
         self, parameters: Tensor, step: SolvedStep, protection: Protection, key: NoiseKey
     ) -> NDArray[Any]:
         """Return a party's release, before masks: integers, or real numbers without protection."""
-        layout, noise, stream = self.layout, protection.noise, protection.rounding(key)
+        layout, noise, largest = self.layout, protection.noise, protection.largest
         views = self.model.views(parameters)
         sums = torch.cat([step.sums[name].flatten() for name in layout.sum_shapes]).cpu().double()
         gradient = step.gradient.cpu()
-        if stream is None:
+        if not largest:
             return self._join(sums, gradient, torch.float32)
+        stream = key.stream("rounded")
         if noise:
             sizes = torch.cat([_noise_size(step.sums[name]).flatten() for name in layout.sum_shapes])
             sums = sums + SUMS_NOISE * noise * sizes.double() * _normal(stream, sums)
@@ -166,7 +167,8 @@ class SolvedRound:
             if noise:
                 gradient = gradient + TOTALS_NOISE * noise * _normal(stream, gradient)
                 gradient[:, 0] += TOTALS_NOISE * noise  # a number that is too small makes steps too long
-            return self._join(digits, _totals_to_limbs(gradient, WIDE_LIMBS, LIMB_BASE))
+            totals = _totals_to_limbs(gradient, WIDE_LIMBS, LIMB_BASE)
+            return self._join(digits, totals).astype(protection.sum_type, copy=False)
         units = layout.shared(views["sums"])["units"].cpu().double()
         root = (views["totals"][:, :1].cpu().double() + 1).sqrt()
         blur = noise * STEPS_PER_DEVIATION * _normal(stream, gradient) if noise else None
@@ -176,8 +178,8 @@ class SolvedRound:
             if blur is not None:
                 scaled = scaled + blur[rows]
             drawn = torch.from_numpy(stream.uniform(tuple(scaled.shape)))
-            released[rows] = (scaled + drawn).floor().clamp(-protection.largest, protection.largest)
-        return self._join(digits, released)
+            released[rows] = (scaled + drawn).floor().clamp(-largest, largest)
+        return self._join(digits, released).astype(protection.sum_type, copy=False)
 
     def _join(self, sums: Tensor, columns: Tensor, kind: torch.dtype = torch.int16) -> NDArray[Any]:
         """Return a release or an update: `sums`, and the `columns` of the users (N, C) or fewer, in the model's flat form."""

@@ -6,7 +6,7 @@ and one projection serve all parties. Parties are computed one by one, with the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar, cast
 
 import torch
@@ -16,7 +16,7 @@ from verfedgnn.config import Config
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.protocol.coordinator import ClosedRound, Coordinator
-from verfedgnn.protocol.messages import Message, RoundShares, decode, encode
+from verfedgnn.protocol.messages import Message, decode, encode
 from verfedgnn.protocol.party import Candidate, FinishedTraining, Party
 from verfedgnn.protocol.party_state import LOCAL, Policy
 from verfedgnn.protocol.replica import Replica
@@ -37,55 +37,48 @@ class LocalRuntime:
             coordinator.hello(self._up(name, candidate.hello()))
         replica: Replica | None = None
         for name, candidate in self.candidates.items():
-            welcome = self._down({name: coordinator.welcome(name)})[name]
+            ((_, welcome),) = self._down([(name, coordinator.welcome(name))])
             self.parties[name] = candidate.welcome(welcome, replica)
             replica = self.parties[name].replica
 
     def round(self) -> ClosedRound:
-        """Run one round."""
-        starts = self.coordinator.open()
-        if self.coordinator.masks is not None:
-            self._exchange(list(self.coordinator.share_requests().items()))
-            shares = [each for each in self.coordinator.proceed() if isinstance(each[1], RoundShares)]
-            self._exchange(shares)
-        for name, start in self._down(starts).items():
-            self.coordinator.receive(name, self._up(name, self.parties[name].answer_round(start)))
-        if self.coordinator.masks is not None:
-            self._exchange(self.coordinator.proceed())
+        """Run one round: carry the coordinator's messages to the parties, and their answers back, until it can be closed."""
+        messages = list(self.coordinator.open().items())
+        while messages:
+            for name, message in self._down(messages):
+                answer = self.parties[name].handle(message)
+                if answer is not None:
+                    self.coordinator.take(name, self._up(name, answer))
+            messages = self.coordinator.proceed()
         return self.coordinator.close()
-
-    def _exchange(self, messages: Sequence[tuple[str, Message]]) -> None:
-        """Carry messages about masks to parties, and their answers to the coordinator."""
-        for name, message in messages:
-            answer = self.parties[name].handle(self._down({name: message})[name])
-            if answer is not None:
-                self.coordinator.take(name, self._up(name, answer))
 
     def finish(self) -> list[FinishedTraining]:
         """End the training and return every party's result, in order."""
         results = []
-        for name, message in self._down(self.coordinator.finish()).items():
+        for name, message in self._down(self.coordinator.finish().items()):
             result = self.parties[name].finish(message)
             self._up(name, result.reply)
             results.append(result)
         return results
 
-    def _down(self, messages: Mapping[str, M]) -> dict[str, M]:
+    def _down(self, messages: Iterable[tuple[str, M]]) -> list[tuple[str, M]]:
         """Carry messages to parties; a message to many is encoded and decoded once, and counted for each."""
         carried: dict[int, tuple[int, M]] = {}
-        received = {}
-        for name, message in messages.items():
+        received = []
+        for name, message in messages:
             if id(message) not in carried:
-                carried[id(message)] = _carry(message)
-            size, received[name] = carried[id(message)]
+                data = encode(message)
+                carried[id(message)] = len(data), cast(M, decode(data))
+            size, copy = carried[id(message)]
             self.ledger.record(type(message).__name__, "down", name, size)
+            received.append((name, copy))
         return received
 
     def _up(self, name: str, message: M) -> M:
         """Carry a party's message to the coordinator."""
-        size, received = _carry(message)
-        self.ledger.record(type(message).__name__, "up", name, size)
-        return received
+        data = encode(message)
+        self.ledger.record(type(message).__name__, "up", name, len(data))
+        return cast(M, decode(data))
 
 
 def local_federation(
@@ -110,9 +103,3 @@ def local_federation(
         for index, data in enumerate(inputs)
     ]
     return LocalRuntime(coordinator, candidates)
-
-
-def _carry(message: M) -> tuple[int, M]:
-    """Return the size of an encoded message in bytes, and the message decoded from it."""
-    data = encode(message)
-    return len(data), cast(M, decode(data))

@@ -20,7 +20,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import PartyData, check_parties
-from verfedgnn.privacy.masking import wrap_signed
+from verfedgnn.privacy.masking import GRADIENT, remove_masks
 from verfedgnn.privacy.protections import protection_of
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.messages import RoundReply, RoundStart
@@ -52,12 +52,12 @@ class RecordingCoordinator(Coordinator):
         """Whether the training is over: never, since an attack may need rounds after the last one that was agreed on."""
         return False
 
-    def open(self, among: Sequence[int] | None = None) -> dict[str, RoundStart]:
+    def open(self, among: Sequence[int] | None = None) -> dict[str, Any]:
         """Open a trip as `Coordinator.open` does, and keep its messages."""
-        starts = super().open(among)
-        self._starts = dict(starts)
+        messages = super().open(among)
+        self._starts = dict(self.open_parties)
         self._replies = {}
-        return starts
+        return messages
 
     def receive(self, name: str, reply: RoundReply) -> bool:
         """Receive a reply as `Coordinator.receive` does, and keep it."""
@@ -108,7 +108,7 @@ class ObservableParty(Party):
         """Return the party's own protected gradient as it enters the sum; on one machine no masks are drawn."""
         if not self.config.masking:
             return sent
-        return wrap_signed(sent, self.replica.protection.bits)
+        return remove_masks(sent, [], GRADIENT, self.replica.protection.bits)
 
     @property
     def neighbours(self) -> Tensor:
