@@ -171,7 +171,9 @@ def test_targets_are_in_quarters_of_the_scale_around_the_mean() -> None:
     data = PartyInput("p", 2, 1, (1.0, 10.0), pairs, pairs)
     targets = Targets.of(data, Config.preset("best"))
     assert targets.train.rating.tolist() == pytest.approx([-4 / 2.25, 4 / 2.25])  # in the order of users
-    users, items = targets.to_rating_scale(torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0]]))
+    vectors = torch.tensor([[2.0]])
+    served = targets.serve(torch.tensor([[0.0], [1.0]]), vectors, vectors)
+    users, items = served["users"], served["items"]
     assert (users @ items.T).flatten().tolist() == pytest.approx([6.0, 6.0 + 2 * 2.25])
     error, count = targets.validate(users, items)
     assert (error, count) == (pytest.approx((10.5 - 10) ** 2 + (6 - 2) ** 2), 2)

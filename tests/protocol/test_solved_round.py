@@ -95,8 +95,9 @@ def releases(runtime: LocalRuntime) -> list[np.ndarray]:
     """Return what each party releases in the next round, before masks."""
     starts = runtime.coordinator.open()
     found = []
-    for name, start in runtime._down(starts.items()):
-        reply = runtime._up(name, runtime.parties[name].answer_round(start))
+    for name, start in starts.items():
+        sent = runtime.parties[name].answer_round(runtime.carry("down", name, start))
+        reply = runtime.carry("up", name, sent)
         assert reply.gradient is not None
         found.append(reply.gradient)
         runtime.coordinator.receive(name, reply)
@@ -179,8 +180,8 @@ def test_replicas_stay_equal_and_updates_are_integers(small_parties: list[vf.Par
     assert runtime.coordinator.updates[-1].total.dtype == np.int16
     digest = runtime.coordinator.replica.digest()
     update = runtime.coordinator.open()
-    for name, start in runtime._down(update.items()):
-        runtime.parties[name].answer_round(start)
+    for name, start in update.items():
+        runtime.parties[name].answer_round(runtime.carry("down", name, start))
     assert {party.replica.digest() for party in runtime.parties.values()} == {digest}
 
 

@@ -169,16 +169,17 @@ def _read_place(entry: Any) -> ArrayPlace:
     if not isinstance(entry, dict) or set(entry) != _ENTRY:
         raise ValueError("an entry is not one of an array")
     kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(kind, str) or kind not in _TYPES or not _are_sizes(shape) or not _are_sizes(offsets):
+    lists = isinstance(kind, str) and isinstance(shape, list) and isinstance(offsets, list)
+    if (
+        not lists
+        or kind not in _TYPES
+        or not all(type(size) is int and 0 <= size < 1 << 60 for size in shape + offsets)
+    ):
         raise ValueError("an entry has an unknown type or place")
     dtype = np.dtype(_TYPES[kind])
     if len(offsets) != 2 or len(shape) > 32 or offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
         raise ValueError("an array's size is not that of its shape")
     return ArrayPlace(dtype, tuple(shape), offsets[0], offsets[1])
-
-
-def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 60 for value in values)
 
 
 def _fill(file: BinaryIO, target: memoryview) -> None:

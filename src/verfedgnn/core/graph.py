@@ -57,7 +57,24 @@ class Graph:
         """A (N, M) and its transpose; every edge has the value 1."""
         ones = torch.ones(len(self.order), device=self.order.device)
         shape = self.users, self.items
-        return _csr(*self.by_user, ones, shape), _csr(*self.by_item, ones, shape[::-1])
+        return (
+            torch.sparse_csr_tensor(*self.by_user, ones, shape, check_invariants=False),
+            torch.sparse_csr_tensor(*self.by_item, ones, shape[::-1], check_invariants=False),
+        )
+
+    def multiply(self, dense: Tensor, weights: Tensor | None, *, transposed: bool) -> Tensor:
+        """Return the product of A, or of its transpose, with a dense matrix; `weights` (E,) are values of the edges, by default 1."""
+        if weights is None:
+            return self.adjacency[transposed] @ dense
+        pointers, columns = self.by_item if transposed else self.by_user
+        values = weights.index_select(0, self.order) if transposed else weights
+        shape = len(pointers) - 1, dense.shape[0]
+        return torch.sparse_csr_tensor(pointers, columns, values, shape, check_invariants=False) @ dense
+
+    def multiply_along_edges(self, users: Tensor, items: Tensor) -> Tensor:
+        """Return x_u . x_v for every edge (E,)."""
+        products: Tensor = torch.sparse.sampled_addmm(self.adjacency[0], users, items.T, beta=0.0).values()
+        return products
 
     def sum_items(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
         """Sum weights_uv x_v over the neighbours v of each user: (M, C) -> (N, C)."""
@@ -85,13 +102,17 @@ class _EdgeProducts(torch.autograd.Function):
     def forward(ctx: Any, graph: Graph, users: Tensor, items: Tensor) -> Tensor:
         ctx.graph = graph
         ctx.save_for_backward(users, items)
-        return _multiply_along_edges(graph, users, items)
+        return graph.multiply_along_edges(users, items)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
         users, items = ctx.saved_tensors
         grad = grads[0].contiguous()
-        return None, _multiply(ctx.graph, items, grad, False), _multiply(ctx.graph, users, grad, True)
+        return (
+            None,
+            ctx.graph.multiply(items, grad, transposed=False),
+            ctx.graph.multiply(users, grad, transposed=True),
+        )
 
 
 class _NeighbourSum(torch.autograd.Function):
@@ -102,37 +123,21 @@ class _NeighbourSum(torch.autograd.Function):
         ctx.graph = graph
         ctx.transposed = transposed
         ctx.save_for_backward(dense, weights)
-        return _multiply(graph, dense, weights, transposed)
+        return graph.multiply(dense, weights, transposed=transposed)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, Tensor | None, None]:
         graph = ctx.graph
         dense, weights = ctx.saved_tensors
         grad = grads[0].contiguous()
-        to_dense = _multiply(graph, grad, weights, not ctx.transposed) if ctx.needs_input_grad[1] else None
+        to_dense = (
+            graph.multiply(grad, weights, transposed=not ctx.transposed) if ctx.needs_input_grad[1] else None
+        )
         to_weights = None
         if ctx.needs_input_grad[2]:
             of_user, of_item = (dense, grad) if ctx.transposed else (grad, dense)
-            to_weights = _multiply_along_edges(graph, of_user, of_item)
+            to_weights = graph.multiply_along_edges(of_user, of_item)
         return None, to_dense, to_weights, None
-
-
-def _multiply_along_edges(graph: Graph, users: Tensor, items: Tensor) -> Tensor:
-    """Return x_u . x_v for every edge (E,)."""
-    products: Tensor = torch.sparse.sampled_addmm(graph.adjacency[0], users, items.T, beta=0.0).values()
-    return products
-
-
-def _multiply(graph: Graph, dense: Tensor, weights: Tensor | None, transposed: bool) -> Tensor:
-    if weights is None:
-        return graph.adjacency[transposed] @ dense
-    pointers, columns = graph.by_item if transposed else graph.by_user
-    values = weights.index_select(0, graph.order) if transposed else weights
-    return _csr(pointers, columns, values, (len(pointers) - 1, dense.shape[0])) @ dense
-
-
-def _csr(pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    return torch.sparse_csr_tensor(pointers, columns, values, shape, check_invariants=False)
 
 
 def check_edges(count: int) -> None:

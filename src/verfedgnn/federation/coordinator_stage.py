@@ -219,7 +219,7 @@ class CoordinatorStage:
         """Restart the open round without the absent parties, or abandon it if parties committed to a sum that includes one."""
         coordinator = self.coordinator
         wanted = coordinator.commitment
-        if wanted is None or set(wanted) <= set(coordinator.members.here):
+        if wanted is None or coordinator.members.has(wanted):
             return self._open_round(wanted)
         if not coordinator.ready:
             return self._act_on_absence()
@@ -234,7 +234,7 @@ class CoordinatorStage:
         if not lists:
             return False
         wanted = list(min(lists))
-        if len(lists) == 1 and (wanted == coordinator.drawn or set(wanted) <= set(coordinator.members.here)):
+        if len(lists) == 1 and (wanted == coordinator.drawn or coordinator.members.has(wanted)):
             coordinator.commitment = wanted
             return wanted != coordinator.drawn and self._open_round(wanted)
         self._abandon("parties committed to another sum")

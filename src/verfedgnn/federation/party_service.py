@@ -362,7 +362,7 @@ class PartyService:
         self.link.transcript.sign()  # while the others compute
         self.record.seconds += time.monotonic() - began
         if reply.error is not None and reply.count:
-            error = mean_error(reply.error, reply.count, self.config)
+            error = mean_error(reply.error, reply.count, ranks=self.config.ranks)
             self.record.add_validation(message.round, error)
             said = {"own_valid_error": error, "epsilon_spent": self.ledger.epsilon}
             log_event("validated", stage=self.stage.name, round=message.round, **said)

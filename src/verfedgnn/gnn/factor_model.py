@@ -232,7 +232,15 @@ def item_grams(graph: Graph, users: Tensor, weights: Tensor | None = None) -> It
     order = torch.argsort(degrees, stable=True)
     by_item = None if weights is None else weights[graph.order]
     padded = torch.cat([users, users.new_zeros((1, users.shape[1]))])
-    for items in _groups(order, degrees, users.shape[1]):
+    ascending = degrees[order]
+    start = 0
+    while start < len(order):  # the largest degree of a group is at most twice the smallest, plus four
+        within = int(torch.searchsorted(ascending, 2 * ascending[start] + 4, right=True))
+        width = users.shape[1]
+        stop = min(
+            within, start + max(1, MOST_VALUES // (width * (max(1, int(ascending[within - 1])) + width)))
+        )
+        items, start = order[start:stop], stop
         longest = int(degrees[items[-1]])
         place = torch.arange(longest, device=users.device)
         inside = place < degrees[items].unsqueeze(1)
@@ -241,16 +249,3 @@ def item_grams(graph: Graph, users: Tensor, weights: Tensor | None = None) -> It
         gathered = padded[rows]
         weighted = gathered if by_item is None else gathered * by_item[edges].unsqueeze(2)
         yield items, weighted.transpose(1, 2) @ gathered
-
-
-def _groups(order: Tensor, degrees: Tensor, columns: int) -> Iterator[Tensor]:
-    """Yield groups of items in ascending order of degree: the largest degree is at most twice the smallest, plus four."""
-    ascending = degrees[order]
-    start = 0
-    while start < len(order):
-        low = int(ascending[start])
-        within = int(torch.searchsorted(ascending, 2 * low + 4, right=True))
-        most = max(1, MOST_VALUES // (columns * (max(1, int(ascending[within - 1])) + columns)))
-        stop = min(within, start + most)
-        yield order[start:stop]
-        start = stop

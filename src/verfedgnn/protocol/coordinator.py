@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,10 +81,9 @@ class Membership:
         """Whether every party has joined at least once."""
         return len(self.hellos) == len(self.names)
 
-    @property
-    def here(self) -> list[int]:
-        """Indices of the parties that are present."""
-        return [i for i, name in enumerate(self.names) if name in self.present]
+    def has(self, parties: Iterable[int]) -> bool:
+        """Return whether these parties are present."""
+        return all(self.names[index] in self.present for index in parties)
 
     def bring_back(self, name: str) -> bool:
         """Mark a slow party as present; return whether it was slow."""
@@ -99,7 +98,8 @@ class Membership:
 class BestValidation:
     """The best validation so far, and the last result of every party."""
 
-    config: Config
+    ranks: bool
+    """Whether the model orders lists."""
     errors: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Squared error and count of each party's last validation."""
     digests: dict[int, str] = field(default_factory=dict)
@@ -117,28 +117,20 @@ class BestValidation:
         """Return the error over all parties, and note it if it is the best; an absent party counts with its last validation."""
         self.errors |= {name: (reply.error or 0.0, reply.count or 0) for name, reply in replies.items()}
         known = [self.errors[name] for name in names if name in self.errors]
-        error = mean_error(sum(error for error, _ in known), sum(count for _, count in known), self.config)
+        error = mean_error(
+            sum(error for error, _ in known), sum(count for _, count in known), ranks=self.ranks
+        )
         self.digests[round] = digest
         self.since += 1
         if error < self.error:
             self.error, self.round, self.since, self.holders = error, round, 0, set(replies)
         return error
 
-    @property
-    def patience_is_over(self) -> bool:
-        """Whether `patience` validations have passed without a better one, and since a solved model has settled.
 
-        Until its items have a prior of their own, curves rest for some rounds and fall again.
-        """
-        settled = ROUNDS_BEFORE_PRIOR if self.config.model.solved and not self.config.ranks else 0
-        since = min(self.since, max(self.digests, default=0) - settled)
-        return 0 < self.config.training.patience <= since
-
-
-def mean_error(error: float, count: int, config: Config) -> float:
+def mean_error(error: float, count: int, *, ranks: bool) -> float:
     """Return the RMSE from summed squared errors; for lists, the mean of 1 - NDCG@20 over users."""
     mean = error / max(1, count)
-    return mean if config.ranks else math.sqrt(mean)
+    return mean if ranks else math.sqrt(mean)
 
 
 class Coordinator:
@@ -178,7 +170,9 @@ class Coordinator:
         """Round of the public parameters that each party has."""
         self.sums_received: dict[str, int] = {}
         """Round of the summed neighbourhoods that each party has."""
-        self.best = BestValidation(config)
+        self.best = BestValidation(config.ranks)
+        self.shares_means = config.means_only
+        """Whether the only round shares all there is: means of users."""
         self.round = 0
         self.attempt = 0
         """How often the open round was repeated."""
@@ -327,7 +321,7 @@ class Coordinator:
             self.attempt += 1
         else:
             self.round, self.attempt, self.commitment = self.round + 1, 0, None
-        present = self.members.here
+        present = [i for i, name in enumerate(self.names) if name in self.members.present]
         self.drawn = self.draw_active(self.round, present) if among is None else list(among)
         self.open_parties, self.replies, self._gone = {}, {}, set()
         evaluate = self.replica.evaluates_in(self.round)
@@ -425,14 +419,14 @@ class Coordinator:
             self.neighbourhood_sum = RoundSum(self.round, parties, summed)
         closed = self._end_round(CoordinatorAction.CLOSE)
         # Nobody would use the step of the last round, and all members end in the same state without it.
-        if self.config.means_only or not self.done:
+        if self.shares_means or not self.done:
             if replica.solved is not None:
                 released = torch.from_numpy(total).to(self.device)
                 update = replica.solved.compute_update(replica.parameters, replica.accumulator, released)
                 total = update.astype(replica.protection.sum_type)
             self.updates.append(RoundSum(self.round, parties, total))
             replica.apply(self.updates[-1])
-        if self.config.means_only:  # the first step has all that is shared
+        if self.shares_means:
             replica.best = (self.round, replica.parameters.clone())
             self.best.holders = set()
         return closed
@@ -539,8 +533,14 @@ class Coordinator:
 
     @property
     def done(self) -> bool:
-        """Whether all rounds are over, or patience with the validation error is."""
-        return self.round >= self.rounds or self.best.patience_is_over
+        """Whether all rounds are over, or `patience` validations have passed without a better one since a solved model has settled.
+
+        Until its items have a prior of their own, curves rest for some rounds and fall again.
+        """
+        best, patience = self.best, self.config.training.patience
+        settled = ROUNDS_BEFORE_PRIOR if self.config.model.solved and not best.ranks else 0
+        since = min(best.since, max(best.digests, default=0) - settled)
+        return self.round >= self.rounds or 0 < patience <= since
 
     def finish(self) -> dict[str, Finish]:
         """End the training and return the last message to each party; those that have the parameters get none."""

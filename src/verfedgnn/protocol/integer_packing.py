@@ -44,7 +44,9 @@ def pack_integers(values: Integers) -> Raw:
         signs = least >= -1 and most <= 1
         form, bits, body = SPARSE, 1 if signs else 8 * flat.itemsize, [_sparse(flat, signs)]
     else:
-        form, bits = PLANES, _bits(flat.dtype, least, most)
+        # Signed values are two's complement.
+        needed = most.bit_length() if flat.dtype.kind == "u" else 1 + max(most, -1 - least).bit_length()
+        form, bits = PLANES, min(8 * flat.itemsize, max(1, needed))
         body = list(_planes(flat, bits))
     head = _HEAD.pack(form, TYPES.index(str(flat.dtype)), values.ndim, bits, count)
     shape = struct.pack(f"<{values.ndim}Q", *values.shape)
@@ -68,31 +70,19 @@ def unpack_integers(data: Raw, most: int) -> Integers:
         raise ProtocolError("unreadable packed integers") from None
 
 
-def _bits(dtype: np.dtype[Any], least: int, most: int) -> int:
-    """Return the fewest bits that hold all values; signed values as two's complement."""
-    if dtype.kind == "u":
-        return max(1, most.bit_length())
-    return min(8 * dtype.itemsize, 1 + max(most, -1 - least).bit_length())
-
-
 def _planes(flat: Integers, bits: int) -> Iterator[Raw]:
     values = flat.view(f"u{flat.itemsize}")
     for place, width in _pieces(bits):
         if width >= 8:
             piece = values >> values.dtype.type(place) if place else values
             yield piece.astype(f"<u{width // 8}", copy=False).view(np.uint8)
-        else:
-            yield from _pack_bits(values, place, width)
-
-
-def _pack_bits(values: Integers, place: int, width: int) -> Raw:
-    """Return planes of the bits from `place` on (width, bytes)."""
-    planes = np.empty((width, -(-values.size // 8)), np.uint8)
-    for at in _blocks(values.size):
-        piece = (values[at] >> values.dtype.type(place) if place else values[at]).astype(np.uint8, copy=False)
-        for bit, plane in enumerate(planes):
-            plane[at.start // 8 : -(-at.stop // 8)] = np.packbits(piece & np.uint8(1 << bit))
-    return planes
+            continue
+        planes = np.empty((width, -(-values.size // 8)), np.uint8)
+        for at in _blocks(values.size):
+            piece = (values[at] >> values.dtype.type(place)).astype(np.uint8, copy=False)
+            for bit, plane in enumerate(planes):
+                plane[at.start // 8 : -(-at.stop // 8)] = np.packbits(piece & np.uint8(1 << bit))
+        yield from planes
 
 
 def _pieces(bits: int) -> Iterator[tuple[int, int]]:
@@ -126,7 +116,11 @@ def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -
                 part <<= values.dtype.type(place)
                 block |= part
             else:
-                _add_bits(block, piece.reshape(width, -1)[:, at.start // 8 : -(-at.stop // 8)], place)
+                planes = piece.reshape(width, -1)[:, at.start // 8 : -(-at.stop // 8)]
+                for bit, packed in enumerate(planes):
+                    ones = np.unpackbits(packed, count=block.size).astype(values.dtype, copy=False)
+                    ones *= values.dtype.type(1 << (place + bit))  # several times faster than a shift
+                    block |= ones
         if dtype.kind == "i" and shift:  # brings the sign back
             signed = block.view(dtype)
             signed <<= shift
@@ -135,14 +129,6 @@ def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -
     if present != count:
         raise ValueError
     return values.view(dtype)
-
-
-def _add_bits(values: Integers, planes: Raw, place: int) -> None:
-    """Set the bits of `values` from `place` on to those of planes."""
-    for bit, plane in enumerate(planes):
-        ones = np.unpackbits(plane, count=values.size).astype(values.dtype, copy=False)
-        ones *= values.dtype.type(1 << (place + bit))  # several times faster than a shift
-        values |= ones
 
 
 def _sparse(flat: Integers, signs: bool) -> Raw:

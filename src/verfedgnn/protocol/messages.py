@@ -78,18 +78,18 @@ def encode_parts(message: Message) -> EncodedMessage:
     them at the cost of one.
     """
     text = message.model_dump_json(exclude=set(message.arrays)).encode()
-    arrays = ((name, getattr(message, name)) for name in message.arrays)
-    present = {name: _packed(value) for name, value in arrays if value is not None}
+    present = {name: value for name in message.arrays if (value := getattr(message, name)) is not None}
+    for name, value in present.items():
+        if value.dtype.kind != "f":
+            present[name] = pack_integers(value)
+        else:
+            present[name] = (
+                np.array(value, order="C") if value.flags.writeable else np.ascontiguousarray(value)
+            )
     table, names = make_table(present) if present else (b"", [])
     body_size = len(table) + sum(array.nbytes for array in present.values())
     head = HEADER.pack(MAGIC, VERSION, message.kind, len(text), body_size) + text + table
     return (head, *(as_bytes(present[name]) for name in names))
-
-
-def _packed(value: NDArray[Any]) -> NDArray[Any]:
-    if value.dtype.kind != "f":
-        return pack_integers(value)
-    return np.array(value, order="C") if value.flags.writeable else np.ascontiguousarray(value)
 
 
 def kind_of(data: Buffer) -> type[Message] | None:

@@ -94,7 +94,13 @@ class Party:
         """Answer one round (Algorithm 1, client)."""
         trains = self.index in start.active
         self._admit(start, trains=trains)  # order, bounds, budget: refuses before anything changes
-        self.take_in(start)  # 1. the public step of the last round, and the others' neighbourhoods
+        self.replica.catch_up(start)  # 1. the public step of the last round
+        self.progress.begin_round(start.round, start.best_round)
+        if start.neighbourhoods is not None:  # and the others' neighbourhoods
+            sent, last = self.progress.sent, self.progress.received
+            self.progress.received = read_neighbourhoods(
+                start, self.index, self.replica, sent=sent, last=last
+            )
         home = self.compute(start, trains=trains)  # 2. at home: solved items, or a pass with its gradients
         values = {VALIDATION: self._validate(start, home)} if start.evaluate else {}
         if trains:
@@ -112,25 +118,15 @@ class Party:
             self.masks.check_start(start)
         self._last = start.place
 
-    def take_in(self, start: RoundStart) -> None:
-        """Take the public step of the last round, and the sum of neighbourhoods."""
-        progress = self.progress
-        self.replica.catch_up(start)  # refuses updates that do not fit, before anything is kept
-        progress.begin_round(start.round, start.best_round)
-        if start.neighbourhoods is not None:
-            progress.received = read_neighbourhoods(
-                start, self.index, self.replica, sent=progress.sent, last=progress.received
-            )
-
     def compute(self, start: RoundStart, *, trains: bool) -> PassResult | SolvedStep:
         """Solve the items, or compute one pass of propagation, with gradients if the party `trains`."""
-        public = self.replica.parameters
-        if self.model.solved is not None:
+        public, private, targets = self.replica.parameters, self.progress.private, self.setup.solved_targets
+        if self.replica.solved is not None:
             rng = private_generator(self.setup.secret, PartyStream.READ_RATINGS, start.round)
-            drawn = torch.from_numpy(rng.random(len(self.setup.solved_targets), np.float32))
-            step = self._solve_items(public, drawn.to(self.setup.device))
+            drawn = torch.from_numpy(rng.random(len(targets), np.float32)).to(self.setup.device)
+            step = self.replica.solved.solve(public, private.parameters, self.graph, targets, drawn)
             for name, values in step.private.items():  # also without training: the model that is validated
-                self.progress.private.parameters[name].copy_(values)
+                private.parameters[name].copy_(values)
             return step
         result = self._propagate(public, self.batch(start.round) if trains else None)
         if not result.public_gradient.sum().isfinite():
@@ -142,7 +138,8 @@ class Party:
     def _validate(self, start: RoundStart, home: PassResult | SolvedStep) -> NDArray[Any]:
         """Keep the evaluated model, and return its validation error and count, protected as configured."""
         setup, valid = self.setup, self.data.valid
-        model = self._served(home.users, home.items)
+        embeddings = self.progress.private.parameters["items"]
+        model = setup.targets.serve(home.users, home.items, embeddings)
         self.progress.evaluated = (start.round, model)
         if not self.config.gradients.protects_ratings:
             return np.array(setup.targets.validate(model["users"], model["items"]))
@@ -226,21 +223,6 @@ class Party:
             batch=batch,
         )
 
-    def _solve_items(self, public: Tensor, drawn: Tensor) -> SolvedStep:
-        """Solve the items for public parameters; `drawn` chooses what the second model reads."""
-        assert self.replica.solved is not None
-        private, targets = self.progress.private.parameters, self.setup.solved_targets
-        return self.replica.solved.solve(public, private, self.graph, targets, drawn)
-
-    def _served(self, users: Tensor, items: Tensor) -> dict[str, Tensor]:
-        """Return an evaluated model that predicts in the party's own rating scale."""
-        users, items = self.setup.targets.to_rating_scale(users, items)
-        return {
-            "users": users,
-            "items": items,
-            "embeddings": self.progress.private.parameters["items"].clone(),
-        }
-
     def finish(self, message: msg.Finish) -> FinishedTraining:
         """Return the model of the best validation, which the party may have missed."""
         self.replica.keep_best(message.best_round)
@@ -257,14 +239,19 @@ class Party:
             problem = "the public parameters of the result are not those that the coordinator announced"
             raise ProtocolError(f"{self.name}: {problem}; rejoin to get them")
         progress = self.progress
-        progress.keep_best(message.best_round)
+        if progress.evaluated[0] == message.best_round:
+            progress.best = progress.evaluated
         if progress.best[0] != message.best_round or not progress.best[1]:
             home: PassResult | SolvedStep
-            if self.model.solved is None:
+            items, targets = progress.private.parameters, self.setup.solved_targets
+            if self.replica.solved is None:
                 home = self._propagate(public)  # with the items of the last round
             else:
-                home = self._solve_items(public, torch.zeros_like(self.setup.solved_targets))
-            progress.best = (message.best_round, self._served(home.users, home.items))
+                home = self.replica.solved.solve(
+                    public, items, self.graph, targets, torch.zeros_like(targets)
+                )
+            model = self.setup.targets.serve(home.users, home.items, items["items"])
+            progress.best = (message.best_round, model)
         return FinishedTraining(msg.Finished(digest=message.digest), public, progress.best[1])
 
 

@@ -118,12 +118,12 @@ class Targets:
         unit = scale_unit(data.scale)
         return cls(data, Pairs(train.user, train.item, (train.rating - centre) / unit), centre, unit, False)
 
-    def to_rating_scale(self, users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
-        """Return h_u and h_v whose product is in stars; the mean becomes a column."""
-        if self.centre is None:
-            return users, items
-        users = torch.cat([users, torch.ones_like(users[:, :1])], 1)
-        return users, torch.cat([items * self.unit, torch.full_like(items[:, :1], self.centre)], 1)
+    def serve(self, users: Tensor, items: Tensor, embeddings: Tensor) -> dict[str, Tensor]:
+        """Return an evaluated model: h_u and h_v whose product is in stars, and e_v^0. The mean becomes a column."""
+        if self.centre is not None:
+            users = torch.cat([users, torch.ones_like(users[:, :1])], 1)
+            items = torch.cat([items * self.unit, torch.full_like(items[:, :1], self.centre)], 1)
+        return {"users": users, "items": items, "embeddings": embeddings.clone()}
 
     def validate(self, users: Tensor, items: Tensor) -> tuple[float, int]:
         """Return the validation error and its count: squared error over ratings, or 1 - NDCG@20 over users with liked items."""
@@ -321,17 +321,13 @@ class PartyProgress:
         private = PrivateParameters(start, {name: torch.zeros_like(value) for name, value in start.items()})
         return cls(private, RoundSnapshot(0, private), setup.device)
 
-    def keep_best(self, best_round: int) -> None:
-        """Keep the last evaluated model if its round is the best so far."""
-        if self.evaluated[0] == best_round:
-            self.best = self.evaluated
-
     def begin_round(self, round: int, best_round: int) -> None:
         """Take a snapshot before a new round, or go back to that of a repeated one, whose sum the coordinator lost.
 
         A coordinator that starts a round has confirmed the hash of any earlier validation.
         """
-        self.keep_best(best_round)
+        if self.evaluated[0] == best_round:
+            self.best = self.evaluated
         if 0 < self.announced[0] < round:
             self.verified = self.announced
         if self.snapshot.round == round:

@@ -78,9 +78,9 @@ class ReleaseLedger:
 
     def check_round(self, round: int) -> None:
         """Raise `ProtocolError` if a round is before the last release."""
-        if round < self._newest:
+        if self.entries and round < self.entries[-1].round:
             raise ProtocolError(
-                f"the coordinator asks again for round {round}, but this party has released round {self._newest}; "
+                f"the coordinator asks again for round {round}, but this party has released round {self.entries[-1].round}; "
                 "restore the coordinator's newest checkpoint, or start a new training"
             )
 
@@ -109,19 +109,16 @@ class ReleaseLedger:
         return {kind: self.last[name] for kind, name in names.items()}
 
     @property
-    def _newest(self) -> int:
-        return self.entries[-1].round if self.entries else 0
-
-    @property
     def last_released(self) -> int | None:
         """The last round of which something was released; 0 before the first."""
-        return self._newest
+        return self.entries[-1].round if self.entries else 0
 
     @property
     def lost(self) -> int:
         """The last round, if it was released and cannot be repeated because its values are lost; else 0."""
-        kept = set(self.last) if self.last_round == self._newest else set()
-        return 0 if self._released(self._newest) <= kept else self._newest
+        newest = self.last_released or 0
+        kept = set(self.last) if self.last_round == newest else set()
+        return 0 if self._released(newest) <= kept else newest
 
     def check_age(self, known: int, where: str) -> None:
         """Raise `RunError` if there are fewer releases than the `known` ones that another file tells of."""

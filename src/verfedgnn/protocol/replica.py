@@ -5,6 +5,7 @@ Below it is what each side checks before it takes a message in, and the form of 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.config.sections import TrainingConfig
-from verfedgnn.core.array_files import hash_arrays
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.graph import clip_rows
 from verfedgnn.gnn.model import Model
@@ -289,7 +289,10 @@ def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
 
 def parameters_digest(*flat: Tensor) -> str:
     """Return the SHA-256 of flat parameters, and of further arrays of theirs. Masks depend on it, so it is never shortened."""
-    return hash_arrays(values.cpu().numpy() for values in flat).hex()
+    digest = hashlib.sha256()
+    for values in flat:
+        digest.update(values.cpu().contiguous().numpy())
+    return digest.hexdigest()
 
 
 # The optimiser's step for public and private parameters, identical to the bit on every replica.

@@ -184,7 +184,8 @@ class GNNContract:
         for party, start in zip(members, starts[:-1], strict=True):
             found = party.progress.evaluated[1]
             own = pooled.items[start : start + party.data.items]
-            users, items = party.setup.targets.to_rating_scale(pooled.users, own)
+            wanted = party.setup.targets.serve(pooled.users, own, own)
+            users, items = wanted["users"], wanted["items"]
             assert_close(found["users"] @ found["items"].T, users @ items.T, atol=1e-4, rtol=1e-4)
 
     def test_same_seed_same_bits(self) -> None:

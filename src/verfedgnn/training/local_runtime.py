@@ -6,7 +6,7 @@ and one projection serve all parties. Parties are computed one by one, with the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar, cast
 
 import torch
@@ -20,7 +20,7 @@ from verfedgnn.protocol.messages import Message, decode, encode
 from verfedgnn.protocol.party import Candidate, FinishedTraining, Party
 from verfedgnn.protocol.party_state import LOCAL, Policy
 from verfedgnn.protocol.replica import Replica
-from verfedgnn.runs.ledger import Ledger
+from verfedgnn.runs.ledger import Direction, Ledger
 
 M = TypeVar("M", bound=Message)
 
@@ -32,12 +32,14 @@ class LocalRuntime:
         self.coordinator = coordinator
         self.candidates = {candidate.name: candidate for candidate in candidates}
         self.ledger = Ledger()
+        self._carried: tuple[Message | None, int, Message | None] = (None, 0, None)
+        """The last message, its encoded bytes, and what was decoded from them."""
         self.parties: dict[str, Party] = {}
         for name, candidate in self.candidates.items():
-            coordinator.hello(self._up(name, candidate.hello()))
+            coordinator.hello(self.carry("up", name, candidate.hello()))
         replica: Replica | None = None
         for name, candidate in self.candidates.items():
-            ((_, welcome),) = self._down([(name, coordinator.welcome(name))])
+            welcome = self.carry("down", name, coordinator.welcome(name))
             self.parties[name] = candidate.welcome(welcome, replica)
             replica = self.parties[name].replica
 
@@ -45,40 +47,30 @@ class LocalRuntime:
         """Run one round: carry the coordinator's messages to the parties, and their answers back, until it can be closed."""
         messages = list(self.coordinator.open().items())
         while messages:
-            for name, message in self._down(messages):
-                answer = self.parties[name].handle(message)
+            for name, message in messages:
+                answer = self.parties[name].handle(self.carry("down", name, message))
                 if answer is not None:
-                    self.coordinator.take(name, self._up(name, answer))
+                    self.coordinator.take(name, self.carry("up", name, answer))
             messages = self.coordinator.proceed()
         return self.coordinator.close()
 
     def finish(self) -> list[FinishedTraining]:
         """End the training and return every party's result, in order."""
         results = []
-        for name, message in self._down(self.coordinator.finish().items()):
-            result = self.parties[name].finish(message)
-            self._up(name, result.reply)
+        for name, message in self.coordinator.finish().items():
+            result = self.parties[name].finish(self.carry("down", name, message))
+            self.carry("up", name, result.reply)
             results.append(result)
         return results
 
-    def _down(self, messages: Iterable[tuple[str, M]]) -> list[tuple[str, M]]:
-        """Carry messages to parties; a message to many is encoded and decoded once, and counted for each."""
-        carried: dict[int, tuple[int, M]] = {}
-        received = []
-        for name, message in messages:
-            if id(message) not in carried:
-                data = encode(message)
-                carried[id(message)] = len(data), cast(M, decode(data))
-            size, copy = carried[id(message)]
-            self.ledger.record(type(message).__name__, "down", name, size)
-            received.append((name, copy))
-        return received
-
-    def _up(self, name: str, message: M) -> M:
-        """Carry a party's message to the coordinator."""
-        data = encode(message)
-        self.ledger.record(type(message).__name__, "up", name, len(data))
-        return cast(M, decode(data))
+    def carry(self, direction: Direction, name: str, message: M) -> M:
+        """Carry a message; one to many parties is encoded and decoded once, and counted for each."""
+        if self._carried[0] is not message:
+            data = encode(message)
+            self._carried = message, len(data), decode(data)
+        _, size, received = self._carried
+        self.ledger.record(type(message).__name__, direction, name, size)
+        return cast(M, received)
 
 
 def local_federation(

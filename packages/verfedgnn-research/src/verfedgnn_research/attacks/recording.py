@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.core.random_streams import simulated_secret
+from verfedgnn.core.random_streams import PartyStream, private_generator, simulated_secret
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.privacy.masking import GRADIENT, remove_masks
 from verfedgnn.privacy.protections import protection_of
 from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.forward_backward import PassResult
 from verfedgnn.protocol.messages import RoundReply, RoundStart
 from verfedgnn.protocol.party import Candidate, Party
 from verfedgnn.protocol.solved_round import SolvedStep
@@ -90,19 +91,18 @@ class ObservableParty(Party):
     drawn: Tensor
     """The numbers that chose what its second model read (E,)."""
 
-    def take_in(self, message: RoundStart) -> None:
-        """Take in a message as `Party.take_in` does, and keep the parameters."""
-        super().take_in(message)
+    def compute(self, start: RoundStart, *, trains: bool) -> PassResult | SolvedStep:
+        """Compute as `Party.compute` does, and keep the parameters and what was solved."""
         private = self.progress.private.parameters
         self.now = PartyParameters(
             {name: value.clone() for name, value in private.items()}, self.replica.parameters.clone()
         )
-
-    def _solve_items(self, public: Tensor, drawn: Tensor) -> SolvedStep:
-        """Solve the items as `Party._solve_items` does, and keep the result."""
-        self.drawn = drawn
-        self.step = super()._solve_items(public, drawn)
-        return self.step
+        home = super().compute(start, trains=trains)
+        if isinstance(home, SolvedStep):
+            rng = private_generator(self.setup.secret, PartyStream.READ_RATINGS, start.round)
+            self.drawn = torch.from_numpy(rng.random(len(self.setup.solved_targets), np.float32))
+            self.step = home
+        return home
 
     def read_own_gradient(self, sent: NDArray[Any]) -> NDArray[Any]:
         """Return the party's own protected gradient as it enters the sum; on one machine no masks are drawn."""
