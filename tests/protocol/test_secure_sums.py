@@ -55,6 +55,13 @@ def named(place: tuple[int, int]) -> dict[str, int]:
     return {"round": place[0], "attempt": place[1]}
 
 
+def relay(attempt: MaskedRound, index: int) -> RoundShares:
+    """Return the keys and shares for one party, as the coordinator relays them."""
+    shares = [attempt.shares[sender] for sender in attempt.active]
+    sealed = np.stack([share.sealed[attempt.active.index(index)] for share in shares])
+    return RoundShares(**named(attempt.place), round_keys=[share.key for share in shares], sealed=sealed)
+
+
 class Table:
     """Parties that talk to a coordinator played by the test, which keeps everything."""
 
@@ -97,7 +104,7 @@ class Table:
             assert isinstance(shares, MaskShares)
             assert attempt.take(index, shares) is None
         for index in attempt.active:
-            self.parties[index].take_shares(attempt.round_shares(index))
+            self.parties[index].take_shares(relay(attempt, index))
         return attempt
 
     def reply(self, attempt: MaskedRound, index: int) -> NDArray[Any]:
@@ -268,12 +275,12 @@ def test_replayed_and_exchanged_shares_do_not_open(identities: list[MemberIdenti
         shares = table.parties[index].share(table.request(second))
         assert isinstance(shares, MaskShares)
         second.take(index, shares)
-    fresh = second.round_shares(0)
-    old = first.round_shares(0)
+    fresh = relay(second, 0)
+    old = relay(first, 0)
     changes: list[dict[str, Any]] = [
         {"sealed": np.stack([fresh.sealed[0], old.sealed[1], *fresh.sealed[2:]])},  # of the last attempt
         {"sealed": np.stack([fresh.sealed[0], fresh.sealed[2], fresh.sealed[1], fresh.sealed[3]])},
-        {"sealed": second.round_shares(2).sealed},  # for another party
+        {"sealed": relay(second, 2).sealed},  # for another party
         {"round_keys": [fresh.round_keys[0], old.round_keys[1], *fresh.round_keys[2:]]},
     ]
     for change in changes:

@@ -477,10 +477,16 @@ class Coordinator:
         masks = self.masks
         if masks is None or self.state is CoordinatorState.UNMASKING:
             return []
+        place = {"round": self.round, "attempt": self.attempt}
+        messages: list[tuple[str, Message]] = []
         if self.state is CoordinatorState.SHARING:
             self.state = COORDINATOR_STATES.after(self.state, CoordinatorAction.OPEN)
-            shares = [(self.names[index], masks.round_shares(index)) for index in masks.active]
-            return [*shares, *self.open_parties.items()]
+            shares = [masks.shares[sender] for sender in masks.active]
+            keys = [share.key for share in shares]
+            for column, index in enumerate(masks.active):
+                sealed = np.stack([share.sealed[column] for share in shares])
+                messages.append((self.names[index], msg.RoundShares(**place, round_keys=keys, sealed=sealed)))
+            return [*messages, *self.open_parties.items()]
         action = CoordinatorAction.UNMASK
         if self.state is CoordinatorState.ROUND:
             self.commitment = masks.survivors = [i for i in masks.active if self.names[i] in self.replies]
@@ -488,14 +494,10 @@ class Coordinator:
                 action = CoordinatorAction.AGREE
         self.state = COORDINATOR_STATES.after(self.state, action)
         signed = {index: message.signature for index, message in masks.signatures.items()}
-        message = msg.Survivors(
-            round=self.round,
-            attempt=self.attempt,
-            survivors=masks.survivors,
-            signatures=[signed.get(index, "") for index in masks.survivors] if signed else None,
-        )
+        signatures = [signed.get(index, "") for index in masks.survivors] if signed else None
+        survivors = msg.Survivors(**place, survivors=masks.survivors, signatures=signatures)
         names = [self.names[index] for index in masks.survivors]
-        return [(name, message) for name in names if name not in self._gone]
+        return [(name, survivors) for name in names if name not in self._gone]
 
     @property
     def due(self) -> list[str]:

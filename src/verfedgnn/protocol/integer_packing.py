@@ -30,7 +30,7 @@ DIMENSIONS = 4
 _HEAD = struct.Struct("<BBBBQ")
 _ZSTD = "zstd"
 _BLOCK = 1 << 20
-"""Values that are packed at a time; a multiple of 8."""
+"""Values that are packed at a time, few enough for the processor's cache; a multiple of 8."""
 
 Integers = NDArray[np.integer[Any]]
 Raw = NDArray[np.uint8]
@@ -78,10 +78,11 @@ def _planes(flat: Integers, bits: int) -> Iterator[Raw]:
             yield piece.astype(f"<u{width // 8}", copy=False).view(np.uint8)
             continue
         planes = np.empty((width, -(-values.size // 8)), np.uint8)
-        for at in _blocks(values.size):
-            piece = (values[at] >> values.dtype.type(place)).astype(np.uint8, copy=False)
+        for start in range(0, values.size, _BLOCK):
+            block = values[start : start + _BLOCK]
+            piece = (block >> values.dtype.type(place)).astype(np.uint8, copy=False)
             for bit, plane in enumerate(planes):
-                plane[at.start // 8 : -(-at.stop // 8)] = np.packbits(piece & np.uint8(1 << bit))
+                plane[start // 8 : (start + _BLOCK) // 8] = np.packbits(piece & np.uint8(1 << bit))
         yield from planes
 
 
@@ -101,22 +102,21 @@ def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -
     if body.size != bits // 8 * size + bits % 8 * plane:
         raise ValueError
     pieces: list[tuple[int, int, Raw]] = []
-    start = 0
     for place, width in _pieces(bits):
         length = width // 8 * size if width >= 8 else width * plane
-        pieces.append((place, width, body[start : start + length]))
-        start += length
+        pieces.append((place, width, body[:length]))
+        body = body[length:]
     values = np.zeros(size, f"u{dtype.itemsize}")
     shift = 8 * dtype.itemsize - bits
-    for at in _blocks(size):
-        block = values[at]
+    for start in range(0, size, _BLOCK):
+        block = values[start : start + _BLOCK]
         for place, width, piece in pieces:
             if width >= 8:
-                part = piece.view(f"<u{width // 8}")[at].astype(values.dtype)
+                part = piece.view(f"<u{width // 8}")[start : start + _BLOCK].astype(values.dtype)
                 part <<= values.dtype.type(place)
                 block |= part
             else:
-                planes = piece.reshape(width, -1)[:, at.start // 8 : -(-at.stop // 8)]
+                planes = piece.reshape(width, -1)[:, start // 8 : (start + _BLOCK) // 8]
                 for bit, packed in enumerate(planes):
                     ones = np.unpackbits(packed, count=block.size).astype(values.dtype, copy=False)
                     ones *= values.dtype.type(1 << (place + bit))  # several times faster than a shift
@@ -152,19 +152,14 @@ def _dense(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) ->
         else raw[bitmap:].view(f"<{dtype.str[1:]}")
     )
     flat: Integers = np.zeros(size, dtype)
-    start = 0
-    for at in _blocks(size):
-        bits_here = raw[at.start // 8 : -(-at.stop // 8)]
-        present = np.unpackbits(bits_here, count=at.stop - at.start).view(bool)
-        end = start + int(np.count_nonzero(present))
-        flat[at][present] = some[start:end]
-        start = end
-    if start != count or np.count_nonzero(some) != count:
+    taken = 0
+    for start in range(0, size, _BLOCK):
+        block = flat[start : start + _BLOCK]
+        bits_here = raw[:bitmap][start // 8 : (start + _BLOCK) // 8]
+        present = np.unpackbits(bits_here, count=block.size).view(bool)
+        end = taken + int(np.count_nonzero(present))
+        block[present] = some[taken:end]
+        taken = end
+    if taken != count or np.count_nonzero(some) != count:
         raise ValueError
     return flat
-
-
-def _blocks(size: int) -> Iterator[slice]:
-    """Yield slices whose values, also while they are unpacked, stay in the processor's cache."""
-    for start in range(0, size, _BLOCK):
-        yield slice(start, min(start + _BLOCK, size))

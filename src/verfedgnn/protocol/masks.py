@@ -316,14 +316,6 @@ class MaskedRound:
             self.signatures[index] = message
         return None
 
-    def round_shares(self, index: int) -> msg.RoundShares:
-        """Return the keys and shares for one party."""
-        column, shares = self.active.index(index), [self.shares[sender] for sender in self.active]
-        sealed = np.stack([message.sealed[column] for message in shares])
-        keys = [message.key for message in shares]
-        round, attempt = self.place
-        return msg.RoundShares(round=round, attempt=attempt, round_keys=keys, sealed=sealed)
-
     def streams(self, context: bytes) -> list[MaskStream]:
         """Return the masks in the sum over the survivors; raise `SumError` if shares do not fit a lost party's key."""
         keys = {index: self.shares[index].key for index in self.survivors}

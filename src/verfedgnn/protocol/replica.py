@@ -140,7 +140,7 @@ class Replica:
     def digest(self) -> str:
         """Return the hash of the parameters; computed once a round."""
         if self._digest[0] != self.round:
-            self._digest = (self.round, parameters_digest(self.parameters))
+            self._digest = (self.round, hashlib.sha256(self.parameters.cpu().numpy().data).hexdigest())
         return self._digest[1]
 
     def state_digest(self) -> str:
@@ -291,7 +291,7 @@ def parameters_digest(*flat: Tensor) -> str:
     """Return the SHA-256 of flat parameters, and of further arrays of theirs. Masks depend on it, so it is never shortened."""
     digest = hashlib.sha256()
     for values in flat:
-        digest.update(values.cpu().contiguous().numpy())
+        digest.update(values.cpu().contiguous().numpy().data)
     return digest.hexdigest()
 
 

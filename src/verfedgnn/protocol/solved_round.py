@@ -16,7 +16,8 @@ bit-identical on machines whose linear algebra differs in the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,9 @@ TOTALS_NOISE = 4.0
 """Noise on a count and on a sum of residuals, in multiples of `gradients.noise`."""
 SUMS_NOISE = 0.1
 """Noise on an entry of a small sum, in multiples of `gradients.noise` and of the entry's size."""
+
+ROWS = 1 << 12
+"""Users at a time; real numbers of all users would take several times the memory of the integers."""
 
 Tables = Mapping[str, Tensor]
 
@@ -105,13 +109,14 @@ class SolvedRound:
         model, layout, ratings = self.model, self.layout, max(1, self.ratings)
         views = model.views(parameters)
         first = is_first(model, parameters)
-        totals = own_totals(model, graph, targets)
         if layout.config.form == "means":
+            totals = own_totals(model, graph, targets)
             sums = {name: torch.zeros(shape).to(totals) for name, shape in layout.sum_shapes.items()}
             nothing = totals.new_zeros((graph.users, 1)), totals.new_zeros((graph.items, 1))
             return SolvedStep(totals, sums, *nothing, dict(private))
         continues = first and bool(views["users"][:, -1].any())
         if first:
+            totals = own_totals(model, graph, targets)
             views = {name: view.clone() for name, view in views.items()}
             _start_users(layout, views, totals)
         zero = {name: torch.zeros_like(view) for name, view in views.items()}
@@ -162,7 +167,7 @@ class SolvedRound:
         if noise:
             sizes = torch.cat([_noise_size(step.sums[name]).flatten() for name in layout.sum_shapes])
             sums = sums + SUMS_NOISE * noise * sizes.double() * _normal(stream, sums)
-        digits = _to_limbs(_to_fixed(sums, SUM_BITS, LIMBS), LIMBS, LIMB_BASE).flatten()
+        digits = _to_limbs(sums * 2**SUM_BITS, LIMBS, LIMB_BASE).flatten()
         if is_first(self.model, parameters):
             if noise:
                 gradient = gradient + TOTALS_NOISE * noise * _normal(stream, gradient)
@@ -173,7 +178,8 @@ class SolvedRound:
         root = (views["totals"][:, :1].cpu().double() + 1).sqrt()
         blur = noise * STEPS_PER_DEVIATION * _normal(stream, gradient) if noise else None
         released = torch.empty(gradient.shape, dtype=torch.int16)
-        for rows in _blocks(released):
+        for start in range(0, len(released), ROWS):
+            rows = slice(start, start + ROWS)
             scaled = gradient[rows] / (root[rows] * units)
             if blur is not None:
                 scaled = scaled + blur[rows]
@@ -197,9 +203,8 @@ class SolvedRound:
         """Return the update of the public parameters that follows from the sum of all parties' releases."""
         model, layout = self.model, self.layout
         exact, first = total.is_floating_point(), is_first(model, parameters)
-        views = model.views(parameters)
-        sums = {name: part.to(parameters) for name, part in self._read_sums(total).items()}
-        new = {name: view.clone() for name, view in views.items()}
+        old, sums = model.views(parameters), self._read_sums(total)
+        new = {name: view.clone() for name, view in old.items()}
         shared = layout.shared(new["sums"])
         if first:
             totals = read_totals(model, total).to(parameters)
@@ -208,25 +213,40 @@ class SolvedRound:
             if not layout.lists:
                 shared["gram"].copy_(sums["gram"] * self.ratings / totals[:, 0].sum().clamp(min=1))
         else:
-            columns = read_columns(model, total).to(parameters)
+            released = model.views(total)
+            columns = torch.cat([released[name] for name in USER_TABLES if name in released], 1).to(
+                parameters
+            )
             if not exact:
-                columns = columns * shared["units"] * (views["totals"][:, :1] + 1).sqrt()
-            self._step(views, model.views(velocity), columns, sums, new)
+                columns = columns * shared["units"] * (old["totals"][:, :1] + 1).sqrt()
+            self._step(old, model.views(velocity), columns, sums, new)
         shared["units"].copy_(sums["moments"].clamp(min=1e-12).sqrt() / STEPS_PER_DEVIATION)
         if exact:
             return model.flat(new).cpu().numpy()
-        return self._encode_update(views, new, first=first)
+        # Steps travel in 8 bits with an exponent per column, shared values as their bytes.
+        values = new["sums"][: layout.shared_size].cpu().contiguous().numpy()
+        small = torch.from_numpy(values.view(np.int8))
+        if first:
+            return self._join(small, _totals_to_limbs(new["totals"].cpu(), WIDE_BYTES, UPDATE_BASE))
+        steps = torch.cat([(new[name] - old[name]).cpu() for name in USER_TABLES if name in old], 1)
+        largest = steps.abs().amax(0).double().clamp(min=2.0**-60)
+        exponents = torch.ceil(torch.log2(largest / (UPDATE_BASE // 2 - 1)))
+        rounded, powers = torch.empty(steps.shape, dtype=torch.int16), exponents.numpy().astype(np.int32)
+        for start in range(0, len(steps), ROWS):
+            rows = slice(start, start + ROWS)
+            rounded[rows] = torch.from_numpy(np.ldexp(steps[rows].double().numpy(), -powers)).round()
+        return self._join(torch.cat([small.double(), exponents]), rounded)
 
     def _read_sums(self, total: Tensor) -> dict[str, Tensor]:
         """Return the small sums in a sum of releases, by name."""
         shapes = self.layout.sum_shapes
-        sizes = [int(np.prod(shape)) for shape in shapes.values()]
+        sizes = list(map(math.prod, shapes.values()))
         flat = self.model.views(total)["sums"]
         if total.is_floating_point():
             flat = flat[: sum(sizes)]
         else:
             flat = _from_limbs(flat[: LIMBS * sum(sizes)].view(-1, LIMBS), LIMB_BASE).double() / 2**SUM_BITS
-        parts = zip(shapes.items(), torch.split(flat, sizes), strict=True)
+        parts = zip(shapes.items(), torch.split(flat.float(), sizes), strict=True)
         return {name: part.view(shape) for (name, shape), part in parts}
 
     def _step(self, views: Tables, velocity: Tables, columns: Tensor, sums: Tables, new: Tables) -> None:
@@ -249,20 +269,6 @@ class SolvedRound:
             )
             new["raters"].copy_(raters.tables)
 
-    def _encode_update(self, old: Tables, new: Tables, *, first: bool) -> NDArray[np.int16]:
-        """Return an update as integers of 8 bits: steps with an exponent per column, and the bytes of the shared values."""
-        values = new["sums"][: self.layout.shared_size].cpu().contiguous().numpy()
-        shared = torch.from_numpy(values.view(np.int8))
-        if first:
-            return self._join(shared, _totals_to_limbs(new["totals"].cpu(), WIDE_BYTES, UPDATE_BASE))
-        steps = torch.cat([(new[name] - old[name]).cpu() for name in USER_TABLES if name in old], 1)
-        largest = steps.abs().amax(0).double().clamp(min=2.0**-60)
-        exponents = torch.ceil(torch.log2(largest / (UPDATE_BASE // 2 - 1)))
-        rounded = torch.empty(steps.shape, dtype=torch.int16)
-        for rows in _blocks(steps):
-            rounded[rows] = (steps[rows].double() / _powers_of_two(exponents)).round()
-        return self._join(torch.cat([shared.double(), exponents]), rounded)
-
     def apply_update(self, parameters: Tensor, velocity: Tensor, update: Tensor) -> None:
         """Apply an update to the public parameters in place, and note the step that each table took in `velocity`."""
         model, layout = self.model, self.layout
@@ -280,12 +286,11 @@ class SolvedRound:
                 totals = _totals_from_limbs(steps["users"], WIDE_BYTES, UPDATE_BASE)
                 _start_users(layout, views, totals.to(parameters))
             else:
-                exponents = steps["sums"][size : size + layout.released].to(parameters.dtype)
-                columns = read_columns(model, update).to(parameters.dtype)
-                columns = columns * _powers_of_two(exponents).to(columns)
-                parts = torch.split(columns, [values.shape[1] for values in before.values()], 1)
+                exponents = steps["sums"][size : size + layout.released].cpu().numpy().astype(np.int32)
+                powers = torch.from_numpy(np.ldexp(1.0, exponents)).to(parameters)  # exact on every machine
+                parts = torch.split(powers, [values.shape[1] for values in before.values()])
                 for name, part in zip(before, parts, strict=True):
-                    views[name].add_(part)
+                    views[name].add_(steps[name].to(part) * part)
         for name, values in before.items():
             moved[name].copy_(torch.zeros_like(values) if first else views[name] - values)
 
@@ -343,12 +348,6 @@ def _hide_directions(total: Tensor, items: int, *, lists: bool) -> Tensor:
     return torch.diag_embed(diagonal)
 
 
-def _blocks(values: Tensor) -> Iterator[slice]:
-    """Return the rows block by block; real numbers of all users at once would take several times the memory of the integers."""
-    size = max(1, (1 << 18) // max(1, values.shape[1]))
-    return (slice(start, start + size) for start in range(0, len(values), size))
-
-
 def _noise_size(total: Tensor) -> Tensor:
     """Return the size of each entry of a small sum, to which its noise is proportional: by its row and column, or the entry itself."""
     if total.shape[-1:] != total.shape[-2:-1]:
@@ -363,21 +362,13 @@ def _normal(stream: KeyStream, like: Tensor) -> Tensor:
     return (-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * torch.pi * angle)
 
 
-def _to_fixed(values: Tensor, fraction: int, limbs: int) -> Tensor:
-    """Return integers with `fraction` fractional bits that fit into `limbs` limbs."""
-    limit = LIMB_BASE**limbs // 2
-    fixed: Tensor = (values * 2**fraction).round().clamp(-limit, limit).to(torch.int64)
-    return fixed
-
-
 # -- integers that travel ----------------------------------------------------------------------------------------
 
 
 def _totals_to_limbs(totals: Tensor, limbs: int, base: int) -> Tensor:
     """Return counts and sums of residuals (N, 2) as digits (N, 2 x limbs)."""
-    columns = zip(totals.double().unbind(1), TOTAL_BITS, strict=True)
-    fixed = torch.stack([_to_fixed(column, bits, limbs) for column, bits in columns], 1)
-    return _to_limbs(fixed, limbs, base).flatten(1)
+    units = torch.tensor([2.0**bits for bits in TOTAL_BITS], dtype=torch.float64)
+    return _to_limbs(totals.double() * units, limbs, base).flatten(1)
 
 
 def _totals_from_limbs(users: Tensor, limbs: int, base: int) -> Tensor:
@@ -387,7 +378,9 @@ def _totals_from_limbs(users: Tensor, limbs: int, base: int) -> Tensor:
 
 
 def _to_limbs(values: Tensor, limbs: int, base: int) -> Tensor:
-    """Cut integers into `limbs` signed digits, the lowest first: (...,) -> (..., limbs). A digit is at least -(base // 2)."""
+    """Cut rounded numbers into `limbs` signed digits, the lowest first: (...,) -> (..., limbs). A digit is at least -(base // 2)."""
+    limit = LIMB_BASE**limbs // 2
+    values = values.round().clamp(-limit, limit).to(torch.int64)
     digits = []
     for _ in range(limbs):
         digit = (values + base // 2) % base - base // 2
@@ -406,14 +399,3 @@ def read_totals(model: Model, total: Tensor) -> Tensor:
     """Return counts and sums of residuals (N, 2) in a release of the first round, or in a sum of releases."""
     rows = model.views(total)["users"]
     return rows[:, :2] if total.is_floating_point() else _totals_from_limbs(rows, WIDE_LIMBS, LIMB_BASE)
-
-
-def read_columns(model: Model, total: Tensor) -> Tensor:
-    """Return the released columns of users (N, C) in a release of a later round, or in a sum of releases."""
-    tables = model.views(total)
-    return torch.cat([tables[name] for name in USER_TABLES if name in tables], 1)
-
-
-def _powers_of_two(exponents: Tensor) -> Tensor:
-    """Return 2^x for whole numbers x, exactly and the same on every machine."""
-    return torch.from_numpy(np.ldexp(1.0, exponents.cpu().numpy().astype(np.int32)))

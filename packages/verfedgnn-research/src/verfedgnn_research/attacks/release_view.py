@@ -23,8 +23,9 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.gnn.factor_model import as_product
 from verfedgnn.gnn.list_model import choose_strengths
+from verfedgnn.gnn.model import Model
 from verfedgnn.gnn.rater_solver import READ, choose_reads, read_items, solve_raters
-from verfedgnn.protocol.solved_round import STEPS_PER_DEVIATION, read_columns
+from verfedgnn.protocol.solved_round import STEPS_PER_DEVIATION, USER_TABLES
 from verfedgnn_research.attacks.recording import ObservableParty, RecordedFederation
 
 Who = Literal["party", "colluders"]
@@ -186,6 +187,12 @@ def _keep_rows(
         kept.setdefault(f"exact {who}", []).append(exact[who])
     kept.setdefault("own", []).append(read_columns(model, sent[attacker]).float())
     kept.setdefault("scale", []).append(deep)
+
+
+def read_columns(model: Model, total: Tensor) -> Tensor:
+    """Return the released columns of users (N, C) in a release of a later round, or in a sum of releases."""
+    tables = model.views(total)
+    return torch.cat([tables[name] for name in USER_TABLES if name in tables], 1)
 
 
 def known_items(party: ObservableParty) -> ItemSeries:
