@@ -1,7 +1,7 @@
 """The protections of public gradients (Sec. 4.5), one class a mechanism; `protection_of` chooses it.
 
 A protection says what leaves a party (`protect`), how releases add up (`add_up`), what a sum is worth (`worth`), what it
-guarantees (`releases`, `guarantee`), and how to describe it (`shown`, `named`). Others ask for its flags, hardly for its name.
+guarantees (`releases`, `guarantee`), and how to describe it (`shown`, `named`). Nobody else compares its name.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ class Protection:
 
     shown: str = "exact"
     """How a release looks, in a table."""
-    named: ClassVar[str] = "exact"
+    named: ClassVar[str] = "unprotected"
     """What parties call such gradients."""
+    adds_noise: bool = False
+    """Whether a release holds noise besides rounding."""
     is_noisy: ClassVar[bool] = False
     """Whether its guarantee rests on noise."""
     noise: float = 0.0
@@ -174,8 +176,8 @@ class LaplaceProtection(Protection):
     """Gradients with Laplace noise (Table 6)."""
 
     shown = "with Laplace noise"
-    named = "noised"
-    is_noisy = True
+    named = "laplace"
+    is_noisy = adds_noise = True
 
     def protect(self, gradient: Tensor, key: NoiseKey, *, sharing: int = 1) -> NDArray[Any]:
         """Return the clipped gradient with noise."""
@@ -204,8 +206,8 @@ class SkellamProtection(Protection):
     """Masked sums with Skellam noise: differential privacy of single ratings (`privacy/rating_dp.py`)."""
 
     shown = "with Skellam noise"
-    named = "noised"
-    is_noisy = True
+    named = "skellam"
+    is_noisy = adds_noise = True
     bits = 32
     sum_type = np.dtype(np.int32)
 
@@ -263,6 +265,7 @@ class RoundedProtection(Protection):
 
     def __init__(self, config: Config, parties: int = 1) -> None:
         self.noise = getattr(config.gradients, "noise", None) or 0.0
+        self.adds_noise = self.noise > 0
         self.shown = "rounded to 8 bits" + (", with noise" if self.noise else "")
         self.largest = largest_rounded(parties)
         self.bits = bits_of_sum(self.largest, parties)

@@ -202,7 +202,7 @@ def sampling_delta(config: Config, *, rounds: int, validations: int, epsilon: fl
 
 def fit_budget(config: Config, *, wanted: float) -> Config:
     """Return the configuration with the least noise, within 0.1 %, whose training stays within epsilon = `wanted`."""
-    if config.gradients.mechanism != "skellam":
+    if not config.gradients.protects_ratings:
         raise ConfigError(
             f"a privacy budget needs gradients.mechanism = skellam; {config.gradients.mechanism} gradients give no useful "
             f"epsilon over a whole training. Start from {option('preset', 'private')}"

@@ -104,7 +104,7 @@ def choose_split(parties: Sequence[PartyData], config: Config) -> Config:
     if config.split.kind != "auto":
         return config
     dates = config.split.dates
-    if dates is None and config.gradients.mechanism != "skellam":  # dates from the data would reveal ratings
+    if dates is None and not config.gradients.protects_ratings:  # dates from the data would reveal ratings
         dates = choose_dates([party.ratings for party in parties], config.split.fractions)
     if dates is None:
         return config.with_values({"split.kind": "random"})

@@ -145,7 +145,6 @@ def _summarise(place: Path, folder: Path) -> RunSummary:
         written = (file if finished else place / "history.jsonl").stat().st_mtime
         test = metrics.get("test", {})  # a coordinator's run has costs only
         gradients = metrics.get("privacy", {}).get("gradients", {})
-        spends = gradients.get("mechanism") in ("laplace", "skellam") and "composed" in gradients
         final = metrics.get("final", {})
         trainings = (metrics, metrics.get("lists", {}), final, final.get("lists", {}))
         costs = [part["bytes"] for part in trainings if "bytes" in part]
@@ -161,5 +160,5 @@ def _summarise(place: Path, folder: Path) -> RunSummary:
             rmse=test.get("rmse"),
             ndcg=test.get("ndcg@20"),
             bytes=sum(cost["up"] + cost["down"] for cost in costs) if costs else None,
-            epsilon=gradients["composed"]["epsilon"] if spends else None,
+            epsilon=gradients.get("composed", {}).get("epsilon") or None,
         )
