@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 import verfedgnn as vf
 from verfedgnn.core.metrics import RatingErrors, measure_errors
+from verfedgnn.core.rating_means import fit_means
 from verfedgnn.data.rating_checks import rate_rows
 from verfedgnn.data.table_sources import in_arrow
 from verfedgnn.protocol.party_state import LOCAL, Policy
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
-from verfedgnn.training.own_models import fit_party_means, means_model
+from verfedgnn.training.own_models import means_model
 
 
 def make_ratings(user: Any, item: Any, rating: Any, **options: Any) -> vf.Ratings:
@@ -77,7 +78,7 @@ def same_model(a: PartyModel, b: PartyModel) -> None:
 def means_errors(ratings: vf.Ratings, parts: NDArray[np.int8]) -> RatingErrors:
     """Return the test errors of user and item means on a table in one place."""
     (pool,) = prepare([vf.PartyData("pooled", ratings)], vf.Config(), torch.device("cpu"), [parts])
-    means = fit_party_means(pool.input)
+    means = fit_means(pool.input)
     model = means_model(means, means.user_offset, torch.device("cpu"))
     return measure_errors(model.users, model.items, pool.test, ratings.scale)
 

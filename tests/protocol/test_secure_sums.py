@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import verfedgnn as vf
+from helpers import federation
 from hub import agree
 from simulated_federation import Simulation
 from verfedgnn.federation.roster import MemberIdentity
@@ -37,6 +38,7 @@ from verfedgnn.protocol.messages import (
     Unmask,
 )
 from verfedgnn.protocol.party_state import Policy
+from verfedgnn.protocol.states import CoordinatorState
 
 CONFIG = vf.Config.preset("paper", masking=True, exchange="off")
 CONTEXT = b"what all parties received"
@@ -379,3 +381,23 @@ def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
         simulation.check()
     finally:
         logging.disable(logging.NOTSET)
+
+
+def test_a_sum_whose_parties_are_all_lost_is_not_closed(small_parties: list[vf.PartyData]) -> None:
+    """There is nobody to ask then, which is not the same as having all answers."""
+    runtime = federation(small_parties, CONFIG, policy=Policy())
+    coordinator = runtime.coordinator
+    messages: list[tuple[str, Any]] | None = list(coordinator.open().items())
+    while coordinator.state is not CoordinatorState.ROUND or coordinator.due:
+        for name, message in messages or []:
+            answer = runtime.parties[name].handle(message)
+            if answer is not None:
+                coordinator.take(name, answer)
+        if coordinator.state is CoordinatorState.SHARING:
+            messages = coordinator.proceed()
+    for name in coordinator.names:
+        coordinator.lose(name)
+    assert coordinator.proceed() == []
+    assert coordinator.state is CoordinatorState.UNMASKING
+    assert coordinator.absent == coordinator.names
+    assert not coordinator.spares_absent

@@ -209,10 +209,11 @@ class CoordinatorStage:
             return False
         if coordinator.state is CoordinatorState.SHARING and self._settle_commitments():
             return True
-        if messages := coordinator.proceed():
-            self._ask(messages)
-        else:
+        messages = coordinator.proceed()
+        if messages is None:
             self._close_round()
+        else:
+            self._ask(messages)
         return True
 
     def _restart_round(self) -> bool:

@@ -156,13 +156,9 @@ def training_releases(config: Config, rounds: int) -> list[Release]:
 
 def _rows_event(config: Config, scale: float, rows: int) -> events.ReleaseEvent:
     """Return the event of the noised rows that what is protected affects, in integers of 1/`scale`."""
-    columns = rows * _columns(config)
+    columns = rows * (config.model.dim + config.model.biases)
     l2 = sensitivity(config) * scale + math.sqrt(columns)  # rounding may move every coordinate by one more
     return events.skellam((deviation(config) * scale) ** 2, l2, math.sqrt(columns) * l2)
-
-
-def _columns(config: Config) -> int:
-    return config.model.dim + config.model.biases
 
 
 def validation_releases(config: Config, validations: int) -> list[Release]:
@@ -192,7 +188,7 @@ def sampling_delta(config: Config, *, rounds: int, validations: int, epsilon: fl
 
     It counts the draws on the rows that what is protected affects, at every party that contributes to the noise.
     """
-    draws, rows = _columns(config) * rounds, ratings_cap(config) or 1
+    draws, rows = (config.model.dim + config.model.biases) * rounds, ratings_cap(config) or 1
     users = MOST_PARTIES * draws * total_variation((deviation(config) * unit(config)) ** 2)
     items = rows * draws * total_variation((deviation(config) * item_unit(config)) ** 2)
     variance = (noise_multiplier(config) * validation_unit(config)) ** 2

@@ -472,11 +472,14 @@ class Coordinator:
 
     # -- the masks of a round, and who is due ------------------------------------------------------------
 
-    def proceed(self) -> list[tuple[str, Message]]:
-        """Go on to the next step of the round when nobody is due, and return its messages; none if the round can be closed."""
+    def proceed(self) -> list[tuple[str, Message]] | None:
+        """Go on to the next step of the round when nobody is due, and return its messages; None if the round can be closed.
+
+        There are no messages if all their recipients were lost meanwhile.
+        """
         masks = self.masks
         if masks is None or self.state is CoordinatorState.UNMASKING:
-            return []
+            return None
         place = {"round": self.round, "attempt": self.attempt}
         messages: list[tuple[str, Message]] = []
         if self.state is CoordinatorState.SHARING:

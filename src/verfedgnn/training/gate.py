@@ -22,6 +22,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.pairs import Choices, PartyInput
+from verfedgnn.core.rating_means import fit_means
 from verfedgnn.data.splits import FEWEST_TEST_USERS, choose_dates, suits
 from verfedgnn.evaluation.lift import measure_lift
 from verfedgnn.gnn.model import Model
@@ -201,7 +202,7 @@ def gate_party(
 def _rating_parts(data: PartyInput, public: Tensor, config: Config, choices: Choices) -> Models:
     """Return the models that a party can mix to predict ratings without training one, by name; the simplest comes first."""
     device = data.train.user.device
-    means = own_models.fit_party_means(data, choices)
+    means = fit_means(data, choices)
     parts = {"means": own_models.means_model(means, means.user_offset, device)}
     model = Model(config.model, data.users)
     if model.solved is not None:  # else nobody shares numbers of ratings and sums of residuals

@@ -7,7 +7,7 @@ and one projection serve all parties. Parties are computed one by one, with the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -45,8 +45,8 @@ class LocalRuntime:
 
     def round(self) -> ClosedRound:
         """Run one round: carry the coordinator's messages to the parties, and their answers back, until it can be closed."""
-        messages = list(self.coordinator.open().items())
-        while messages:
+        messages: list[tuple[str, Any]] | None = list(self.coordinator.open().items())
+        while messages is not None:
             for name, message in messages:
                 answer = self.parties[name].handle(self.carry("down", name, message))
                 if answer is not None:

@@ -32,7 +32,7 @@ from verfedgnn.core.graph import build_graph, move_graph
 from verfedgnn.core.item_item import ItemScores, fit_item_scores, fit_residuals
 from verfedgnn.core.metrics import measure_errors, rank_each
 from verfedgnn.core.pairs import Choices, Pairs, PartyInput
-from verfedgnn.core.rating_means import Means, arrays, fit_means
+from verfedgnn.core.rating_means import Means, arrays
 from verfedgnn.core.rating_scale import scale_unit, upper_quarter
 from verfedgnn.gnn import list_model
 from verfedgnn.gnn.factor_model import (
@@ -241,11 +241,6 @@ EASE_DAMPINGS = (10.0, 50.0, 200.0, 1000.0)
 """Values of EASE's lambda that are tried for lists."""
 RESIDUAL_DAMPINGS = (10.0, 30.0, 100.0, 300.0)
 """Values of EASE's lambda that are tried for ratings, in units of the squared scale."""
-
-
-def fit_party_means(data: PartyInput, choices: Choices | None = None) -> Means:
-    """Fit a party's own user and item means."""
-    return fit_means(data, choices)
 
 
 def means_model(means: Means, user_offset: NDArray[np.float64], device: torch.device) -> PartyModel:

@@ -23,6 +23,7 @@ from verfedgnn.config import Config
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.core.metrics import measure_errors, rank_each
 from verfedgnn.core.pairs import Choices, Option, PartyInput
+from verfedgnn.core.rating_means import fit_means
 from verfedgnn.data import PartyData
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
@@ -30,7 +31,6 @@ from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.training.own_models import (
     OwnRatings,
     ease_model,
-    fit_party_means,
     liked,
     means_model,
     model_without_items,
@@ -140,7 +140,7 @@ class Bias(SimpleMethod):
 
     def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
         """Compute the means."""
-        means = fit_party_means(table.input)
+        means = fit_means(table.input)
         return Fitted(means_model(means, means.user_offset, where.device), None)
 
 
@@ -191,7 +191,7 @@ class EASE(SimpleMethod):
     def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
         """Choose lambda of both."""
         data = table.input
-        means = fit_party_means(data)
+        means = fit_means(data)
         simple = means_model(means, means.user_offset, where.device)
         ratings = residual_model(data, simple, Choices(), EASE_OPTIONS)
         return Fitted(ratings, ease_model(data, Choices(), EASE_OPTIONS))
@@ -295,7 +295,7 @@ class Pipeline(SimpleMethod):
     def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
         """Train all models and mix them."""
         data = table.input
-        means = fit_party_means(data)
+        means = fit_means(data)
         simple = means_model(means, means.user_offset, where.device)
         ratings = {"means": simple, "EASE": residual_model(data, simple, Choices())}
         ratings |= own_rating_models(data, config.seed, Choices(), watch=where.watch, stop=where.stop)
