@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from verfedgnn.config import Config
 from verfedgnn.core.installed import installed_version
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
-from verfedgnn.reports.document import Block, Document, Fold, Heading, Paragraph, Picture, Points, Table
+from verfedgnn.reports.document import Document, Fold, Heading, Paragraph, Picture, Points, Table
 from verfedgnn.reports.lift_report import GATE_HEADER, GATE_NOTE, add_lift, add_verdict, gate_rows
 from verfedgnn.reports.phrases import (
     describe_about,
@@ -22,7 +22,7 @@ from verfedgnn.reports.phrases import (
     total_bytes,
     warn_of_lists,
 )
-from verfedgnn.reports.svg_charts import GOOD_COLOUR, POINT_COLOUR, draw_lines
+from verfedgnn.reports.svg_charts import draw_lines
 from verfedgnn.runs.run import Run
 
 AUDIT = Path("audit", "headline.json")
@@ -42,11 +42,13 @@ def run_document(run: Run, name: str, folder: Path | None = None) -> Document:
     document.add(Points([f"**{what}:** {text}" for what, text in about.items()]))
     if "lift" in metrics:
         add_lift(document, metrics["lift"])
-    mixtures = gate_rows(metrics)
+    mixtures, warned = gate_rows(metrics), warn_of_lists(metrics)
+    warning = Paragraph(f"**Warning:** {warned}") if warned else None
+    note = Paragraph("Only RMSE and MAE are better when lower.")
     up, down = (format_size(total_bytes(metrics)[way]) for way in ("up", "down"))
     traffic = Paragraph(f"All trainings sent {up} to the coordinator and {down} to parties.")
     folds = [
-        Fold("Accuracy on the test part", [*_accuracy(metrics), _overlap(run)]),
+        Fold("Accuracy on the test part", [accuracy_table(metrics), warning, note, _overlap(run)]),
         Fold("What each party mixes", [Paragraph(GATE_NOTE), Table(GATE_HEADER, mixtures)] * bool(mixtures)),
         Fold("Training and traffic", [training_curves(judged), traffic]),
         _protection(run),
@@ -94,25 +96,13 @@ def accuracy_table(metrics: Mapping[str, Any]) -> Table:
     if metrics["means"]["rmse"] is None:
         del compared["own means"]
     compared["the most popular items"] = metrics["popularity"]
-    rows = [
-        [party["name"], f"{party['items']:,}", f"{party['ratings']:,}", *_figures(party["test"], names)]
-        for party in metrics["parties"]
-    ]
-    rows += [[name, "", "", *_figures(found, names)] for name, found in compared.items()]
+    about = [([p["name"], f"{p['items']:,}", f"{p['ratings']:,}"], p["test"]) for p in metrics["parties"]]
+    about += [([name, "", ""], figures) for name, figures in compared.items()]
+    rows = [[*cells, *(format_metric(figures.get(name)) for name in names)] for cells, figures in about]
     return Table(["party", "items", "ratings", *names], rows, "Accuracy on the test part")
 
 
-def _figures(found: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    return [format_metric(found.get(name)) for name in names]
-
-
-def _accuracy(metrics: Mapping[str, Any]) -> list[Block | None]:
-    warning = warn_of_lists(metrics)
-    note = Paragraph("Only RMSE and MAE are better when lower.")
-    return [accuracy_table(metrics), Paragraph(f"**Warning:** {warning}") if warning else None, note]
-
-
-def training_curves(run: Run) -> Picture | None:
+def training_curves(run: Run) -> Picture:
     """Return a chart of the validation metric by round, of ratings and of lists, in per cent of the round that is kept."""
     curves, marks = {}, {}
     for part in (run, run.lists):
@@ -127,8 +117,7 @@ def training_curves(run: Run) -> Picture | None:
         curves[metric] = rounds, (100 * shares).tolist()
         marks[f"{metric}: round {kept:,} is kept"] = kept
     title = "Validation by round, in per cent of the round that is kept"
-    colours = dict(zip(curves, (POINT_COLOUR, GOOD_COLOUR), strict=False))
-    return Picture(title, draw_lines(title, curves, "round", "higher is better", colours, marks=marks))
+    return Picture(title, draw_lines(title, curves, "round", "higher is better", marks))
 
 
 def _overlap(run: Run) -> Paragraph | None:
@@ -141,9 +130,7 @@ def _overlap(run: Run) -> Paragraph | None:
         f"{party.name} {elsewhere.sum():,} of {users.sum():,}"
         for party, users, elsewhere in zip(run.parties, present, shared, strict=True)
     ]
-    return (
-        Paragraph(f"Customers who are at other parties, too: {', '.join(texts)}.") if len(texts) > 1 else None
-    )
+    return Paragraph(f"Customers who are at other parties, too: {', '.join(texts)}.") if texts[1:] else None
 
 
 def _describe_settings(run: Run) -> list[str]:

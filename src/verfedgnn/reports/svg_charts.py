@@ -22,7 +22,7 @@ UNCLEAR_COLOUR = "#8a94a3"
 _PAYS_COLOURS = {YES: GOOD_COLOUR, LIKELY_BETTER: GOOD_COLOUR, LIKELY_WORSE: BAD_COLOUR, NO: BAD_COLOUR}
 _SURE = (YES, NO, NO_DIFFERENCE)
 """Verdicts whose dot is filled; that of the others is a ring."""
-POINT_COLOUR = "#3b82c4"
+CURVE_COLOURS = ("#3b82c4", GOOD_COLOUR)
 _WIDTH = 400
 _CHARACTER = 6.3
 
@@ -83,16 +83,12 @@ class _Canvas:
         )
 
     def legend(self, names: Mapping[str, str], y: float) -> float:
-        """Draw names with their colours, in as many rows as they need, and return the y below them."""
+        """Draw names with their colours in a row, and return the y below them."""
         x = 4.0
         for name, colour in names.items():
-            width = 32 + _CHARACTER * len(name)
-            if x > 4 and x + width > _WIDTH:
-                x = 4.0
-                y += 18
             self.dot(x + 4, y - 4, colour)
             self.text(x + 13, y, name)
-            x += width
+            x += 32 + _CHARACTER * len(name)
         return y + 18
 
     def svg(self, title: str, description: str) -> str:
@@ -172,15 +168,14 @@ def draw_lines(
     curves: Mapping[str, Curve],
     x_label: str,
     y_label: str,
-    colours: Mapping[str, str],
-    *,
-    marks: Mapping[str, float] | None = None,
+    marks: Mapping[str, float],
 ) -> str:
-    """Draw named curves, and `marks` as named vertical lines; "" without points."""
+    """Draw one or two named curves, and `marks` as named vertical lines; "" without points."""
     every_x = [x for xs, _ in curves.values() for x in xs]
     every_y = [y for _, ys in curves.values() for y in ys]
     if not every_x:
         return ""
+    colours = dict(zip(curves, CURVE_COLOURS, strict=False))
     canvas = _Canvas(0)
     top = canvas.legend(colours, 14) if len(curves) > 1 else 14.0
     canvas.text(2, top, y_label, soft=True)
@@ -196,7 +191,7 @@ def draw_lines(
     for tick in across.ticks():
         canvas.text(across.place(tick), bottom + 16, f"{tick:,g}", "middle")
     canvas.line(left, bottom, right, bottom, "currentColor")
-    for row, (name, mark) in enumerate((marks or {}).items()):
+    for row, (name, mark) in enumerate(marks.items()):
         x = across.place(mark)
         canvas.line(x, top, x, bottom, UNCLEAR_COLOUR, 1.5, "4 3")
         late = x > (left + right) / 2

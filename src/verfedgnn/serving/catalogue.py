@@ -197,10 +197,6 @@ class Catalogue:
         found = {p: self.parties[p].find_ratings(user, training=training) for p in parties}
         return {p: own for p, own in found.items() if len(own.items)}
 
-    def find_item(self, item: str, parties: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the party and row of the item with this id at each of these parties that has it."""
-        return [(p, row) for p in parties if (row := self.parties[p].ids.find(item)) is not None]
-
     def search_items(self, text: str, parties: Sequence[int], k: int) -> list[tuple[int, int]]:
         """Return the party and row of up to k items whose title or id contains `text`: first those that start with it, then by ratings."""
         wanted = text.casefold()
@@ -246,7 +242,8 @@ class View:
     def find_item(self, item: str, party: str | None) -> tuple[int, int]:
         """Return the party and the row of an item."""
         parties = self.find_parties(party)
-        found = self.catalogue.find_item(item, parties)
+        rows = [(p, self.catalogue.parties[p].ids.find(item)) for p in parties]
+        found = [(p, row) for p, row in rows if row is not None]
         if len(found) > 1:
             names = self.name_parties(p for p, _ in found)
             raise Unanswerable(f"item '{item}' is an id of several parties ({names}); {self.remedy}", 400)
