@@ -8,6 +8,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from rich.filesize import decimal
+
 from verfedgnn.core.option_names import option
 from verfedgnn.privacy.visibility import describe_seen
 
@@ -36,13 +38,7 @@ def format_duration(seconds: float) -> str:
 
 def format_size(count: float) -> str:
     """Format a number of bytes, such as `1.5 MB`."""
-    if count < 1000:
-        return f"{count:,.0f} B"
-    for unit in ("kB", "MB"):
-        count /= 1000
-        if count < 1000:
-            return f"{count:,.1f} {unit}"
-    return f"{count / 1000:,.1f} GB"
+    return decimal(round(count)).replace(" bytes", " B").replace(" byte", " B")
 
 
 def trainings_of(metrics: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -144,32 +144,32 @@ def _read_rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the place and the cells of each row."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:
-            head = text.readline()
-            delimiter = max(",;\t", key=head.count)
-            columns = [name.strip().lower() for name in next(csv.reader([head], delimiter=delimiter), [])]
+            delimiter = max(",;\t", key=text.readline().count)
+            text.seek(0)
+            rows = csv.DictReader(text, delimiter=delimiter, restkey="", restval="")
+            rows.fieldnames = columns = [name.strip().lower() for name in rows.fieldnames or []]
             missing = [name for name in COLUMNS if name not in columns]
             if missing:
                 had = ", ".join(columns) or "no column"
                 raise DataError(
                     f"{file} has no column '{missing[0]}', but {had}; it needs {', '.join(COLUMNS)}"
                 )
-            for line, cells in enumerate(csv.reader(text, delimiter=delimiter), 2):
-                if cells:
-                    yield f"{file}, line {line}", dict(zip(columns, map(str.strip, cells), strict=False))
+            for row in rows:
+                yield f"{file}, line {rows.line_num}", {name: row[name].strip() for name in COLUMNS}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read ({error}); give a CSV file in UTF-8") from None
 
 
 def _parse_row(row: Mapping[str, str], place: str) -> tuple[ModelName | None, float]:
     """Return the bucket of a row, if it has one, and the number of clicks."""
-    name = row.get("bucket", "").lower()
+    name = row["bucket"].lower()
     bucket = next((bucket for bucket in BUCKETS if bucket == name), None)
     if name and bucket is None:
         known = f"use {' or '.join(BUCKETS)}, as in the field `bucket` of the answers"
         raise DataError(f"{place}: the bucket is '{name[:40]}'; {known}")
-    if not row.get("user"):
+    if not row["user"]:
         raise DataError(f"{place} has no user; give the id of the customer")
-    value = row.get("clicked", "").lower()
+    value = row["clicked"].lower()
     try:
         clicks = _YES_NO[value] if value in _YES_NO else float(value)
     except ValueError:
