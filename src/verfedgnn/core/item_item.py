@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -76,6 +76,40 @@ class ItemScores:
         whole = torch.zeros((len(rows), self.items), device=self.weights.device)
         whole[:, self.kept] = has @ self.weights
         return whole
+
+    @cached_property
+    def place(self) -> NDArray[np.int64]:
+        """Place of each item of the catalogue in `kept` (M_p,), -1 if it is not included."""
+        place = np.full(self.items, -1)
+        place[self.kept.numpy()] = np.arange(len(self.kept))
+        return place
+
+    def find_owned(self, user: int) -> NDArray[np.int64]:
+        """Return the rows of the included items that a user has."""
+        places = self.history[self.pointers[user] : self.pointers[user + 1]]
+        return self.kept[places.long()].numpy()
+
+    def add_scores(self, scores: Tensor, owned: Sequence[NDArray[np.int64]]) -> None:
+        """Add to `scores` (n, M_p or more) what the items `owned` by each of n users contribute."""
+        places = [place[place >= 0] for place in (self.place[rows] for rows in owned)]
+        counts = np.array([len(place) for place in places])
+        if not counts.any():
+            return
+        starts = torch.from_numpy(np.cumsum(counts) - counts)
+        rows = torch.from_numpy(np.concatenate(places))
+        sums = torch.nn.functional.embedding_bag(rows, self.weights, starts, mode="sum")
+        if len(self.kept) == self.items:
+            scores[:, : self.items] += sums
+        else:
+            scores.index_add_(1, self.kept, sums)
+
+    def split_score(self, item: int, owned: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return what each of the items `owned` adds to the score of `item` (n,)."""
+        parts, place = np.zeros(len(owned)), self.place[owned]
+        if self.place[item] >= 0:
+            column = self.weights[:, self.place[item]]
+            parts[place >= 0] = column[torch.from_numpy(place[place >= 0])].numpy()
+        return parts
 
     def scaled(self, factor: float) -> ItemScores:
         """Return the same scores times `factor`, with weights in half precision, as they are stored."""

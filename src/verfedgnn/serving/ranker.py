@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.core.item_item import ItemScores
 from verfedgnn.runs.party_model import PartyModel
 
 Rows = NDArray[np.int64]
@@ -45,46 +44,6 @@ class RankedItems(NamedTuple):
     scores: list[float]
 
 
-class ItemWeights:
-    """One party's weights between items: what each item that a user has adds to the score of every other item."""
-
-    def __init__(self, scores: ItemScores) -> None:
-        kept = scores.kept.numpy()
-        self._scores = scores
-        self._place: Rows = np.full(scores.items, -1)
-        self._place[kept] = np.arange(len(kept))
-        self._pointers = scores.pointers.numpy()
-        self._history: Rows = kept[scores.history.numpy()].astype(np.int64)
-
-    def find_owned(self, user: int) -> Rows:
-        """Return the rows of the items that a trained user has at the party."""
-        return self._history[self._pointers[user] : self._pointers[user + 1]]
-
-    def add_scores(self, scores: Tensor, owned: Sequence[Rows]) -> None:
-        """Add to `scores` (n, M or more) what the items `owned` by each of n users contribute."""
-        places = [place[place >= 0] for place in (self._place[rows] for rows in owned)]
-        counts = np.array([len(place) for place in places])
-        if not counts.any():
-            return
-        starts = torch.from_numpy(np.cumsum(counts) - counts)
-        rows = torch.from_numpy(np.concatenate(places))
-        sums = torch.nn.functional.embedding_bag(rows, self._scores.weights, starts, mode="sum")
-        if len(self._scores.kept) == self._scores.items:
-            scores[:, : self._scores.items] += sums
-        else:
-            scores.index_add_(1, self._scores.kept, sums)
-
-    def split_score(self, item: int, owned: Rows) -> NDArray[np.float64]:
-        """Return what each of the items `owned` adds to the score of `item` (n,)."""
-        parts = np.zeros(len(owned))
-        place = self._place[owned]
-        inside = place >= 0
-        if self._place[item] >= 0:
-            column = self._scores.weights[:, self._place[item]]
-            parts[inside] = column[torch.from_numpy(place[inside])].numpy()
-        return parts
-
-
 class ItemRanker:
     """One party's item vectors, laid out for products with many user vectors, and its item weights, if any."""
 
@@ -92,7 +51,7 @@ class ItemRanker:
         self.model = model
         self.ranks = ranks
         self.count = model.items.shape[0]
-        self.item_weights = None if model.item_scores is None else ItemWeights(model.item_scores)
+        self.item_weights = model.item_scores
         padding = -self.count % BLOCK
         self._columns = torch.nn.functional.pad(model.items, (0, 0, 0, padding)).T.contiguous()
 
