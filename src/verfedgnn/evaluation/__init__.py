@@ -1,1 +1,1 @@
-"""What joining gains each party, and the estimator in the style of scikit-learn."""
+"""What joining gains each party, how two runs differ, and whether the later one may replace the earlier."""

@@ -82,9 +82,10 @@ def gain(
     columns = [np.bincount(row, before), np.bincount(row, after), count.astype(np.float64)]
     sums = np.stack(columns, 1)  # (U, 3)
     rng = np.random.default_rng([seed, 7])
-    drawn = []
-    for size in _chunks(len(count)):
-        weights = rng.multinomial(len(count), np.full(len(count), 1 / len(count)), size)
+    drawn, most = [], max(1, _CHUNK // len(count))
+    for start in range(0, DRAWS, most):
+        share = np.full(len(count), 1 / len(count))
+        weights = rng.multinomial(len(count), share, min(most, DRAWS - start))
         drawn.append(_gains(weights.astype(np.float64) @ sums, metric))
     gains = np.concatenate(drawn)
     low, high = np.quantile(gains, [0.025, 0.975])
@@ -92,11 +93,6 @@ def gain(
     reference = float(measure(whole[:, 0], whole[:, 2], metric)[0])
     value = float(_gains(whole, metric)[0])
     return Gain(value, float(low), float(high), len(count), reference, float(gains.std(ddof=1)))
-
-
-def _chunks(users: int) -> list[int]:
-    most = max(1, _CHUNK // users)
-    return [min(most, DRAWS - start) for start in range(0, DRAWS, most)]
 
 
 def _gains(sums: Floats, metric: str) -> Floats:

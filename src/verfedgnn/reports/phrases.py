@@ -12,6 +12,7 @@ from rich.filesize import decimal
 
 from verfedgnn.core.option_names import option
 from verfedgnn.privacy.visibility import describe_seen
+from verfedgnn.runs.run_folder import trainings_of
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
@@ -39,18 +40,6 @@ def format_duration(seconds: float) -> str:
 def format_size(count: float) -> str:
     """Format a number of bytes, such as `1.5 MB`."""
     return decimal(round(count)).replace(" bytes", " B").replace(" byte", " B")
-
-
-def trainings_of(metrics: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the cost of each training of a run by name: of ratings, of lists, and of both on all ratings."""
-    final = metrics.get("final", {})
-    named = {
-        "ratings": metrics,
-        "lists": metrics.get("lists", {}),
-        "all ratings": final,
-        "lists, all ratings": final.get("lists", {}),
-    }
-    return {name: part for name, part in named.items() if "rounds" in part}
 
 
 def total_bytes(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.files import LOCK, check_links, check_writable, parsing, writing
@@ -135,6 +136,18 @@ def _is_run(folder: Path) -> bool:
     return (folder / "config.toml").is_file() and (folder / "history.jsonl").is_file()
 
 
+def trainings_of(metrics: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the cost of each training of a run by name: of ratings, of lists, and of both on all ratings."""
+    final = metrics.get("final", {})
+    named = {
+        "ratings": metrics,
+        "lists": metrics.get("lists", {}),
+        "all ratings": final,
+        "lists, all ratings": final.get("lists", {}),
+    }
+    return {name: part for name, part in named.items() if "rounds" in part}
+
+
 def _summarise(place: Path, folder: Path) -> RunSummary:
     file = place / "metrics.json"
     finished = file.is_file()
@@ -145,9 +158,7 @@ def _summarise(place: Path, folder: Path) -> RunSummary:
         written = (file if finished else place / "history.jsonl").stat().st_mtime
         test = metrics.get("test", {})  # a coordinator's run has costs only
         gradients = metrics.get("privacy", {}).get("gradients", {})
-        final = metrics.get("final", {})
-        trainings = (metrics, metrics.get("lists", {}), final, final.get("lists", {}))
-        costs = [part["bytes"] for part in trainings if "bytes" in part]
+        costs = [part["bytes"] for part in trainings_of(metrics).values()]
         names = [row["name"] for row in metrics.get("parties", [])]
         return RunSummary(
             folder=place.name if place == folder else str(place.relative_to(folder)),

@@ -315,8 +315,9 @@ def serve(
 
     def build(folder: Path) -> FastAPI:
         catalogue = Catalogue(Run.load(folder), folder.name, party, split)
-        for served in (*catalogue.lists.values(), *catalogue.stars.values()):
-            _ = served.priors, served.rankers  # so that the first newcomer does not wait
+        # so that the first request does not wait
+        _ = [(models.rankers, models.priors) for models in catalogue.lists.values()]
+        _ = [models.priors for models in catalogue.stars.values()]
         return make_app(catalogue, keys=keys, log=log, metrics=metrics, folder=folder)
 
     app = LiveRun(run, build)
