@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from markupsafe import escape
 
@@ -29,9 +30,8 @@ _CHARACTER = 6.3
 Curve = tuple[Sequence[float], Sequence[float]]
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A named value with its interval."""
+class Interval(NamedTuple):
+    """A named value with its interval and the verdict."""
 
     name: str
     value: float
@@ -39,16 +39,6 @@ class Interval:
     high: float
     pays: str
     unit: str = "%"
-
-    @property
-    def colour(self) -> str:
-        """The colour of the verdict."""
-        return _PAYS_COLOURS.get(self.pays, UNCLEAR_COLOUR)
-
-    @property
-    def text(self) -> str:
-        """The value with its interval and the verdict."""
-        return f"{format_percent(self.value, self.low, self.high, self.unit)}, {self.pays}"
 
 
 @dataclass
@@ -143,24 +133,26 @@ def draw_intervals(title: str, rows: Sequence[Interval], axis: str) -> str:
     ticks = scale.ticks()
     for tick in ticks:
         canvas.text(scale.place(tick), bottom + 16, f"{tick:+g}" if tick else "0", "middle")
-    for number, row in enumerate(rows):
+    texts = [f"{format_percent(row.value, row.low, row.high, row.unit)}, {row.pays}" for row in rows]
+    for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        colour = _PAYS_COLOURS.get(row.pays, UNCLEAR_COLOUR)
         top = 6 + row_height * number
         height = top + 26
-        canvas.text(2, top + 12, _shorten(row.name, max(8, 60 - len(row.text))))
-        canvas.text(_WIDTH - 2, top + 12, row.text, "end")
+        canvas.text(2, top + 12, _shorten(row.name, max(8, 60 - len(text))))
+        canvas.text(_WIDTH - 2, top + 12, text, "end")
         for tick in ticks:
             look = "" if tick else "currentColor"
             canvas.line(scale.place(tick), top + 17, scale.place(tick), top + 35, look)
         low, middle, high = (scale.place(value) for value in (row.low, row.value, row.high))
         filled = row.pays in _SURE
         gap = 0 if filled else 4.5  # a ring interrupts the line
-        canvas.line(low, height, max(low, middle - gap), height, row.colour, 2.5)
-        canvas.line(min(high, middle + gap), height, high, height, row.colour, 2.5)
+        canvas.line(low, height, max(low, middle - gap), height, colour, 2.5)
+        canvas.line(min(high, middle + gap), height, high, height, colour, 2.5)
         for end in (low, high):
-            canvas.line(end, height - 5, end, height + 5, row.colour, 2)
-        canvas.dot(middle, height, row.colour, 4.5, filled=filled)
+            canvas.line(end, height - 5, end, height + 5, colour, 2)
+        canvas.dot(middle, height, colour, 4.5, filled=filled)
     canvas.text(_WIDTH / 2, bottom + 35, axis, "middle", soft=True)
-    return canvas.svg(title, "; ".join(f"{row.name}: {row.text}" for row in rows))
+    return canvas.svg(title, "; ".join(f"{row.name}: {text}" for row, text in zip(rows, texts, strict=True)))
 
 
 def draw_lines(
