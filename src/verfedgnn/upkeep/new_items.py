@@ -36,7 +36,7 @@ by least squares over the users, so that the prior covers it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -283,9 +283,7 @@ class NewItems:
             merged = {name: self._merge(item, before.get(name), gone) for name, item in items.items()}
             for item in merged.values():
                 check_item(item)
-            stored = self.estimate_all(
-                list(merged.values()), self._newest([*before.values(), *merged.values()])
-            )
+            stored = self.estimate_all(merged.values(), before.values())
             rewrite_added(self._file, (before | dict(zip(merged, stored, strict=True))).values())
         unknown = sum(len(item.ratings.keys() - merged[name].ratings.keys()) for name, item in items.items())
         return AddedReport(stored, unknown)
@@ -303,16 +301,15 @@ class NewItems:
             {**known.ratings, **{user: item.ratings[user] for user in here}},
         )
 
-    def _newest(self, items: Sequence[AddedItem]) -> int | None:
-        """Return the newest time in the party's data, which counts as now; None if its ratings have no times."""
-        if self.table.time is None or not len(self.table.time):
-            return None
-        given = [at for item in items for _, at in item.ratings.values() if at is not None]
-        return max([int(self.table.time.max()), *given])
+    def estimate_all(self, items: Collection[AddedItem], others: Iterable[AddedItem] = ()) -> list[AddedItem]:
+        """Return items with the vectors that follow from their ratings.
 
-    def estimate_all(self, items: Sequence[AddedItem], now: int | None = None) -> list[AddedItem]:
-        """Return items with the vectors that follow from their ratings; `now` is the newest time, by default of `items`."""
-        newest = self._newest(items) if now is None else now
+        The newest time of these, of `others` and of the training counts as now.
+        """
+        newest = None
+        if self.table.time is not None and len(self.table.time):
+            given = [at for item in (*items, *others) for _, at in item.ratings.values() if at is not None]
+            newest = max([int(self.table.time.max()), *given])
         estimated = []
         for item in items:
             rows = find_positions(np.array(list(item.ratings), dtype=np.str_), self.table.user_ids)
