@@ -34,7 +34,7 @@ from verfedgnn_research.attacks.paper_attacks import choose_victims, mount_paper
 from verfedgnn_research.attacks.run_view import RunInternals
 from verfedgnn_research.attacks.subset_search import SCALES, best_subsets
 from verfedgnn_research.baselines import METHODS, Where
-from verfedgnn_research.experiments.job_queue import Record
+from verfedgnn_research.experiments.training_cell import Record
 from verfedgnn_research.paper.attack_tables import TABLE3, TABLE4, TABLE5, TABLE7
 from verfedgnn_research.paper.paper_experiment import PaperScope
 

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import verfedgnn as vf
-from verfedgnn_research.bench import HEADER, bench_rows, measure_all, read_case
+from verfedgnn_research.baselines import Where
+from verfedgnn_research.bench import HEADER, BenchFile, Measurement, bench_rows, read_case
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_bench_is_written_and_not_repeated(
     command: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,7 +37,7 @@ def test_a_bench_is_written_and_not_repeated(
     assert "`verfedgnn bench synthetic --preset paper --set epochs=2 --seeds 2 --parties 3`" in page
     assert "| synthetic | 0, 1 |" in page
 
-    monkeypatch.setattr("verfedgnn_research.bench.train", None)
+    monkeypatch.setattr("verfedgnn_research.experiments.training_queue._start_workers", None)
     assert command(*words)[:2] == (code, out)
 
 
@@ -62,9 +65,25 @@ def test_another_configuration_is_another_training(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     for dim in (2, 3):
         config = vf.Config.preset("paper", dim=dim, epochs=1)
-        (record,) = measure_all(["synthetic"], [config], path, parties=2)
+        job = Measurement("synthetic", config, 2)
+        BenchFile(path).put(job, job.run(Where(torch.device("cpu"))))
+        record = BenchFile(path).finished(job)
+        assert record is not None
         assert record["config"] == config.fingerprint()
     assert len(json.loads(path.read_text())) == 2
+
+
+def test_a_training_of_another_commit_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Measurement("synthetic", vf.Config.preset("paper"))
+    for code in ("one", "two"):
+        monkeypatch.setattr("verfedgnn_research.bench.commit", lambda code=code: code)
+        file = BenchFile(tmp_path / "bench.json")
+        assert file.finished(job) is None
+        file.put(job, {**job.key(), "commit": code})
+        assert file.finished(job) is not None
+    assert [record["commit"] for record in file.records] == ["two"]
 
 
 def test_the_cases_of_real_data(real_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,16 @@ from verfedgnn_research.experiments.comparison import (
     comparison_page,
     diagnose_comparison,
 )
-from verfedgnn_research.experiments.job_queue import QueueProgress
 from verfedgnn_research.experiments.result_tables import comma_separated, markdown, mean_std
 from verfedgnn_research.experiments.training_cell import Cell, checksum, commit
-from verfedgnn_research.experiments.training_queue import CellRecords, run_cells
+from verfedgnn_research.experiments.training_queue import (
+    CellRecords,
+    QueueProgress,
+    finished_cells,
+    run_cells,
+)
 from verfedgnn_research.paper import EXPERIMENTS, PaperScope
+from verfedgnn_research.paper.authors import AuthorsCell
 from verfedgnn_research.paper.communication import formula
 from verfedgnn_research.paper.paper_experiment import Experiment
 from verfedgnn_research.paper.paper_page import fill_page
@@ -166,14 +171,37 @@ def test_finished_cells_are_not_trained_again(table: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("one_process")
+def test_records_of_another_commit_do_not_count(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = short(table)
+    for code in ("one", "two"):
+        for module in (cell_module, training_queue):
+            monkeypatch.setattr(module, "commit", lambda code=code: code)
+        assert run_cells([cell], tmp_path, jobs=1)[cell]["commit"] == code
+        assert finished_cells([cell], tmp_path)[cell]["commit"] == code
+    monkeypatch.setattr(training_queue, "commit", lambda: "three")
+    assert finished_cells([cell], tmp_path)[cell]["commit"] == "two", "pages of what there is take the last"
+    assert (tmp_path / "cells.jsonl").read_text().count("\n") == 2
+
+
+@pytest.mark.usefixtures("one_process")
 def test_a_record_says_how_it_was_made(table: str, tmp_path: Path) -> None:
     cell = short(table)
     record = run_cells([cell], tmp_path, jobs=1)[cell]
     assert record["config"] == cell.config().fingerprint()
     assert record["data_sha256"] == checksum(cell)
-    assert {"commit", "environment", "seed", "settings", "bytes", "seconds", "rounds", "best_round"} <= set(
-        record
-    )
+    assert {
+        "commit",
+        "environment",
+        "cpu_seconds",
+        "seed",
+        "settings",
+        "bytes",
+        "seconds",
+        "rounds",
+        "best_round",
+    } <= set(record)
     assert record == json.loads((tmp_path / "cells.jsonl").read_text())
 
 
@@ -192,7 +220,7 @@ def test_a_failed_cell_is_named_and_the_others_are_kept(table: str, tmp_path: Pa
         vf.RunError, match=r"1 of 2 trainings failed, the others are kept; the first: .*diverged"
     ):
         run_cells(cells, tmp_path, jobs=1)
-    assert list(CellRecords(tmp_path).found) == [cells[0].key()]
+    assert list(CellRecords(tmp_path).found) == [CellRecords(tmp_path).key(cells[0])]
 
 
 @pytest.mark.usefixtures("warm")
@@ -200,7 +228,7 @@ def test_a_stop_keeps_what_is_finished(table: str, tmp_path: Path) -> None:
     cells = [short(table, seed=seed, **{"training.epochs": 2 if seed == 0 else 20000}) for seed in range(2)]
     with pytest.raises(Interrupted, match="stopped with 1 of 2 trainings done"):
         run_cells(cells, tmp_path, jobs=2, stop=lambda: bool(CellRecords(tmp_path).found))
-    assert list(CellRecords(tmp_path).found) == [cells[0].key()]
+    assert list(CellRecords(tmp_path).found) == [CellRecords(tmp_path).key(cells[0])]
 
 
 @pytest.mark.usefixtures("warm")
@@ -227,7 +255,7 @@ def test_a_killed_worker_is_an_error_in_words(table: str, tmp_path: Path) -> Non
 
     with pytest.raises(vf.RunError, match=r"a process was killed.*1 of 2 trainings are done"):
         run_cells(cells, tmp_path, jobs=2, watch=kill_the_other)
-    assert list(CellRecords(tmp_path).found) == [cells[0].key()]
+    assert list(CellRecords(tmp_path).found) == [CellRecords(tmp_path).key(cells[0])]
 
 
 @pytest.mark.usefixtures("warm")
@@ -451,6 +479,19 @@ def test_all_sixteen_rows_of_table_two_are_there() -> None:
             assert {c.seed for c in cells if (c.data, c.method, c.gnn) == ((data,), method, gnn)} == set(
                 range(5)
             )
+
+
+def test_the_authors_protocol_is_one_switch(tmp_path: Path) -> None:
+    scope = PaperScope(authors=True)
+    two = EXPERIMENTS["table2"]
+    theirs = [cell for cell in two.cells(scope) if isinstance(cell, AuthorsCell)]
+    assert len(theirs) == 2 * 3 * 5
+    assert set(two.cells(scope)) - set(theirs) == set(two.cells(PaperScope()))
+    records = made_up(two, scope, lambda cell: 0.7 if isinstance(cell, AuthorsCell) else 0.9)
+    page = two.make(records, scope, tmp_path).read_text()
+    assert "| VerFedGNN | GAT | 0.9146 ± 0.0010 | 0.7000 ± 0.0000 | 0.9000 ± 0.0000 |" in page
+    assert "paper table2 --authors`" in page
+    assert "count sketch" in page
 
 
 def test_the_standard_point_of_a_figure_is_the_cell_of_table_two() -> None:

@@ -121,8 +121,7 @@ class Model:
             if name == "users":
                 view.copy_(self.initial_embeddings(rng, self.users, typical))
             elif name == "mix":
-                # Layers of 1/2 then predict the typical rating.
-                view.fill_(2 / (view.numel() - 1) * math.sqrt(typical / self.config.dim))
+                view.fill_(self.operator.initial_mix(typical))
             elif name != "user_bias":
                 view.copy_(torch.from_numpy(self.operator.initial(name, tuple(view.shape), rng)))
         return flat

@@ -70,6 +70,10 @@ class Operator(Plugin, ABC):
         bound = math.sqrt(3 / self.dim)
         return rng.uniform(-bound, bound, shape).astype(np.float32)
 
+    def initial_mix(self, typical: float) -> float:
+        """Return every a_k before the first round: layers of 1/2 then predict the typical rating."""
+        return 2 / self.layers * math.sqrt(typical / self.dim)
+
     @abstractmethod
     def layer(
         self, k: int, weights: Weights, users: Tensor, items: Tensor, graph: Graph, others: Tensor | None

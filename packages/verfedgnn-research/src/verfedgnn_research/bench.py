@@ -10,59 +10,63 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from verfedgnn.config import Config
-from verfedgnn.core.errors import ConfigError, Interrupted
+from verfedgnn.core.errors import ConfigError
 from verfedgnn.evaluation.verdict import judged_tables
 from verfedgnn.runs.metrics_file import describe_environment
 from verfedgnn.runs.run import Run
-from verfedgnn.training.progress import Watcher
 from verfedgnn.training.train import train
+from verfedgnn_research.baselines import Where
 from verfedgnn_research.experiments.result_tables import markdown, mean_std, write_text
-from verfedgnn_research.experiments.training_cell import commit, read_case
+from verfedgnn_research.experiments.training_cell import Record, commit, read_case
 
 HEADER = ("data", "seeds", "RMSE", "rounds", "NDCG@20", "rounds of lists", "MB a party", "CPU seconds")
-Record = dict[str, Any]
 
 
-def measure(
-    name: str,
-    config: Config,
-    *,
-    parties: int | None = None,
-    device: str = "cpu",
-    watch: Watcher | None = None,
-    stop: Callable[[], bool] = lambda: False,
-) -> Record:
-    """Train on one data set and return what it reached and cost."""
-    data = read_case(name, config.seed, parties)
-    began, started = time.process_time(), time.perf_counter()
-    run = train(data, config, device=device, watch=watch, stop=stop)
-    record = {
-        **_key(name, config, parties),
-        "cpu_seconds": round(time.process_time() - began, 2),
-        "wall_seconds": round(time.perf_counter() - started, 1),
-        "parties": len(data),
-        "users": data[0].ratings.n_users,
-        "items": sum(party.ratings.n_items for party in data),
-        "all_ratings": sum(len(party.ratings) for party in data),
-        "commit": commit(),
-        "environment": describe_environment(torch.device(device)),
-        "ratings": _figures(run.judged),
-        "final": run.metrics.get("final"),
-        "lift": run.metrics.get("lift"),
-    }
-    return record | ({} if run.judged.lists is None else {"lists": _figures(run.judged.lists)})
+@dataclass(frozen=True)
+class Measurement:
+    """One training to be measured."""
 
+    data: str
+    """What `train --data` reads, or one of `names.CASES`."""
+    config: Config
+    parties: int | None = None
 
-def _key(name: str, config: Config, parties: int | None) -> Record:
-    """Return what identifies a training."""
-    return {"data": name, "split_into": parties, "seed": config.seed, "config": config.fingerprint()}
+    @property
+    def name(self) -> str:
+        """Name for progress lines."""
+        return f"{self.data}, seed {self.config.seed}"
+
+    def key(self) -> Record:
+        """Return what identifies the training, without the code."""
+        fingerprint = self.config.fingerprint()
+        key = {"data": self.data, "split_into": self.parties, "seed": self.config.seed}
+        return {**key, "config": fingerprint}
+
+    def run(self, where: Where) -> Record:
+        """Train, and return what was reached and what it cost."""
+        data = read_case(self.data, self.config.seed, self.parties)
+        began, started = time.process_time(), time.perf_counter()
+        run = train(data, self.config, device=where.device, watch=where.watch, stop=where.stop)
+        record = {
+            **self.key(),
+            "cpu_seconds": round(time.process_time() - began, 2),
+            "wall_seconds": round(time.perf_counter() - started, 1),
+            "parties": len(data),
+            "users": data[0].ratings.n_users,
+            "items": sum(party.ratings.n_items for party in data),
+            "all_ratings": sum(len(party.ratings) for party in data),
+            "commit": commit(),
+            "environment": describe_environment(where.device),
+            "ratings": _figures(run.judged),
+            "final": run.metrics.get("final"),
+            "lift": run.metrics.get("lift"),
+        }
+        return record | ({} if run.judged.lists is None else {"lists": _figures(run.judged.lists)})
 
 
 def _figures(run: Run) -> Record:
@@ -78,41 +82,26 @@ def _figures(run: Run) -> Record:
     }
 
 
-def measure_all(
-    names: Sequence[str],
-    configs: Sequence[Config],
-    path: Path,
-    *,
-    parties: int | None = None,
-    device: str = "cpu",
-    watch: Callable[[str, int], Watcher | None] = lambda name, seed: None,
-    stop: Callable[[], bool] = lambda: False,
-) -> list[Record]:
-    """Train every data set with every configuration and return the records, in order.
+class BenchFile:
+    """The measured trainings, in one JSON file. A training at another commit is measured again and replaced."""
 
-    Trainings that the file `path` has are not repeated, and each new one is added to it at once.
-    """
-    kept = read_records(path)
-    found = []
-    for name in names:
-        for config in configs:
-            key = _key(name, config, parties)
-            record = next((each for each in kept if key.items() <= each.items()), None)
-            if record is None:
-                if stop():
-                    raise Interrupted("stopped")
-                record = measure(
-                    name,
-                    config,
-                    parties=parties,
-                    device=device,
-                    watch=watch(name, config.seed),
-                    stop=stop,
-                )
-                kept.append(record)
-                write_text(path, json.dumps(kept, indent=1) + "\n")
-            found.append(record)
-    return found
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records = read_records(path)
+
+    def _find(self, job: Measurement) -> Record | None:
+        return next((each for each in self.records if job.key().items() <= each.items()), None)
+
+    def finished(self, job: Measurement) -> Record | None:
+        """Return the record of a training at this commit, or None."""
+        record = self._find(job)
+        return record if record is not None and record["commit"] == commit() else None
+
+    def put(self, job: Measurement, record: Record) -> None:
+        """Keep the record of a training, in the file at once."""
+        before = self._find(job)
+        self.records = [each for each in self.records if each is not before] + [record]
+        write_text(self.path, json.dumps(self.records, indent=1) + "\n")
 
 
 def read_records(path: Path) -> list[Record]:

@@ -48,7 +48,7 @@ class FedPerGNN(Method):
 
     name = "fedpergnn"
     title = "FedPerGNN"
-    version = 2
+    version = 3
     declares = Declaration(
         high_order=True,
         gradient_protection=True,
@@ -113,13 +113,11 @@ class PseudoParty(Party):
 
 
 def like(rows: Tensor, count: int, stream: KeyStream) -> Tensor:
-    """Draw `count` normal rows with the mean and covariance of `rows` (n, C), as random mixtures of their
-    deviations.
-    """
+    """Draw `count` normal rows with the mean and covariance of `rows` (n, C)."""
     mean = rows.mean(0, keepdim=True)
-    normal = torch.special.ndtri(torch.from_numpy(stream.uniform((count, len(rows)))))
-    weights = normal.to(rows.device, rows.dtype) / max(1, len(rows) - 1) ** 0.5
-    drawn: Tensor = mean + weights @ (rows - mean)
+    root = torch.linalg.qr((rows - mean) / max(1, len(rows) - 1) ** 0.5, mode="r").R
+    normal = torch.special.ndtri(torch.from_numpy(stream.uniform((count, len(root)))))
+    drawn: Tensor = mean + normal.to(rows) @ root
     return drawn
 
 

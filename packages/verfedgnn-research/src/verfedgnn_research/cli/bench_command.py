@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 from rich.table import Table
@@ -13,21 +13,17 @@ from verfedgnn.cli.next_step import Request, command_text, show_next
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import (
     Device,
+    Jobs,
     Model,
     Parties,
     Preset,
     Settings,
-    Threads,
     complete_data_sets,
-    use_threads,
 )
 from verfedgnn.cli.signals import Halt
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.reports.round_progress import RoundProgress
+from verfedgnn_research.cli.progress_bars import CellProgress
 from verfedgnn_research.names import CASES
-
-if TYPE_CHECKING:
-    from verfedgnn.training.progress import Watcher
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -55,7 +51,7 @@ class BenchRequest(Request):
         Path, typer.Option(help="JSON file for the records; the table is written next to it, as Markdown.")
     ] = Path("bench.json")
     device: Device = "cpu"
-    threads: Threads = 1
+    jobs: Jobs = 1
     output: Output = STANDARD
 
 
@@ -66,11 +62,11 @@ def bench(request: BenchRequest) -> None:
     """
     from verfedgnn.config import build_config, parse_settings
     from verfedgnn.core.files import check_writable
-    from verfedgnn_research.bench import HEADER, bench_page, bench_rows, measure_all
+    from verfedgnn_research.bench import HEADER, BenchFile, Measurement, bench_page, bench_rows
     from verfedgnn_research.experiments.result_tables import write_text
+    from verfedgnn_research.experiments.training_queue import run_queue
 
     out, output = request.out, request.output
-    use_threads(request.threads)
     if out.suffix != ".json":
         raise ConfigError(f"the records are a JSON file, such as {out.with_suffix('.json')}, not {out}")
     check_writable(out.parent)
@@ -81,24 +77,22 @@ def bench(request: BenchRequest) -> None:
         build_config(preset=chosen, model=request.model, overrides={**settings, "seed": seed})
         for seed in range(request.seeds)
     ]
+    wanted = [Measurement(name, config, request.parties) for name in names for config in configs]
+    file = BenchFile(out)
     with (
-        RoundProgress(hidden=output.quiet) as progress,
+        CellProgress(hidden=output.quiet) as progress,
         Halt(quiet=output.quiet, after="the rounds under way") as halt,
     ):
-
-        def watch(name: str, seed: int) -> Watcher:
-            return lambda event: progress.round(replace(event, label=f"{name}, seed {seed}: {event.label}"))
-
-        records = measure_all(
-            names,
-            configs,
-            out,
-            parties=request.parties,
+        run_queue(
+            wanted,
+            file,
+            processes=request.jobs,
             device=request.device,
-            watch=watch,
+            watch=progress.report,
             stop=halt.asked,
         )
-    words = replace(request, preset=chosen).to_words(without=("data", "out", "device", "threads", "output"))
+    records = [record for each in wanted if (record := file.finished(each)) is not None]
+    words = replace(request, preset=chosen).to_words(without=("data", "out", "device", "jobs", "output"))
     page = out.with_suffix(".md")
     write_text(page, bench_page(records, command_text([words[0], *names, *words[1:]])))
     table = Table(*HEADER, title=f"Trainings with preset {chosen} (test part)", title_justify="left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +28,13 @@ def paper(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="Run a coarse version in minutes: ML-100K for ML-1M, one seed, half the epochs."
+            "--quick",
+            help="Run a coarse version in minutes: ML-100K for ML-1M, one seed, a fifth of the epochs.",
         ),
+    ] = False,
+    authors: Annotated[
+        bool,
+        typer.Option("--authors", help="Add a column to Table 2: the protocol of the authors' code."),
     ] = False,
     seeds: Annotated[
         int | None,
@@ -65,24 +71,28 @@ def paper(
     if page is not None and quick:
         raise ConfigError("--page needs the full version; leave out --quick")
     chosen = [e for name, e in AT_HAND.items() if name in what or "all" in what]
-    scope = PaperScope.quick() if quick else PaperScope()
+    scope = replace(PaperScope.quick() if quick else PaperScope(), authors=authors)
     if seeds is not None:
-        scope = PaperScope(scope.data, seeds, seeds, scope.coarse)
+        scope = replace(scope, seeds=seeds, study_seeds=seeds)
     folder = out or Path("paper-quick" if quick else "paper")
     check_writable(folder)
     wanted = {experiment.name: experiment.cells(scope) for experiment in chosen}
     cells = [cell for each in wanted.values() for cell in each]
     failed: RunError | None = None
+    records = None
     if not so_far:
         with (
             CellProgress(hidden=output.quiet) as progress,
             Halt(quiet=output.quiet, after="the rounds under way") as halt,
         ):
             try:
-                run_cells(cells, folder, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
+                records = run_cells(
+                    cells, folder, jobs=jobs, device=device, watch=progress.report, stop=halt.asked
+                )
             except RunError as error:  # write the pages of what did not fail first
                 failed = error
-    records = finished_cells(cells, folder)
+    if records is None:
+        records = finished_cells(cells, folder)
     made: dict[str, Path] = {}
     for experiment in chosen:
         own = {cell: records[cell] for cell in wanted[experiment.name] if cell in records}
@@ -93,7 +103,8 @@ def paper(
     output.result({"pages": made, "filled": page}, *lines, *([f"filled: {page}"] if page is not None else []))
     if failed is not None:
         raise failed
-    options = [*(["--seeds", str(seeds)] if seeds is not None else []), "--out", str(folder)]
+    options = ["--authors"] if authors else []
+    options += [*(["--seeds", str(seeds)] if seeds is not None else []), "--out", str(folder)]
     if len(records) < len(cells):
         sentence = f"{len(records)} of {len(cells)} trainings are finished; the same command without --so-far trains the others."
         command = ["paper", *what, *(["--quick"] if quick else []), *options]

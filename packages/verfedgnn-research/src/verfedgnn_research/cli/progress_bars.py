@@ -12,7 +12,7 @@ from verfedgnn.reports.phrases import format_duration
 
 if TYPE_CHECKING:
     from verfedgnn_research.attacks.audit_clock import AuditClock
-    from verfedgnn_research.experiments.job_queue import QueueProgress
+    from verfedgnn_research.experiments.training_queue import QueueProgress
 
 LINE_SECONDS = 60.0
 """Seconds between two lines about one attack of an audit."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn_research.baselines import method, methods
-from verfedgnn_research.experiments.job_queue import Record
 from verfedgnn_research.experiments.result_tables import (
     comma_separated,
     declarations,
@@ -16,7 +15,7 @@ from verfedgnn_research.experiments.result_tables import (
     markdown,
     mean_std,
 )
-from verfedgnn_research.experiments.training_cell import Cell
+from verfedgnn_research.experiments.training_cell import Cell, Record
 
 HEADER = (
     "method",

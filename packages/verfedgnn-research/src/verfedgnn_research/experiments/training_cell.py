@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -33,6 +32,8 @@ from verfedgnn_research.names import CASES
 
 CIAO = ("1", "10", "3", "2")
 """Categories of Ciao that stand for organisations, those with most ratings."""
+Record = dict[str, Any]
+"""The result of a training, as JSON holds it."""
 RECORDS = 1
 """Version of the records. Raise it when a change of arithmetic makes old records wrong, so that they are
 recomputed.
@@ -105,7 +106,7 @@ class Cell:
             used.append(plugins.load_gnn(self.gnn))
         return [plugins.hash_code(plugin) for plugin in used]
 
-    def run(self, where: Where) -> dict[str, Any]:
+    def run(self, where: Where) -> Record:
         """Train and evaluate, and return the record."""
         chosen = method(self.method)
         parties = declare_sizes(self.read())
@@ -113,23 +114,20 @@ class Cell:
         ranks = choose_config(
             parties, config
         ).ranks  # there are lists only where a party has nothing but likes
-        began = time.perf_counter()
         trained = chosen.train(parties, config, where)
-        wall = time.perf_counter() - began
         prepared = prepare_judged(parties, config, where.device)
         judged = evaluate(prepared, trained.models, ranks=ranks, lists=trained.lists)
         return {
             **self.about(where),
             "split": config.split.kind,
             "customers": judge_customers(prepared, trained, ranks=ranks),
-            "wall_seconds": round(wall, 1),
             "test": {name: _short(value) for name, value in judged["test"].items()},
             "valid": {name: _short(value) for name, value in judged["valid"].items()},
             **summarise_cost(trained.ledger, trained.rounds, len(parties), trained.seconds),
             "best_round": trained.best_round,
         }
 
-    def about(self, where: Where) -> dict[str, Any]:
+    def about(self, where: Where) -> Record:
         """Return the part of a record that says what was trained, on which data and with which code."""
         return {
             "key": self.key(),

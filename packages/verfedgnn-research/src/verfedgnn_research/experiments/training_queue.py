@@ -1,4 +1,4 @@
-"""Trainings in parallel processes, with a record of each finished one in `cells.jsonl`.
+"""Trainings in parallel processes. Each finished record is on disk at once, so that an interrupted experiment resumes.
 
 Processes rather than threads, because a round is bound by one core. On a GPU several processes share it, at full speed with
 NVIDIA's multi-process service.
@@ -10,14 +10,16 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -25,34 +27,162 @@ from verfedgnn.core.errors import Interrupted, RunError
 from verfedgnn.training.loop import usable_device
 from verfedgnn.training.progress import Progress
 from verfedgnn_research.baselines import Where
-from verfedgnn_research.experiments.job_queue import QueueProgress, Record, run_queue
-from verfedgnn_research.experiments.training_cell import Cell
+from verfedgnn_research.experiments.training_cell import Cell, Record, commit
 
 MEMORY = 2 << 30
 """GPU memory that is set aside for each process."""
 
 
-class CellRecords:
-    """The finished cells of an experiment, one line each in `cells.jsonl`."""
+class Job(Protocol):
+    """Something to compute in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    @property
+    def name(self) -> str:
+        """Name of the job in progress lines and errors."""
+        ...
+
+    def run(self, where: Where) -> Record:
+        """Compute and return the record."""
+        ...
+
+
+AnyJob = TypeVar("AnyJob", bound=Job)
+StoredJob = TypeVar("StoredJob", bound=Job, contravariant=True)
+
+
+class RecordStore(Protocol[StoredJob]):
+    """Records on disk, found by job."""
+
+    def finished(self, job: StoredJob) -> Record | None:
+        """Return the record of a job, or None if the job has to be run."""
+        ...
+
+    def put(self, job: StoredJob, record: Record) -> None:
+        """Keep the record of a job."""
+        ...
+
+
+@dataclass(frozen=True)
+class QueueProgress:
+    """State of a queue, for progress bars."""
+
+    done: int
+    """Number of jobs whose records are on disk."""
+    total: int
+    seconds_left: float | None
+    last: str
+    """Name and result of the job that finished last."""
+
+
+def run_queue(
+    jobs: Sequence[AnyJob],
+    records: RecordStore[AnyJob],
+    *,
+    processes: int = 0,
+    device: str = "cpu",
+    seconds: Callable[[AnyJob], float] = lambda job: 1.0,
+    watch: Callable[[QueueProgress], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Run all jobs without a record, longest first, and keep each record as soon as it is there.
+
+    Jobs run in `processes` processes at a time; 0 means as many as cores or GPU memory allow. `seconds` estimates how long a job
+    takes. A failed job does not end the others; it is reported as `RunError` at the end.
+    """
+    fitting = _fitting_processes(usable_device(device))
+    missing = [job for job in jobs if records.finished(job) is None]
+    if not missing:
+        return
+    missing.sort(key=seconds, reverse=True)
+    weights = [seconds(job) for job in missing]
+    failed: list[str] = []
+    done = len(jobs) - len(missing)
+    last = ""
+    began = time.monotonic()
+    halted = False
+    killed = False
+    try:
+        with _start_workers(min(processes or fitting, len(missing)), device, missing) as (futures, shared):
+            running = dict(zip(futures, missing, strict=True))
+            while running:
+                finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    job = running.pop(future)
+                    try:
+                        record = future.result()
+                    except Interrupted:
+                        halted = True
+                        continue
+                    except BrokenProcessPool:
+                        killed = True
+                        continue
+                    except Exception as error:  # one failure must not end the others
+                        failed.append(f"{job.name}: {error}")
+                        last = failed[-1]
+                        continue
+                    records.put(job, record)
+                    done += 1
+                    last = _describe(job, record)
+                if killed:
+                    raise RunError(
+                        f"a process was killed, probably for lack of memory; {done} of {len(jobs)} trainings are done. "
+                        "Run the same command with fewer --jobs to resume"
+                    )
+                if watch is not None:
+                    left = _seconds_left(weights, list(shared)[:-1], time.monotonic() - began)
+                    watch(QueueProgress(done, len(jobs), left, last))
+                if running and (halted or stop()):
+                    halted = True
+                    shared[-1] = 1.0
+                    running = {future: job for future, job in running.items() if not future.cancel()}
+    except KeyboardInterrupt:
+        halted = True
+    if halted and done + len(failed) < len(jobs):
+        raise Interrupted(f"stopped with {done} of {len(jobs)} trainings done")
+    if failed:
+        raise RunError(
+            f"{len(failed)} of {len(jobs)} trainings failed, the others are kept; the first: {failed[0]}"
+        )
+
+
+def _seconds_left(weights: Sequence[float], shares: Sequence[float], spent: float) -> float | None:
+    """Estimate the seconds left; None while too little is known."""
+    share = sum(weight * part for weight, part in zip(weights, shares, strict=True)) / max(sum(weights), 1e-9)
+    return spent * (1 - share) / share if share > 0.01 and spent > 5 else None
+
+
+def _describe(job: Job, record: Record) -> str:
+    rmse = record.get("ratings", record)["test"]["rmse"]
+    spent = record["cpu_seconds"]
+    return f"{job.name}: {'' if rmse is None else f'RMSE {rmse:.4f}, '}{spent:.0f} s of CPU"
+
+
+class CellRecords:
+    """The finished cells of an experiment, one line each in `cells.jsonl`; those of other commits do not count."""
+
+    def __init__(self, folder: Path, *, newest: bool = False) -> None:
+        """Read the records of this commit; with `newest`, of the commit of the last record."""
         self.path = folder / "cells.jsonl"
-        self.found: dict[str, Record] = {}
+        self.found: dict[tuple[str, str | None], Record] = {}
+        """Records by the key of their cell and the commit."""
+        self.code = commit()
         self._keys: dict[Cell, str] = {}
         text = self.path.read_text("utf-8") if self.path.is_file() else ""
         for line in text.splitlines():
             try:
                 record = json.loads(line)
-                self.found[record["key"]] = record
+                self.found[record["key"], record["commit"]] = record
             except (ValueError, KeyError, TypeError):
                 continue  # the line that was being written when the machine went down
         self.torn = bool(text) and not text.endswith("\n")
+        if newest and self.found:
+            _, self.code = list(self.found)[-1]
 
-    def key(self, cell: Cell) -> str:
-        """Return the key of a cell, computed once."""
+    def key(self, cell: Cell) -> tuple[str, str | None]:
+        """Return the key of a cell, computed once, and the commit."""
         if cell not in self._keys:
             self._keys[cell] = cell.key()
-        return self._keys[cell]
+        return self._keys[cell], self.code
 
     def finished(self, cell: Cell) -> Record | None:
         """Return the record of a cell, or None if it is not trained yet."""
@@ -60,7 +190,7 @@ class CellRecords:
 
     def put(self, cell: Cell, record: Record) -> None:
         """Append the record of a finished cell."""
-        self.found[record["key"]] = record
+        self.found[record["key"], record["commit"]] = record
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
@@ -85,15 +215,13 @@ def run_cells(
 
     Trainings run in `jobs` processes at a time; 0 means as many as cores or GPU memory allow.
     """
-    fitting = _fitting_processes(usable_device(device))
     records = CellRecords(folder)
     wanted = list(dict.fromkeys(cells))
     run_queue(
         list({records.key(cell): cell for cell in wanted}.values()),
         records,
-        lambda missing: _start_workers(min(jobs or fitting, len(missing)), device, missing),
-        noun="trainings",
-        describe=_describe,
+        processes=jobs,
+        device=device,
         seconds=_DurationGuess(records).seconds,
         watch=watch,
         stop=stop,
@@ -102,14 +230,9 @@ def run_cells(
 
 
 def finished_cells(cells: Sequence[Cell], folder: Path) -> dict[Cell, Record]:
-    """Return the records of those cells that are finished in `folder`."""
-    records = CellRecords(folder)
+    """Return the records of those cells that are finished in `folder`, at the commit of the last of them."""
+    records = CellRecords(folder, newest=True)
     return {cell: record for cell in dict.fromkeys(cells) if (record := records.finished(cell)) is not None}
-
-
-def _describe(cell: Cell, record: Record) -> str:
-    rmse = record["test"]["rmse"]
-    return f"{cell.name}: {'' if rmse is None else f'RMSE {rmse:.4f}, '}{record['seconds']:.0f} s"
 
 
 class _DurationGuess:
@@ -154,18 +277,20 @@ def _fitting_processes(device: torch.device) -> int:
 # -- one worker ------------------------------------------------------------------------------------------------------------
 
 _shared: Any = None
-"""In a worker: the finished share of each cell by position, then 1 if all shall stop.
+"""In a worker: the finished share of each job by position, then 1 if all shall stop.
 
 It has no lock, since a worker that is killed while it holds one would stop the others for ever.
 """
 
 
-def _begin_worker(shared: Any, threads: int) -> None:
+def _begin_worker(shared: Any, code: str | None) -> None:
     global _shared
     _shared = shared
+    if code is not None:
+        os.environ["VERFEDGNN_COMMIT"] = code  # also if there is another one meanwhile
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent says when to stop
         signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
@@ -177,7 +302,7 @@ def _exit_with_parent() -> None:
         os._exit(1)
 
 
-def _train_cell(cell: Cell, place: int, device: str) -> Record:
+def _run_job(job: Job, place: int, device: str) -> Record:
     shared = _shared
 
     def watch(event: Progress) -> None:
@@ -188,9 +313,10 @@ def _train_cell(cell: Cell, place: int, device: str) -> Record:
 
     if stops():
         raise Interrupted("stopped")
-    record = cell.run(Where(torch.device(device), watch, stops))
+    began = time.process_time()
+    record = job.run(Where(torch.device(device), watch, stops))
     shared[place] = 1.0
-    return record
+    return {"cpu_seconds": round(time.process_time() - began, 1), **record}
 
 
 @contextmanager
@@ -207,31 +333,21 @@ def _ignored_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@dataclass(frozen=True)
-class _TrainingWorkers:
-    """Trainings under way in a pool of processes."""
-
-    futures: list[Future[Record]]
-    shared: Any
-
-    def shares(self) -> Sequence[float]:
-        return list(self.shared)[:-1]
-
-    def halt(self) -> None:
-        self.shared[-1] = 1.0
-
-
 @contextmanager
-def _start_workers(jobs: int, device: str, cells: Sequence[Cell]) -> Iterator[_TrainingWorkers]:
-    """Train all cells in `jobs` processes; nothing is left running at the end, also after an error."""
+def _start_workers(
+    processes: int, device: str, jobs: Sequence[Job]
+) -> Iterator[tuple[list[Future[Record]], Any]]:
+    """Run all jobs in processes of one core; return their futures, and what `_shared` is to them.
+
+    Nothing is left running at the end, also after an error.
+    """
     context = get_context("spawn")
-    shared = context.Array("d", len(cells) + 1, lock=False)
-    threads = 1 if jobs > 1 else torch.get_num_threads()
-    with ProcessPoolExecutor(jobs, context, _begin_worker, (shared, threads)) as pool:
+    shared = context.Array("d", len(jobs) + 1, lock=False)
+    with ProcessPoolExecutor(processes, context, _begin_worker, (shared, commit())) as pool:
         with _ignored_signals():
-            futures = [pool.submit(_train_cell, cell, place, device) for place, cell in enumerate(cells)]
+            futures = [pool.submit(_run_job, job, place, device) for place, job in enumerate(jobs)]
         try:
-            yield _TrainingWorkers(futures, shared)
+            yield futures, shared
         finally:
             shared[-1] = 1.0
             pool.shutdown(cancel_futures=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from verfedgnn_research.baselines import method
 from verfedgnn_research.experiments.result_tables import markdown, mean_std
 from verfedgnn_research.experiments.training_cell import Cell
+from verfedgnn_research.paper.authors import DIFFERENCES, AuthorsCell
 from verfedgnn_research.paper.paper_experiment import (
     GNNS,
     TITLES,
@@ -37,33 +38,45 @@ def cells(scope: PaperScope) -> list[Cell]:
     wanted = []
     for data in scope.data:
         for name in (*ROWS, *MORE):
-            wanted += [
-                scope.cell(data, name, gnn, s) for gnn in method(name).gnns(GNNS) for s in range(scope.seeds)
-            ]
+            for gnn in method(name).gnns(GNNS):
+                wanted += _row(scope, data, name, gnn)
+                if scope.authors and name == "verfedgnn":
+                    wanted += _row(scope, data, name, gnn, AuthorsCell)
     return wanted
+
+
+def _row(scope: PaperScope, data: str, name: str, gnn: str, kind: type[Cell] = Cell) -> list[Cell]:
+    return [scope.cell(data, name, gnn, seed, kind=kind) for seed in range(scope.seeds)]
 
 
 def write(records: CellResults, scope: PaperScope, folder: Path) -> str:
     """Write the table next to the paper's and return its page with the claims."""
     header = ["method", "model"]
+    protocol = ["authors' protocol, here"] if scope.authors else []
     for data in scope.data:
-        header += [f"{TITLES[data]}, paper", f"{TITLES[data]}, here", "here - paper"]
+        header += [f"{TITLES[data]}, paper", *protocol, f"{TITLES[data]}, here", "here - paper"]
     rows = []
     for name in (*ROWS, *MORE):
         for gnn in method(name).gnns(GNNS):
             row = [method(name).title, gnn.upper() if method(name).by_gnn else ""]
             for data in scope.data:
-                row += compared(_rmse(records, scope, data, name, gnn), TABLE2.get(data, {}).get((name, gnn)))
+                paper, *here = compared(
+                    _rmse(records, scope, data, name, gnn), TABLE2.get(data, {}).get((name, gnn))
+                )
+                theirs = rmse_by_seed(records, _row(scope, data, name, gnn, AuthorsCell)).values()
+                row += [paper, *(mean_std(theirs) if theirs else "" for _ in protocol), *here]
             rows.append(row)
     text = (
         "Test RMSE, mean ± standard deviation over seeds (the paper's: over five repetitions). *here - paper* is followed by how "
         "many standard deviations that is, of the larger of the two.\n\n"
     )
+    if protocol:
+        text += f"*{protocol[0]}*: {DIFFERENCES}.\n\n"
     return f"{text}{write_table(folder, 'table2', header, rows)}\n{_claims(records, scope)}"
 
 
 def _rmse(records: CellResults, scope: PaperScope, data: str, name: str, gnn: str) -> BySeed:
-    return rmse_by_seed(records, [scope.cell(data, name, gnn, seed) for seed in range(scope.seeds)])
+    return rmse_by_seed(records, _row(scope, data, name, gnn))
 
 
 def compared(ours: BySeed, paper: tuple[float, float] | None) -> list[str]:
