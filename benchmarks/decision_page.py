@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/decision_page.py
 
-`verfedgnn bench NAME --out results/proof/best-NAME.json` and `verfedgnn compare --out results/proof/NAME` make the records.
+`verfedgnn bench` and, for each data set, `verfedgnn compare` make the records; the page has both commands.
 """
 
 from __future__ import annotations
@@ -112,6 +112,22 @@ def tables(record: Record, metric: str, customers: str) -> list[Record]:
     ]
 
 
+def gains(records: Iterable[Record], metric: str, customers: str) -> list[float]:
+    """Return the gain of each seed, stars in per cent and lists in customers of 100."""
+    found = [table["overall"]["gain"] for record in records for table in tables(record, metric, customers)]
+    return [gain["percent"] if metric == "rmse" else 100 * gain["value"] for gain in found]
+
+
+def all_data_row(groups: dict[str, list[Record]]) -> list[str]:
+    """Return the row of all data sets: the mean of their gains, with an interval over data sets."""
+    row = ["all data", "", "", "", ""]
+    for _, metric, customers in QUESTIONS:
+        each = [gains(records, metric, customers) for records in groups.values()]
+        means = [statistics.mean(found) for found in each if found]
+        row.append(over_seeds(means) + " %" * (metric == "rmse") if means else "–")
+    return [*row, *[""] * 4]
+
+
 def gain_row(name: str, records: list[Record]) -> list[str]:
     """Return the row of a data set: what customers find without and with the others."""
     first = records[0]
@@ -125,8 +141,7 @@ def gain_row(name: str, records: list[Record]) -> list[str]:
         scale, digits = (100, 1) if metric != "rmse" else (1, 4)
         before = statistics.mean(scale * each[each["reference"]] for each in found)
         after = statistics.mean(scale * each["federated"] for each in found)
-        gains = [each["gain"]["percent" if metric == "rmse" else "value"] for each in found]
-        gained = f"{over_seeds(gains)} %" if metric == "rmse" else over_seeds([100 * gain for gain in gains])
+        gained = over_seeds(gains(records, metric, customers)) + " %" * (metric == "rmse")
         row.append(f"{before:.{digits}f} → {after:.{digits}f} ({gained})")
     words = Counter(
         row["pays"]
@@ -260,7 +275,10 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
             "with a 95 % t-interval over seeds: parts, withheld users and first values. Seeds share their data, so the",
             "interval says how a repetition varies, not other customers. Those intervals are in every report.",
             "",
-            markdown(header, [gain_row(name, group) for name, group in groups.items()]),
+            markdown(
+                header, [*(gain_row(name, group) for name, group in groups.items()), all_data_row(groups)]
+            ),
+            "*All data*: the mean gain of the data sets, each of equal weight, with an interval over data sets.",
             "The words count every party, question and seed ([what they mean](../docs/model.md#does-joining-pay)).",
             "MB: all trainings of a night, up and down. CPU seconds: all parties on one core, the verdict and the",
             "training on all ratings included. *Numbers*: most that a party released about one user, in all rounds.",
@@ -268,7 +286,7 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
             "for a rating ([Budgets](privacy.md)).",
             "",
             "```sh",
-            "verfedgnn bench NAME --seeds 3 --out results/proof/best-NAME.json",
+            f"verfedgnn bench {' '.join(groups)} --seeds 5 --jobs 16 --out results/proof/best.json",
             "```",
             "",
             "## Against simple methods, alone and pooled",
@@ -285,7 +303,7 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
             "EASE has the 4,096 items with the most ratings, ItemKNN 8,192: of one party alone, of all pooled.",
             "",
             "```sh",
-            f"verfedgnn compare --data NAME --seeds 3 --out results/proof/NAME {SPLIT} \\",
+            f"verfedgnn compare --data NAME --seeds 5 --jobs 16 --out results/proof/NAME {SPLIT} \\",
             f"  --methods {','.join(m for m in METHODS if m.removesuffix('-alone') in (*SIMPLE, 'pipeline', 'best-gated'))}",
             "```",
             "",

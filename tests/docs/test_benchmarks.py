@@ -77,6 +77,12 @@ def test_an_interval_over_seeds_by_hand(page: ModuleType) -> None:
     assert page.over_seeds([-1.0]) == "-1.0"
 
 
+def test_the_row_of_all_data_weighs_data_sets_equally(page: ModuleType) -> None:
+    page.tables = lambda gain, metric, customers: [{"overall": {"gain": {"value": gain, "percent": gain}}}]
+    row = page.all_data_row({"amazon": [0.01], "genre": [0.02, 0.04, 0.03], "ml-1m": [0.02]})
+    assert row[:1] + row[5:8] == ["all data", "+2.0 ± 2.5", "+2.0 ± 2.5", "+0.0 ± 0.0 %"]
+
+
 @pytest.mark.parametrize("commits", [["a", "b"], ["a+"], [None]])
 def test_records_of_several_or_changed_commits_make_no_page(
     page: ModuleType, commits: list[str | None]

@@ -43,7 +43,6 @@ from verfedgnn.reports.svg_charts import (
 )
 from verfedgnn_research.attacks import audit as auditing
 from verfedgnn_research.attacks.audit import THIS, Audit, safer
-from verfedgnn_research.attacks.audit_clock import AuditClock, AuditStage
 from verfedgnn_research.attacks.audit_report import audit_document, strongest
 from verfedgnn_research.cli.audit_command import audit
 
@@ -143,26 +142,6 @@ def test_a_large_run_is_audited_by_a_stated_sample(run: Path, monkeypatch: pytes
     assert not any(everything.known(step) for step in everything.steps)
     for mine, whole in zip(everything.parties, everything.run.parties, strict=True):
         assert len(mine.ratings) == len(whole.ratings)
-
-
-def test_the_time_left_of_an_audit_follows_each_kind_of_stage() -> None:
-    """A slow attack after fast recordings does not keep the estimate of the recordings."""
-    time = [0.0]
-    stages = [AuditStage(n, kind, work) for n in (0, 1) for kind, work in (("recording", 10), ("odds", 10))]
-    clock = AuditClock(stages, now=lambda: time[0])
-    assert clock.seconds_left is None
-    time[0] = 5.0
-    clock.report(0, "recording", 0.5)
-    assert clock.seconds_left == pytest.approx(35)  # a second per unit of work, 35 units are left
-    time[0] = 10.0
-    clock.report(0, "recording", 1)
-    time[0] = 60.0
-    clock.report(0, "odds", 0.5)  # ten times as slow as estimated
-    assert clock.seconds_left == pytest.approx(50 + 10 + 100)
-    time[0] = 110.0
-    clock.finish(0)
-    assert clock.share == 0.5
-    assert clock.seconds_left == pytest.approx(10 + 100)
 
 
 def test_an_audit_of_a_single_round(run: Path) -> None:

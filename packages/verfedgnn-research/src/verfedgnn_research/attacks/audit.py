@@ -21,7 +21,6 @@ from verfedgnn.reports.run_report import AUDIT
 from verfedgnn.runs.run import Run, write_json
 from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train
-from verfedgnn_research.attacks.audit_clock import AuditStage
 from verfedgnn_research.attacks.coordinator_attack import attack_gradients
 from verfedgnn_research.attacks.federation_sample import sample_items, sample_users
 from verfedgnn_research.attacks.item_attack import attack_items
@@ -46,8 +45,6 @@ MODEL, GRADIENTS, ITEMS_OF_RATINGS, ITEMS_OF_LISTS, OVERLAP = PARTS = (
     "overlap",
 )
 """Kinds of findings about a variant: `items` and `lists` are from the two trainings."""
-WORK = {MODEL: 0.05, GRADIENTS: 0.03, ITEMS_OF_RATINGS: 0.8, ITEMS_OF_LISTS: 0.4, OVERLAP: 0.03}
-"""Seconds of a finding per round, measured with the largest sample on one core."""
 
 
 def safer(config: Config) -> dict[str, Config]:
@@ -133,16 +130,6 @@ class Audit:
             "`--thorough` uses all users and items."
         )
 
-    def stages(self, number: int, step: Step) -> list[AuditStage]:
-        """Return the stages of a step with their estimated work."""
-        config = self.variants[step.variant]
-        if step.part == MODEL:
-            trains = step.variant != THIS or self.is_sampled
-            return [AuditStage(number, MODEL, WORK[MODEL] * config.training.epochs if trains else 0.0)]
-        if step.part == ITEMS_OF_LISTS and not config.trains_lists:
-            return []
-        return [AuditStage(number, step.part, WORK[step.part] * self._rounds(config))]
-
     def _rounds(self, config: Config) -> int:
         """Return how many rounds are recorded."""
         return int(min(self.settings["rounds"], config.training.epochs))
@@ -156,12 +143,12 @@ class Audit:
         """Return whether the finding of a step is there."""
         return step.part in self.found.get(step.variant, {})
 
-    def take(self, step: Step, watch: Callable[[str, float], None] = lambda stage, share: None) -> None:
-        """Produce and save the finding of a step; `watch` receives the kind of a stage and its finished share."""
+    def take(self, step: Step, watch: Callable[[float], None] = lambda share: None) -> None:
+        """Produce and save the finding of a step; `watch` receives its finished share."""
         config = self.variants[step.variant]
 
         def count(round: int, rounds: int) -> None:
-            watch(step.part, round / rounds)
+            watch(round / rounds)
 
         rounds = self._rounds(config)
         finding: dict[str, Any] = {}
@@ -205,7 +192,7 @@ class Audit:
             self.path.with_name(AUDIT.name), {"headline": headline, "learnt": learnt, "covered": covered}
         )
 
-    def _model(self, variant: str, config: Config, report: Callable[[str, float], None]) -> dict[str, Any]:
+    def _model(self, variant: str, config: Config, report: Callable[[float], None]) -> dict[str, Any]:
         ended: list[str] = []
 
         def watch(event: Progress) -> None:
@@ -215,7 +202,7 @@ class Audit:
             share = event.round / event.rounds
             if len(ended) > 1:
                 share = 1 + (len(ended) - 2 + share) / len(self.parties)
-            report(MODEL, share / (2 if config.training.gate else 1))
+            report(share / (2 if config.training.gate else 1))
 
         trains = variant != THIS or self.is_sampled
         # Lists are attacked apart, and only judged models have a test part: their trainings would cost time here.

@@ -10,7 +10,7 @@ import typer
 from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import Threads, WholeRun, use_threads
-from verfedgnn_research.cli.progress_bars import AuditProgress
+from verfedgnn.reports.round_progress import RoundProgress
 
 if TYPE_CHECKING:
     from verfedgnn_research.attacks.audit import Audit
@@ -53,8 +53,7 @@ def audit(
     from rich.text import Text
 
     from verfedgnn.core.files import check_writable
-    from verfedgnn_research.attacks.audit import THIS, Audit, Step
-    from verfedgnn_research.attacks.audit_clock import AuditClock
+    from verfedgnn_research.attacks.audit import THIS, Audit
     from verfedgnn_research.attacks.audit_report import (
         ATTACKERS,
         audit_document,
@@ -67,17 +66,16 @@ def audit(
     check_writable(run / "audit")
     if work.is_sampled:
         output.remark(work.describe_sample())
-    clock = AuditClock([stage for n, step in enumerate(work.steps) for stage in work.stages(n, step)])
-    with AuditProgress(hidden=output.quiet) as progress:
-        for number, step in enumerate(work.steps):
+    with RoundProgress(hidden=output.quiet, unit="%") as progress:
+        for number, step in enumerate(work.steps, 1):
+            label = f"step {number} of {len(work.steps)}, {step.variant}: {step.part}"
 
-            def show(kind: str, share: float, number: int = number, step: Step = step) -> None:
-                clock.report(number, kind, share)
-                progress.report(clock, f"{step.variant}: {step.part}, {kind}")
+            def show(share: float, label: str = label) -> None:
+                progress.step(label, 100 * share, 100)
 
             if not work.known(step):
                 work.take(step, show)
-            clock.finish(number)
+                show(1.0)
     page = audit_document(work).write(run / "audit" / "audit.html")
     reached = strongest(work.found[THIS])
     headline, learnt = summarise_findings(work.found[THIS])

@@ -1,8 +1,7 @@
-"""Progress bars of experiments and audits for the terminal."""
+"""The progress bar of experiments for the terminal."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -11,11 +10,7 @@ from verfedgnn.reports.console import drawable, error_console
 from verfedgnn.reports.phrases import format_duration
 
 if TYPE_CHECKING:
-    from verfedgnn_research.attacks.audit_clock import AuditClock
     from verfedgnn_research.experiments.training_queue import QueueProgress
-
-LINE_SECONDS = 60.0
-"""Seconds between two lines about one attack of an audit."""
 
 
 class CellProgress:
@@ -54,46 +49,3 @@ class CellProgress:
                 f"{report.done}/{report.total} {report.last}  {left}".rstrip(), markup=False, soft_wrap=True
             )
         self.last = report.last
-
-
-class AuditProgress:
-    """A progress bar of an audit: its finished share, the current attack and the estimated time left.
-
-    In a file it prints a line for each new attack, and one a minute during a long one.
-    """
-
-    def __init__(self, *, hidden: bool) -> None:
-        self.console = error_console()
-        seen = not hidden and drawable(self.console)
-        self.bar = Progress(
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:.0f} %"),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=self.console,
-            disable=not seen,
-        )
-        self.plain = not hidden and not seen
-        self.task = self.bar.add_task("", total=1.0, left="", note="")
-        self.note = ""
-        self.printed = 0.0
-
-    def __enter__(self) -> AuditProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def report(self, clock: AuditClock, note: str) -> None:
-        """Show the state of the audit."""
-        seconds = clock.seconds_left
-        left = "" if seconds is None else f"about {format_duration(seconds)} left"
-        self.bar.update(self.task, completed=clock.share, left=left, note=note)
-        now = time.monotonic()
-        if self.plain and (note != self.note or now - self.printed > LINE_SECONDS):
-            self.console.print(
-                f"audit: {100 * clock.share:.0f} %  {note}  {left}".rstrip(), markup=False, soft_wrap=True
-            )
-            self.note = note
-            self.printed = now

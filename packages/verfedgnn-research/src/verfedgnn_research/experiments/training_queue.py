@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -222,7 +222,7 @@ def run_cells(
         records,
         processes=jobs,
         device=device,
-        seconds=_DurationGuess(records).seconds,
+        seconds=_guess_seconds(records),
         watch=watch,
         stop=stop,
     )
@@ -235,35 +235,28 @@ def finished_cells(cells: Sequence[Cell], folder: Path) -> dict[Cell, Record]:
     return {cell: record for cell in dict.fromkeys(cells) if (record := records.finished(cell)) is not None}
 
 
-class _DurationGuess:
-    """A rough estimate of how long a cell takes, from similar records where there are any.
+SLOW = ("ials", "pipeline", "lightgcn", "autorec", "best", "emcdr")
+"""Starts of the names of methods that take long."""
 
-    It decides only the order of trainings and the time left.
-    """
 
-    def __init__(self, records: CellRecords) -> None:
-        found = records.found.values()
-        self.known: dict[tuple[Any, ...], float] = {
-            _similar(tuple(r["data"]), r["method"], r["gnn"], r["settings"]): max(r["seconds"], 0.1)
-            for r in found
-        }
+def _guess_seconds(records: CellRecords) -> Callable[[Cell], float]:
+    """Return a rough guess of how long a cell takes. It decides only the order of trainings and the time left."""
 
-    def seconds(self, cell: Cell) -> float:
+    def alike(cell: Cell | Record) -> tuple[Any, ...]:
+        known = cell if isinstance(cell, dict) else {**vars(cell), "settings": dict(cell.settings)}
+        return (*known["data"], known["method"], known["gnn"], *sorted(map(str, known["settings"].items())))
+
+    seconds: dict[tuple[Any, ...], float] = {
+        alike(record): max(record["seconds"], 0.1) for record in records.found.values()
+    }
+
+    def guess(cell: Cell) -> float:
         settings = dict(cell.settings)
-        rough = (
-            20.0
-            * {"gcn": 1.0, "gat": 2.0, "ggnn": 1.3}.get(cell.gnn, 1.5)
-            * (10 if "ml-1m" in cell.data[0] else 1)
-        )
-        rough *= (
-            float(settings.get("training.epochs", 50)) / 50 * (0.1 if "training.batch" in settings else 1)
-        )
-        return self.known.get(_similar(cell.data, cell.method, cell.gnn, settings), rough)
+        rough = {"gcn": 20.0, "gat": 40.0}.get(cell.gnn, 30.0) * (10 if "ml-1m" in cell.data[0] else 1)
+        rough *= float(settings.get("training.epochs", 50)) / 50 * (4 if cell.method.startswith(SLOW) else 1)
+        return seconds.get(alike(cell), rough)
 
-
-def _similar(data: tuple[str, ...], method: str, gnn: str, settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what cells of about the same duration have in common."""
-    return data, method, gnn, settings.get("training.epochs"), settings.get("training.batch")
+    return guess
 
 
 def _fitting_processes(device: torch.device) -> int:

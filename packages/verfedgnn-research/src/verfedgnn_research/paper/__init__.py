@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from verfedgnn_research.paper import attack_tables as attacks
 from verfedgnn_research.paper import communication, studies, table1, table2
-from verfedgnn_research.paper import laplace_table as laplace
 from verfedgnn_research.paper.paper_experiment import Experiment, PaperScope
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         table1.EXPERIMENT,
-        table2.EXPERIMENT,
+        table2.TABLE2_EXPERIMENT,
         attacks.TABLE3,
         attacks.TABLE4,
         attacks.TABLE5,
-        laplace.EXPERIMENT,
+        table2.TABLE6,
         attacks.TABLE7,
         studies.PARTICIPATION,
         studies.BUDGET,
