@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,11 +65,9 @@ class FedSagePlus(FedSage):
 
     name = "fedsage+"
     title = "FedSage+"
-    declares = Declaration(
-        high_order=True,
-        gradient_protection=False,
+    declares = replace(
+        FedSage.declares,
         cross_graph=True,
-        storage="local",
         protects="nothing that is sent: gradients, and neighbourhoods to train the generator, are open",
     )
 

@@ -225,12 +225,8 @@ class EMCDR(SimpleMethod):
     name = "emcdr"
     title = "EMCDR"
     settings = "the weight of the ridge: nine values on validation ratings of users who are new at the party"
-    declares = Declaration(
-        high_order=False,
-        gradient_protection=False,
-        cross_graph=False,
-        storage="local",
-        protects="ratings stay; vectors of users are handed over",
+    declares = replace(
+        SimpleMethod.declares, storage="local", protects="ratings stay; vectors of users are handed over"
     )
 
     def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
@@ -309,10 +305,9 @@ class AtHome:
     """Changes a method: each party fits its own ratings."""
 
     pooled = False
-    declares = Declaration(
-        high_order=False,
+    declares = replace(
+        SimpleMethod.declares,
         gradient_protection=True,
-        cross_graph=False,
         storage="local",
         protects="everything: nothing is sent",
     )

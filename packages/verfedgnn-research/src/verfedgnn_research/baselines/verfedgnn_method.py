@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
@@ -64,25 +65,17 @@ class VerFedGNNGated(VerFedGNNBest):
         return base
 
 
-class VerFedGNNPrivate(VerFedGNN):
+class VerFedGNNPrivate(VerFedGNNBest):
     """Preset private: a federated factorisation with differential privacy of single ratings (docs/privacy.md)."""
 
     name = "private"
     title = "VerFedGNN, preset private (ε = 4)"
     preset = "private"
     settings = "those of preset private"
-    by_gnn = False
-    declares = Declaration(
-        high_order=False,
-        gradient_protection=True,
-        cross_graph=False,
-        storage="local",
+    declares = replace(
+        VerFedGNNBest.declares,
         protects="every single rating, over the whole training: epsilon 4 at delta 1e-6, by noise on masked sums",
     )
-
-    def configure(self, base: Config) -> Config:
-        """Return settings without the gate, which would mix in each party's own model."""
-        return base.with_values({"training.gate": False})
 
 
 def federated(
