@@ -28,8 +28,7 @@ from verfedgnn_research.attacks import subset_search as subset
 from verfedgnn_research.attacks.adversaries import Planted, choose_items, plant
 from verfedgnn_research.attacks.attack_cell import AttackCell
 from verfedgnn_research.attacks.attack_scores import Scores, claimed, misplaced, popular, score
-from verfedgnn_research.attacks.gradient_matching import match_gradients
-from verfedgnn_research.attacks.matching import match_items, match_users
+from verfedgnn_research.attacks.matching import match_gradients, match_items, match_users
 from verfedgnn_research.attacks.paper_attacks import choose_victims, mount_paper_attacks, neighbours
 from verfedgnn_research.attacks.run_view import RunInternals
 from verfedgnn_research.attacks.subset_search import SCALES, best_subsets
@@ -117,17 +116,16 @@ def all_subsets(x: Tensor, candidates: Tensor, scale: subset.Scale, most: int) -
     st.integers(1, 5),
     st.integers(0, 2**32 - 1),
     st.sampled_from(sorted(SCALES)),
-    st.sampled_from([(4, 3), (1 << 21, 512), (7, 512)]),
+    st.sampled_from([4, 7 * 6, 1 << 25]),
 )
 def test_the_search_finds_what_trying_all_subsets_finds(
-    count: int, dim: int, seed: int, gnn: str, sizes: tuple[int, int]
+    count: int, dim: int, seed: int, gnn: str, distances: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     candidates = torch.randn(count, dim, generator=generator)
     victims = torch.randn(6, dim, generator=generator) * 2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subset, "POINTS", sizes[0])  # several blocks
-        patch.setattr(subset, "LEAF", sizes[1])  # several boxes
+        patch.setattr(subset, "DISTANCES", distances)  # several blocks
         found = best_subsets(victims, candidates, SCALES[gnn])
     for x, members, distance in zip(victims, found.members, found.distance, strict=True):
         least, _ = all_subsets(x, candidates, SCALES[gnn], 3)

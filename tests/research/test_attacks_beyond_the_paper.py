@@ -14,7 +14,7 @@ from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.privacy.protections import quantize_ternary
 from verfedgnn_research.attacks import separation
-from verfedgnn_research.attacks.many_releases import ReleaseAverage
+from verfedgnn_research.attacks.coordinator_attack import ReleaseAverage
 
 
 def generator(seed: int = 0) -> torch.Generator:

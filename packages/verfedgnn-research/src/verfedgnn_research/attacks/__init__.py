@@ -5,7 +5,7 @@ The paper's attacks (Sec. 4.1, App. H, App. I.4) plant fake users at a target pa
 exchange or the gradients show of them and of honest users. `mount_paper_attacks` mounts them on a finished
 run:
 
-    adversaries -> training -> run_view -> matching | subset_search | gradient_matching -> attack_scores
+    adversaries -> training -> run_view -> matching | subset_search -> attack_scores
 
 The other attacks read messages as they were sent, from a recorded federation:
 

@@ -25,8 +25,8 @@ from verfedgnn.config import Config
 from verfedgnn.data import PartyData
 from verfedgnn.protocol.solved_round import is_first, read_totals
 from verfedgnn.runs.prepared_data import split_ratings
+from verfedgnn_research.attacks.coordinator_attack import ReleaseAverage
 from verfedgnn_research.attacks.federation_sample import sample_users
-from verfedgnn_research.attacks.many_releases import ReleaseAverage
 from verfedgnn_research.attacks.recording import ObservableParty, record_federation
 from verfedgnn_research.attacks.separation import auc
 

@@ -16,8 +16,7 @@ from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.runs.run import Run
 from verfedgnn_research.attacks.adversaries import Planted
 from verfedgnn_research.attacks.attack_scores import claimed, misplaced, popular, score
-from verfedgnn_research.attacks.gradient_matching import match_gradients
-from verfedgnn_research.attacks.matching import match_items, match_users
+from verfedgnn_research.attacks.matching import match_gradients, match_items, match_users
 from verfedgnn_research.attacks.run_view import RunInternals
 from verfedgnn_research.attacks.subset_search import SCALES, best_subsets
 from verfedgnn_research.baselines.fedsage import PREFIX
