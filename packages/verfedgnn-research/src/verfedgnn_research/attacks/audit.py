@@ -143,23 +143,19 @@ class Audit:
         """Return whether the finding of a step is there."""
         return step.part in self.found.get(step.variant, {})
 
-    def take(self, step: Step, watch: Callable[[float], None] = lambda share: None) -> None:
-        """Produce and save the finding of a step; `watch` receives its finished share."""
+    def take(self, step: Step, watch: Callable[[float, int], None] = lambda done, rounds: None) -> None:
+        """Produce and save the finding of a step; `watch` receives its finished rounds and their number."""
         config = self.variants[step.variant]
-
-        def count(round: int, rounds: int) -> None:
-            watch(round / rounds)
-
         rounds = self._rounds(config)
         finding: dict[str, Any] = {}
         if step.part == MODEL:
             finding = self._model(step.variant, config, watch)
         elif step.part == GRADIENTS:
-            finding = attack_gradients(self.parties, config, rounds=rounds, seed=config.seed, watch=count)
+            finding = attack_gradients(self.parties, config, rounds=rounds, seed=config.seed, watch=watch)
         elif step.part == OVERLAP:
             whole = declare_sizes(self.run.parties)
             finding = attack_overlap(
-                whole, config, rounds=rounds, parts=self.run.parts, seed=config.seed, watch=count
+                whole, config, rounds=rounds, parts=self.run.parts, seed=config.seed, watch=watch
             )
         elif step.part == ITEMS_OF_RATINGS or config.trains_lists:
             lists = step.part == ITEMS_OF_LISTS
@@ -171,7 +167,7 @@ class Audit:
                 parts=self.parts,
                 victims=self.settings["victims"],
                 items=ITEMS,
-                watch=count,
+                watch=watch,
             )
         self.found.setdefault(step.variant, {})[step.part] = finding
         with writing(self.path.parent):
@@ -192,7 +188,7 @@ class Audit:
             self.path.with_name(AUDIT.name), {"headline": headline, "learnt": learnt, "covered": covered}
         )
 
-    def _model(self, variant: str, config: Config, report: Callable[[float], None]) -> dict[str, Any]:
+    def _model(self, variant: str, config: Config, report: Callable[[float, int], None]) -> dict[str, Any]:
         ended: list[str] = []
 
         def watch(event: Progress) -> None:
@@ -202,7 +198,8 @@ class Audit:
             share = event.round / event.rounds
             if len(ended) > 1:
                 share = 1 + (len(ended) - 2 + share) / len(self.parties)
-            report(share / (2 if config.training.gate else 1))
+            rounds = config.training.epochs
+            report(rounds * share / (2 if config.training.gate else 1), rounds)
 
         trains = variant != THIS or self.is_sampled
         # Lists are attacked apart, and only judged models have a test part: their trainings would cost time here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,16 +67,12 @@ def audit(
     check_writable(run / "audit")
     if work.is_sampled:
         output.remark(work.describe_sample())
-    with RoundProgress(hidden=output.quiet, unit="%") as progress:
+    with RoundProgress(hidden=output.quiet) as progress:
         for number, step in enumerate(work.steps, 1):
             label = f"step {number} of {len(work.steps)}, {step.variant}: {step.part}"
 
-            def show(share: float, label: str = label) -> None:
-                progress.step(label, 100 * share, 100)
-
             if not work.known(step):
-                work.take(step, show)
-                show(1.0)
+                work.take(step, partial(progress.step, label))
     page = audit_document(work).write(run / "audit" / "audit.html")
     reached = strongest(work.found[THIS])
     headline, learnt = summarise_findings(work.found[THIS])
