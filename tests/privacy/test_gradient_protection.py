@@ -16,6 +16,7 @@ from verfedgnn import Config, ConfigError
 from verfedgnn.core.key_stream import KeyStream, NoiseKey
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.privacy.accounting import privacy_report
+from verfedgnn.privacy.projection import IdentityProjection, Projection
 from verfedgnn.privacy.protections import add_laplace, protection_of, quantize_ternary
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.replica import participation_scale
@@ -122,27 +123,26 @@ def test_conditions_of_the_guarantee_are_asked_for_by_name() -> None:
         Config.preset("paper", **{"gradients.clip": None})
 
 
+PROJECTED = Projection(9, ratio=9.0)
 REST: dict[str, Any] = {"parties": [], "validations": 2, "randomness": ""}
 
 
 def test_report_composes() -> None:
     ternary_report = privacy_report(
-        Config.preset("paper", r=50), releases=10, exchanges=10, users=9, rows=1, protected=True, **REST
+        Config.preset("paper", r=50), releases=10, exchanges=10, exchange=PROJECTED, **REST
     )["gradients"]
     assert ternary_report["per_round"] == {"epsilon": 0.0, "delta": 0.02}
     assert ternary_report["composed"]["delta"] == pytest.approx(1 - 0.98**10)
-    many = privacy_report(
-        Config.preset("paper"), releases=6000, exchanges=6000, users=9, rows=1, protected=True, **REST
-    )["gradients"]
+    many = privacy_report(Config.preset("paper"), releases=6000, exchanges=6000, exchange=PROJECTED, **REST)[
+        "gradients"
+    ]
     assert many["composed"]["delta"] == 1.0
     assert "no guarantee over the whole run" in many["guarantee"]
     noisy = privacy_report(
         Config.preset("paper", mechanism="laplace"),
         releases=4,
         exchanges=4,
-        users=9,
-        rows=1,
-        protected=True,
+        exchange=PROJECTED,
         validations=2,
         randomness="",
         parties=[],
@@ -152,9 +152,7 @@ def test_report_composes() -> None:
         Config.preset("paper", exchange=0, unprotected="projection"),
         releases=4,
         exchanges=4,
-        users=9,
-        rows=9,
-        protected=False,
+        exchange=IdentityProjection(9),
         validations=2,
         randomness="",
         parties=[],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ from verfedgnn.privacy.release_events import (
 
 PAIRS = Pairs(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), torch.tensor([1.0, 2.0, 5.0]))
 PARTY = PartyInput("p", 9, 2, (1.0, 5.0), PAIRS, PAIRS)
-REST: dict[str, Any] = {"users": 9, "rows": 1, "protected": True, "randomness": "", "parties": [PARTY]}
+EXCHANGE = SimpleNamespace(users=9, rows=1, protected=True)
+REST: dict[str, Any] = {"exchange": EXCHANGE, "randomness": "", "parties": [PARTY]}
 
 
 def gaussian(noise: float) -> ReleaseEvent:

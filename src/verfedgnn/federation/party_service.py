@@ -380,14 +380,12 @@ class PartyService:
     def _finish(self, party: Party, message: msg.Finish) -> None:
         """Store the result and report it."""
         finished = party.finish(message)
-        ledger, exchange = self.ledger, party.exchange
+        ledger = self.ledger
         privacy = privacy_report(
             self.config,
             releases=ledger.count(GRADIENT),
             exchanges=ledger.count(NEIGHBOURHOODS),
-            users=self.data.users,
-            rows=exchange.rows,
-            protected=exchange.protected,
+            exchange=party.exchange,
             validations=ledger.count(VALIDATION),
             randomness=SIMULATED if "noise" in self.config.unprotected else SECRET,
             parties=[self.data],

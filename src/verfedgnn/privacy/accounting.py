@@ -12,6 +12,7 @@ import numpy as np
 from verfedgnn.config import Config
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.privacy import release_events as events
+from verfedgnn.privacy.projection import Exchange
 from verfedgnn.privacy.protections import PROTECTIONS, name_epsilon, protection_of
 from verfedgnn.privacy.rating_dp import protects_users, rating_epsilon, training_releases, validation_releases
 from verfedgnn.privacy.release_events import DELTA, Release, ReleaseEvent
@@ -32,9 +33,7 @@ def privacy_report(
     *,
     releases: int,
     exchanges: int,
-    users: int,
-    rows: int,
-    protected: bool,
+    exchange: Exchange,
     validations: int,
     randomness: str,
     parties: Sequence[PartyInput],
@@ -45,9 +44,7 @@ def privacy_report(
         config: Configuration of the training.
         releases: Number of gradients that the busiest party sent.
         exchanges: Number of neighbourhoods that the busiest party sent.
-        users: Number of users N.
-        rows: Number of rows q of the projection.
-        protected: Whether 2q <= N + 1 holds.
+        exchange: How neighbourhoods were sent.
         validations: Number of validation errors that each party reported.
         randomness: Source of the parties' noise, `SIMULATED` or `SECRET`.
         parties: Data of the parties that the report is for, for the guarantee of their most active users.
@@ -60,7 +57,7 @@ def privacy_report(
     gradients = {"mechanism": config.gradients.mechanism, "clip": config.gradients.clip, "releases": releases}
     report: dict[str, Any] = {
         "gradients": gradients | protection.guarantee(releases, validations),
-        "neighbourhoods": _neighbourhoods(config, users, rows, protected, exchanges),
+        "neighbourhoods": _neighbourhoods(config, exchange, exchanges),
         "validation": {"releases": validations, **protection.validation_guarantee()},
         "masking": "the coordinator sees sums over the active parties only" if config.masking else "off",
         "randomness": randomness,
@@ -105,16 +102,17 @@ def _persons(
     }
 
 
-def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, exchanges: int) -> dict[str, Any]:
+def _neighbourhoods(config: Config, exchange: Exchange, exchanges: int) -> dict[str, Any]:
     if config.exchange == "off":
         return {"mechanism": "none sent", "guarantee": "neighbourhoods never leave a party"}
     report: dict[str, Any] = {"mechanism": "projected", "releases": exchanges}
     estimated = config.model.form == "propagation" and config.model.estimators
+    protected, size = exchange.protected, {"users": exchange.users, "rows": exchange.rows}
     holds = "2q <= N + 1 holds" if protected else "2q <= N + 1 does not hold"
     text = f"{holds}: no single value can be solved for exactly (Theorem 1); this is obfuscation, not differential privacy"
     if not (protected and estimated):
         text = "none: " + (holds if estimated else "exact degrees travel beside the neighbourhoods")
-    return report | {"users": users, "rows": rows, "protected": protected and estimated, "guarantee": text}
+    return report | size | {"protected": protected and estimated, "guarantee": text}
 
 
 # Group privacy: what the protection of single ratings gives for all ratings of one user at one party.

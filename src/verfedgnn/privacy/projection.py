@@ -31,6 +31,8 @@ Piece = tuple[slice, Tensor]
 class Exchange:
     """The exchange of neighbourhoods; this one exchanges none."""
 
+    users: int = 0
+    """N, the number of users of a neighbourhood before it is projected."""
     rows: int = 0
     """Rows of an exchanged neighbourhood."""
     protected: bool = True

@@ -111,14 +111,11 @@ class TrainingLoop:
 
     def _trained(self, finished: Sequence[FinishedTraining]) -> Trained:
         best = self.coordinator.best
-        exchange = next(iter(self.runtime.parties.values())).exchange
         privacy = privacy_report(
             self.config,
             releases=max(counts["gradients"] for counts in self.releases.values()),
             exchanges=max(counts["neighbourhoods"] for counts in self.releases.values()),
-            users=self.prepared[0].party.ratings.n_users,
-            rows=exchange.rows,
-            protected=exchange.protected,
+            exchange=next(iter(self.runtime.parties.values())).exchange,
             validations=len(self.history),
             randomness=SIMULATED,
             parties=[each.input for each in self.prepared],
