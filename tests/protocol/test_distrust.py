@@ -11,7 +11,7 @@ import torch
 
 import verfedgnn as vf
 from helpers import config, federation
-from verfedgnn.core.metrics import squared_errors
+from verfedgnn.core.metrics import prediction_errors
 from verfedgnn.privacy.rating_dp import rating_epsilon
 from verfedgnn.protocol.messages import Finish, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.party import Party
@@ -157,7 +157,7 @@ def test_validation_noise_is_not_reused_for_other_parameters(small_parties: list
         attacked.join(parameters=parameters, round=1)
         noised = attacked.ask(2, parameters=None, accumulator=None)
         model = attacked.party.progress.evaluated[1]
-        exact = squared_errors(model["users"], model["items"], attacked.party.data.valid)
+        exact = prediction_errors(model["users"], model["items"], attacked.party.data.valid).square()
         assert noised.error is not None
         found.append((noised.error, float(exact.sum())))
     noise = [noised - exact for noised, exact in found]

@@ -10,7 +10,7 @@ import verfedgnn as vf
 from helpers import config, federation
 from verfedgnn.core.pairs import Pairs
 from verfedgnn_research.attacks.coordinator_attack import attack_gradients
-from verfedgnn_research.attacks.membership_inference import membership, squared_errors
+from verfedgnn_research.attacks.membership_inference import membership, prediction_errors
 from verfedgnn_research.attacks.recording import TOGETHER, record_federation
 
 
@@ -58,7 +58,7 @@ def test_membership_by_hand() -> None:
     pairs = Pairs(torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([3.0, 5.0]))
     users = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
     items = torch.tensor([[1.0, 4.0], [1.0, 1.0]])
-    assert squared_errors(users, items, pairs).tolist() == [0.0, 1.0]
+    assert prediction_errors(users, items, pairs).square().tolist() == [0.0, 1.0]
 
 
 def test_a_model_that_memorises_tells_its_ratings(small_parties: list[vf.PartyData]) -> None:

@@ -53,18 +53,19 @@ class RowsOfUsers(Protocol):
 def measure_errors(
     users: RowsOfUsers, items: Tensor, pairs: Pairs, scale: tuple[float, float] | None = None
 ) -> RatingErrors:
-    """Return the errors of h_u . h_v on rated pairs; with a `scale`, predictions are clipped to it, as they are served."""
-    predicted = (users[pairs.user] * items[pairs.item]).sum(-1)
-    if scale is not None:
-        predicted = predicted.clamp(*scale)
-    error = (predicted - pairs.rating).double()
+    """Return the summed errors of h_u . h_v on rated pairs (`prediction_errors`)."""
+    error = prediction_errors(users, items, pairs, scale)
     return RatingErrors(float(error.square().sum()), float(error.abs().sum()), len(pairs))
 
 
-def squared_errors(users: Tensor, items: Tensor, pairs: Pairs) -> Tensor:
-    """Return the squared error of h_u . h_v for each rated pair."""
+def prediction_errors(
+    users: RowsOfUsers, items: Tensor, pairs: Pairs, scale: tuple[float, float] | None = None
+) -> Tensor:
+    """Return h_u . h_v less the rating of each pair; with a `scale`, predictions are clipped to it, as they are served."""
     predicted = (users[pairs.user] * items[pairs.item]).sum(-1)
-    return (predicted - pairs.rating).double().square()
+    if scale is not None:
+        predicted = predicted.clamp(*scale)
+    return (predicted - pairs.rating).double()
 
 
 def mean_by_user(values: Tensor, pairs: Pairs) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DivergedError, ProtocolError
 from verfedgnn.core.key_stream import NoiseKey, derive_key
-from verfedgnn.core.metrics import mean_by_user, squared_errors
+from verfedgnn.core.metrics import mean_by_user, prediction_errors
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import NoiseStream, PartyStream, private_generator
 from verfedgnn.privacy import masking, rating_dp
@@ -143,7 +143,7 @@ class Party:
         self.progress.evaluated = (start.round, model)
         if not self.config.gradients.protects_ratings:
             return np.array(setup.targets.validate(model["users"], model["items"]))
-        squared = squared_errors(model["users"], model["items"], valid)
+        squared = prediction_errors(model["users"], model["items"], valid).square()
         if rating_dp.protects_users(self.config):  # each user counts once
             squared = mean_by_user(squared, valid)
         key = noise_key(setup, NoiseStream.VALIDATION, start, [squared])

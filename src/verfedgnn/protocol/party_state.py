@@ -15,7 +15,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DataError, RunError
 from verfedgnn.core.graph import Graph, build_graph, clip_rows, move_graph
-from verfedgnn.core.metrics import measure_errors, rank_each
+from verfedgnn.core.metrics import prediction_errors, rank_each
 from verfedgnn.core.option_names import option
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import PartyStream, private_generator
@@ -129,8 +129,8 @@ class Targets:
         """Return the validation error and its count: squared error over ratings, or 1 - NDCG@20 over users with liked items."""
         valid = self.data.valid
         if not self.ranks:
-            errors = measure_errors(users, items, valid, self.data.scale)
-            return errors.squared, errors.count
+            errors = prediction_errors(users, items, valid, self.data.scale)
+            return float(errors.square().sum()), len(errors)
         wanted = valid.take(valid.rating >= upper_quarter(self.data.scale))
         ranks = rank_each(
             lambda rows: users[rows] @ items.T, len(users), len(items), [self.data.train], wanted, sample=True

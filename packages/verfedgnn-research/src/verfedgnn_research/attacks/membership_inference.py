@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verfedgnn.core.metrics import squared_errors
+from verfedgnn.core.metrics import prediction_errors
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn_research.attacks.separation import Separation, separate
 
@@ -43,7 +43,7 @@ def membership(
     errors: dict[str, list[Tensor]] = {"train": [], "valid": [], "test": []}
     for party, (users, items) in zip(prepared, models, strict=True):
         for part, found in errors.items():
-            found.append(squared_errors(users, items, getattr(party, part)))
+            found.append(prediction_errors(users, items, getattr(party, part)).square())
     train, valid, test = (torch.cat(found) for found in errors.values())
 
     def against_test(some: Tensor) -> Separation:
