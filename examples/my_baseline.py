@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 import verfedgnn as vf
+from verfedgnn.core.rating_means import fit_means
 from verfedgnn.data import TRAIN
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare, split_ratings
-from verfedgnn.training.own_models import fit_party_means
 from verfedgnn_research.baselines.central_gnn import cut, handed_over
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn_research.baselines.pooled_parties import pool_parties
@@ -46,7 +46,7 @@ class Ease(Method):
         table = pool_parties(parties)
         parts = np.concatenate([split_ratings(party, config.split, config.seed) for party in parties])
         (pool,) = prepare([vf.PartyData("pooled", table)], config, where.device, [parts])
-        means = fit_party_means(pool.input)
+        means = fit_means(pool.input)
         mean = means.mean
         by_user = means.user_offset
         by_item = means.item_offset
