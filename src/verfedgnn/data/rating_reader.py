@@ -5,7 +5,7 @@ ratings on the way. With n_k events of kind k and weight w_k, a user's interest 
 
     r = low + (high - low) (1 - 4^(-s / 5)),    on the scale 1 to 5:  r = 5 - 4^(1 - s / 5).
 
-No event gives 1. A total weight of 5 gives 4, from which items count as liked (`model.threshold`); each further 5 covers three
+No event gives 1. A total weight of 5 gives 4, from which items count as liked; each further 5 covers three
 quarters of the distance to 5. The rule uses only the events of a pair, so each organisation can apply it alone.
 """
 
