@@ -57,7 +57,7 @@ def test_padding_adds_empty_rows(shells: Shells, tmp_path: Path) -> None:
             f"{name}/run",
         ]
         words += ["--pad-users", "30"] if name == "film" else []
-        commands[name] = [*words, "--processes", "1"]
+        commands[name] = words
     other = shells.start(*commands["book"])
     assert re.search(r"\d+ users in the federation", shells.now(*commands["film"]))
     assert other.wait(timeout=180) == 0, shells.logs()
@@ -100,8 +100,6 @@ def test_a_table_that_cannot_be_aligned_is_one_line_before_anything_is_sent(
         "--ratings",
         tmp_path / "film.csv",
         *words,
-        "--processes",
-        1,
     )
     assert code == 2, err
     assert re.search(reason, err), err

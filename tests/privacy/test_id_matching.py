@@ -26,7 +26,6 @@ from verfedgnn.privacy.id_matching import (
     normalise_ids,
     select_unambiguous,
     sort_order,
-    workers,
 )
 
 FORMS = [
@@ -285,20 +284,6 @@ def test_every_key_can_be_removed() -> None:
         key = CurveKey()
         key._key = chosen or key._key
         assert key.remove(key.apply(points)) == points
-
-
-@pytest.mark.usefixtures("psi")
-def test_several_processes_compute_what_one_computes() -> None:
-    users = [f"user {i}".encode() for i in range(4500)]
-    one = CurveKey()
-    with workers(2) as each:
-        several = CurveKey(each)
-        several._key = one._key
-        points = several.blind(users)
-        assert points == one.blind(users)
-        with pytest.raises(vf.ProtocolError, match="not a point"):
-            several.apply(b"\xff" * POINT)
-    assert len(points) == POINT * len(users)
 
 
 @pytest.mark.usefixtures("psi")

@@ -367,7 +367,7 @@ def test_a_forget_that_was_killed_counts_in_the_next_training(
 
 
 @pytest.mark.parametrize("name", ["report", ".lock", "added", "final", "lists/last-release"])
-@pytest.mark.parametrize("words", [(), ("--user", USER), ("--item", "i0001")])
+@pytest.mark.parametrize("words", [(), ("--user", USER)])
 def test_nothing_is_touched_in_a_run_with_a_link_to_another_place(
     folder: Path, command: Command, tmp_path: Path, name: str, words: tuple[str, ...]
 ) -> None:
@@ -446,7 +446,7 @@ def test_a_folder_in_use_is_left_alone(
     journal_of(folder)
     (folder / "report" / "1").mkdir(parents=True)
     with lock_folder(folder):
-        for words in ((), ("--user", USER), ("--item", "i0001")):
+        for words in ((), ("--user", USER)):
             assert "in use by another process" in command("forget", folder, *words)[2]
         with pytest.raises(RunError, match="in use"):
             vf.train(small_parties, vf.Config.preset("paper", epochs=1), out=folder, overwrite=True)
@@ -473,12 +473,9 @@ def test_a_journal_that_cannot_be_read_is_named(folder: Path, command: Command, 
     assert (code, "cannot be read" in err) == (2, True), err
 
 
-def test_an_unfinished_training_is_not_changed(
-    folder: Path, command: Command, small_parties: list[vf.PartyData]
-) -> None:
+def test_an_unfinished_training_is_not_changed(folder: Path, command: Command) -> None:
     (folder / "metrics.json").unlink()
-    item = str(small_parties[0].ratings.item_ids[0])
-    for words in ((), ("--user", USER), ("--item", item)):
+    for words in ((), ("--user", USER)):
         code, _, err = command("forget", folder, *words)
         assert (code, "is not finished and still holds every user" in " ".join(err.split())) == (2, True), err
     assert traces(folder)

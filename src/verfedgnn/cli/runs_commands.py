@@ -290,12 +290,9 @@ def forget(
     run: Path,
     user: list[str] | None = None,
     user_file: Path | None = None,
-    item: list[str] | None = None,
-    item_file: Path | None = None,
-    party: str | None = None,
     output: Output = STANDARD,
 ) -> None:
-    """Remove users or items and their ratings from a run folder, and repair its model without them.
+    """Remove users and their ratings from a run folder, and repair its model without them.
 
     A record, forget.json, says what was done and what remains, with a keyed hash instead of the id. If the command is interrupted, the
     same command finishes it. Remove them from your own data, too: the next training reads it again.
@@ -303,24 +300,16 @@ def forget(
     Args:
         user: Id of the user, as in the data. Repeatable.
         user_file: Text file with one id of a user per line.
-        item: Id of the item, as in the data. Repeatable.
-        item_file: Text file with one id of an item per line.
-        party: Party that offers the items; needed if several could be meant.
     """
     from verfedgnn.upkeep.forget import forget as forget_run
 
-    users = [*(user or []), *_read_ids(user_file)]
-    items = [*(item or []), *_read_ids(item_file)]
-    if users and items:
-        raise ConfigError("give users or items, not both; run the command once for each")
-    record = forget_run(run, users, items, party)
+    record = forget_run(run, [*(user or []), *_read_ids(user_file)])
     if record is None:
-        raise ConfigError("nothing to forget; give --user ID, --item ID, or a file of ids")
-    if record["users"]:
-        repaired = f"estimated {sum(record['items_estimated_again'].values()):,} items again"
-    else:
-        repaired = f"removed {len(record['items']):,} items"
-    output.result(record, f"removed {sum(record['ratings'].values()):,} ratings; {repaired}")
+        raise ConfigError("nothing to forget; give --user ID, or a file of ids with --user-file")
+    again = sum(record["items_estimated_again"].values())
+    output.result(
+        record, f"removed {sum(record['ratings'].values()):,} ratings; estimated {again:,} items again"
+    )
     for text in record["remains"]:
         output.remark(f"remains: {text}")
 

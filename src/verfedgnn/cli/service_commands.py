@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -47,7 +46,6 @@ def party(
     status: StatusAddress = None,
     device: Device = "cpu",
     threads: Threads = 1,
-    processes: Annotated[int, typer.Option(min=0)] = 0,
     pad_users: Annotated[int, typer.Option(min=0)] = 0,
     after: OtherRun = None,
     share_verdict: bool = False,
@@ -67,7 +65,6 @@ def party(
         ratings: Your ratings: a file or a folder.
     Run:
         out: Your run folder, resumed if it exists. Default: run, beside the key.
-        processes: Processes for aligning users by ecdh; 0 means one per core.
         pad_users: Announce at least this many users, random ones among them, to hide how many you have.
         after: Your run before this one: users forgotten in it are left out, and a warning tells of a wrong file.
         share_verdict: Show all members the verdict on the run named by --after: one word, and what known customers
@@ -82,7 +79,6 @@ def party(
     from verfedgnn.federation.party_service import align_party, load_finished, read_verdict, run_party
     from verfedgnn.federation.roster import load_party
     from verfedgnn.federation.stores import PartyStore
-    from verfedgnn.privacy.id_matching import workers
 
     output = _prepare_service(log, log_level, threads, output)
     folder = federation if federation.is_dir() else federation.parent
@@ -105,18 +101,17 @@ def party(
             read()  # reports a mistake in the ratings before the first connection
         elif ratings is not None:
             log_event("using the ratings stored at alignment, --ratings is not read", run=str(store.folder))
-        pool = workers(processes or os.cpu_count() or 1)
-        with _service(identity, store.folder, None, status) as (halt, publisher, transport), pool as each:
+        with _service(identity, store.folder, None, status) as (halt, publisher, transport):
             link = CoordinatorLink(identity, transport, halt.asked, publisher, verdict=verdict)
             options: dict[str, Any] = {"pad_to": pad_users, "after": after}
             if align_only:
-                users = align_party(store, link, read(), each, **options)
+                users = align_party(store, link, read(), **options)
                 text = f"{users:,} users in the federation; your aligned ratings are in {store.folder}"
                 output.result({"users": users, "run": store.folder}, text)
                 sentence = f"{len(read().known_users):,} of the federation's users are yours."
                 show_next(output, [sentence], ["party", "--federation", str(federation)])
                 return
-            run = run_party(store, link, read, each=each, device=device, **options)
+            run = run_party(store, link, read, device=device, **options)
     output.result(run.metrics, *run_texts(run))
     show_run_findings(output, run, store.folder)
 

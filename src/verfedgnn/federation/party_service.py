@@ -36,7 +36,6 @@ from verfedgnn.federation.roster import MemberIdentity
 from verfedgnn.federation.stores import PartyStore, SurvivorLog, open_ledger
 from verfedgnn.federation.transcript import ALIGNMENT, SPENT
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
-from verfedgnn.privacy.id_matching import Each
 from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.coordinator import mean_error
 from verfedgnn.protocol.party import Candidate, Party
@@ -63,7 +62,6 @@ def run_party(
     link: CoordinatorLink,
     read_ratings: Callable[[], Ratings],
     *,
-    each: Each = map,
     pad_to: int = 0,
     device: str = "cpu",
     after: Path | None = None,
@@ -77,7 +75,7 @@ def run_party(
         _compare_with_before(store, after, read_ratings)
     while (stage := store.next_stage) is not None:
         if not store.is_aligned:
-            align_party(store, link, read_ratings(), each, pad_to=pad_to, after=after)
+            align_party(store, link, read_ratings(), pad_to=pad_to, after=after)
         limits = describe_two_parties(store.identity.agreement)
         if stage.first and limits is not None:
             log_event(limits)
@@ -167,7 +165,6 @@ def align_party(
     store: PartyStore,
     link: CoordinatorLink,
     ratings: Ratings,
-    each: Each = map,
     *,
     pad_to: int = 0,
     after: Path | None = None,
@@ -197,7 +194,7 @@ def align_party(
         rows = find_positions(ratings.user_ids, ids)
         alignment = hashlib.sha256("\n".join(ids.tolist()).encode()).hexdigest()  # the same everywhere
     else:
-        rows, alignment, users = _align(ratings, identity, link, each, pad_to)
+        rows, alignment, users = _align(ratings, identity, link, pad_to)
         ids = np.full(users, "", ratings.user_ids.dtype)  # of users whom this party does not know
         ids[rows[rows >= 0]] = ratings.user_ids[rows >= 0]
     placed = replace(place_users(ratings, rows, ids, config.users), name=identity.name)
@@ -212,11 +209,11 @@ def align_party(
 
 
 def _align(
-    ratings: Ratings, identity: MemberIdentity, link: CoordinatorLink, each: Each, pad_to: int
+    ratings: Ratings, identity: MemberIdentity, link: CoordinatorLink, pad_to: int
 ) -> tuple[NDArray[np.int64], str, int]:
     """Return the row of each user in the federation, the name of the alignment, and the number of rows."""
     rules = identity.agreement.alignment_rules
-    party = PartyAlignment(identity.name, ratings.user_ids, rules, identity, each, pad_to=pad_to)
+    party = PartyAlignment(identity.name, ratings.user_ids, rules, identity, pad_to=pad_to)
     about = {"users": ratings.n_users - party.ambiguous, "ambiguous": party.ambiguous or None}
     log_event("aligning users", method=rules.method, rule=rules.users, **about)
     log_event(describe_reveals(rules.method, rules.users))

@@ -17,15 +17,9 @@ provides the hash onto the curve and the exponentiation.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Sequence
 from hashlib import sha256
 from importlib import import_module
 from typing import Any
@@ -40,18 +34,12 @@ from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from verfedgnn.core.errors import ConfigError, ProtocolError, VerFedGNNError
+from verfedgnn.core.errors import ConfigError, ProtocolError
 
 WIDTH = 16
 """Bytes of a pseudonym. Among a billion ids, two collide with probability 1e-21."""
 POINT = 33
 """Bytes of a compressed point of P-256."""
-CHUNK = 2000
-"""Points that one call of a worker process computes."""
-
-Each = Callable[..., Iterator[Any]]
-"""The built-in `map`, or the `map` of a pool of processes."""
-
 _NONCE = 12
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """Number of points of P-256, a prime."""
@@ -168,71 +156,27 @@ class Sealer:
         return ChaCha20Poly1305(derive.derive(self._shared[peer_public]))
 
 
-@contextmanager
-def workers(processes: int) -> Iterator[Each]:
-    """Provide a `map` over so many processes; with one, the built-in `map` in this process.
-
-    Open it once for all steps of an alignment: every process imports its modules first, as this one has threads and cannot
-    fork.
-    """
-    if processes == 1:
-        yield map
-        return
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_begin_worker)
-    try:
-        yield pool.map
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _begin_worker() -> None:
-    """Leave Ctrl-C to the parent, and end with it even if it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-
-
 class CurveKey:
     """A secret exponent on P-256, drawn at random, and its application to lists of points.
 
     Lists are bytes, 33 for each point. They keep their order and length.
     """
 
-    def __init__(self, each: Each = map) -> None:
-        self._each = each
+    def __init__(self) -> None:
         self._key: bytes = _library().client.CreateWithNewKey(True).GetPrivateKeyBytes()
 
     def blind(self, ids: Sequence[bytes]) -> bytes:
         """Return H(x)^k for each id x."""
-        return self._join(_blind, ids, CHUNK, self._key)
+        client = _library().client.CreateFromKey(self._key, True)
+        return b"".join(client.CreateRequest([sha256(text).digest() for text in ids]).encrypted_elements)
 
     def apply(self, points: bytes) -> bytes:
         """Return P^k for each point P; refuse anything that is not a point of the curve."""
-        return self._join(_raise_to, points, CHUNK * POINT, self._key)
+        return _raise_to(self._key, points)
 
     def remove(self, points: bytes) -> bytes:
         """Return P^(1/k) for each point P."""
-        inverse = pow(int.from_bytes(self._key), -1, _ORDER)
-        return self._join(_raise_to, points, CHUNK * POINT, inverse.to_bytes(32))
-
-    def _join(self, work: Callable[..., bytes], values: Sequence[Any], size: int, key: bytes) -> bytes:
-        """Apply `work` with a key to chunks of `values`, and join the points that it returns."""
-        if isinstance(values, bytes) and len(values) % POINT:
-            raise ProtocolError(f"a list of points has {len(values):,} bytes, not a multiple of {POINT}")
-        chunks = [values[start : start + size] for start in range(0, len(values), size)]
-        try:
-            return b"".join(self._each(work, [key] * len(chunks), chunks))
-        except BrokenProcessPool:
-            raise VerFedGNNError(
-                "a process that aligns users ended early: use --processes 1 or give the machine more memory;"
-                " a script needs `if __name__ == '__main__':`"
-            ) from None
+        return _raise_to(pow(int.from_bytes(self._key), -1, _ORDER).to_bytes(32), points)
 
 
 def hash_points(points: bytes) -> NDArray[np.uint8]:
@@ -241,13 +185,9 @@ def hash_points(points: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, WIDTH)
 
 
-def _blind(key: bytes, ids: Sequence[bytes]) -> bytes:
-    client = _library().client.CreateFromKey(key, True)
-    request = client.CreateRequest([sha256(text).digest() for text in ids])
-    return b"".join(request.encrypted_elements)
-
-
 def _raise_to(key: bytes, points: bytes) -> bytes:
+    if len(points) % POINT:
+        raise ProtocolError(f"a list of points has {len(points):,} bytes, not a multiple of {POINT}")
     psi = _library()
     elements = [points[start : start + POINT] for start in range(0, len(points), POINT)]
     request = psi.Request(encrypted_elements=elements, reveal_intersection=True)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import DataError, ProtocolError
 from verfedgnn.data.parties import UserRule, fewest_parties
 from verfedgnn.privacy import id_matching as matching
-from verfedgnn.privacy.id_matching import POINT, CurveKey, Each, Sealer
+from verfedgnn.privacy.id_matching import POINT, CurveKey, Sealer
 from verfedgnn.protocol import messages as msg
 from verfedgnn.protocol.party_state import Vouching
 
@@ -88,8 +88,7 @@ _DUMMY = 32
 class PartyAlignment:
     """A party's side of the alignment.
 
-    `ids` are its users' ids as its table spells them, `each` is a `map`, perhaps over several processes. Random pseudonyms fill the
-    list up to `pad_to`.
+    `ids` are its users' ids as its table spells them. Random pseudonyms fill the list up to `pad_to`.
     """
 
     def __init__(
@@ -98,11 +97,10 @@ class PartyAlignment:
         ids: NDArray[np.str_],
         rules: AlignmentRules,
         vouching: Vouching,
-        each: Each = map,
         *,
         pad_to: int = 0,
     ) -> None:
-        self.name, self.rules, self.vouching, self.each = name, rules, vouching, each
+        self.name, self.rules, self.vouching = name, rules, vouching
         forms, self._places = matching.select_unambiguous(ids)
         if not len(forms):
             raise DataError(f"party '{name}' has no user whose id is unambiguous: check its column of users")
@@ -174,7 +172,7 @@ class PartyAlignment:
         self.session, self.index, self._keys, self.rows = message.session, message.index, keys, None
         self._owners_seen: set[int] = set()
         if self.rules.method == "ecdh":
-            self._curve_key = CurveKey(self.each)
+            self._curve_key = CurveKey()
             return self._pass_on(self.index, self._curve_key.blind(self._ids))
         if self.index:
             return []

@@ -82,18 +82,13 @@ def _spell_alike(ids: StrArray) -> list[str]:
     return list(spell(normalise_ids(ids), "lower+number").tolist())
 
 
-def hash_ids(folder: Path, ids: Iterable[str], *, remember: bool = False) -> list[str]:
-    """Return a hash of each id under the key of a run folder, which is created if it is missing; `remember` adds them to its list."""
+def note_forgotten(folder: Path, users: StrArray) -> list[str]:
+    """Add users to the list of a run folder, whose key is created if it is missing, and return their hashes."""
     known = ForgottenUsers.read(folder / FORGOTTEN)
     key = next(iter(known.hashes), None) or secrets.token_hex(32)
-    new = list(_hash(key, ids))
-    known.add([ForgottenUsers({key: new if remember else []})]).write(folder / FORGOTTEN)
+    new = list(_hash(key, _spell_alike(users)))
+    known.add([ForgottenUsers({key: new})]).write(folder / FORGOTTEN)
     return new
-
-
-def note_forgotten(folder: Path, users: StrArray) -> list[str]:
-    """Add users to the list of a run folder and return their hashes."""
-    return hash_ids(folder, _spell_alike(users), remember=True)
 
 
 def read_forgotten_users(*runs: Path | None) -> ForgottenUsers:

@@ -1,1 +1,1 @@
-"""What changes in a run after its training: new items, features of items, and ratings that are forgotten."""
+"""What changes in a run after its training: new items, and users who are forgotten."""

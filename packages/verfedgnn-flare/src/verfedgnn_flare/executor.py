@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import closing
 from functools import cache
@@ -27,7 +26,6 @@ from verfedgnn.federation.party_service import load_finished, run_party
 from verfedgnn.federation.roster import load_party
 from verfedgnn.federation.status import StatusPublisher
 from verfedgnn.federation.stores import PartyStore
-from verfedgnn.privacy.id_matching import workers
 from verfedgnn_flare import job_site
 from verfedgnn_flare.job_transport import JobTransport
 
@@ -96,7 +94,6 @@ class PartyExecutor(Executor):  # type: ignore[misc]
         read = cache(lambda: _read_own_ratings(settings, identity.agreement.config))
         if not store.is_aligned:
             read()  # reports a mistake in the ratings before the first message
-        pool = workers(os.cpu_count() or 1)
         self._publisher = publisher = StatusPublisher(store.folder, identity)
         transport = JobTransport(
             fl_ctx.get_engine().get_cell(),
@@ -105,9 +102,9 @@ class PartyExecutor(Executor):  # type: ignore[misc]
             lambda message: COORDINATOR if message.get_header(MessageHeaderKey.ORIGIN) == server else None,
             link_seconds=identity.agreement.timeouts.link,
         )
-        with closing(transport), lock_folder(store.folder), pool as each, publisher:
+        with closing(transport), lock_folder(store.folder), publisher:
             link = CoordinatorLink(identity, transport, stop, publisher)
-            run_party(store, link, read, each=each, device=settings.device, after=settings.after)
+            run_party(store, link, read, device=settings.device, after=settings.after)
 
 
 def read_server_cell(task: Shareable) -> str:
