@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from verfedgnn.estimator.functions import resume as resume
     from verfedgnn.estimator.functions import settings as settings
     from verfedgnn.estimator.functions import train as train
-    from verfedgnn.estimator.recommender import RatingSplit as RatingSplit
     from verfedgnn.estimator.recommender import VerFedRecommender as VerFedRecommender
     from verfedgnn.plugins import register as register
     from verfedgnn.runs.run import Recommendation as Recommendation
@@ -45,7 +44,7 @@ _NAMES = {
     "data": "PartyData Ratings align_users read_parties read_ratings split_items",
     "estimator.checked_data": "check",
     "estimator.functions": "Lift lift resume settings train",
-    "estimator.recommender": "RatingSplit VerFedRecommender",
+    "estimator.recommender": "VerFedRecommender",
     "plugins": "register",
     "runs.run": "Recommendation Recommendations Run",
     "upkeep.new_items": "add_items",

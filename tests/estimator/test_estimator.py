@@ -122,3 +122,20 @@ def test_nothing_is_answered_before_fit() -> None:
     for ask in (vf.VerFedRecommender().lift, vf.VerFedRecommender().evaluate):
         with pytest.raises(vf.RunError, match="call fit"):
             ask()
+
+
+def test_similar_items_come_from_all_catalogues(fitted: vf.VerFedRecommender) -> None:
+    item = str(fitted.run_.parties[0].ratings.item_ids[0])
+    found = fitted.similar(item, k=44)
+    assert {each.party for each in found} == set(fitted.parties_)
+    assert item not in {each.item for each in found}
+    scores = [each.score for each in found]
+    assert scores == sorted(scores, reverse=True)
+    with pytest.raises(vf.RunError, match="'nothing' is in no catalogue; known items look like"):
+        fitted.similar("nothing")
+
+
+def test_a_notebook_shows_the_parameters_and_the_run(fitted: vf.VerFedRecommender) -> None:
+    assert "dim=6" in fitted._repr_html_()
+    assert "<svg" in fitted._repr_html_()
+    assert "<svg" not in vf.VerFedRecommender()._repr_html_()

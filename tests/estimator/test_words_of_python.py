@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
-from sklearn.model_selection import KFold, cross_val_score
 
 import verfedgnn as vf
 from verfedgnn.core.option_names import on_command_line, option, reading_table
 
 pytestmark = pytest.mark.usefixtures("short_own_models")
-
-QUICK: dict[str, Any] = {"epochs": 1, "dim": 6, "gate": False, "lists": False}
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +32,8 @@ def test_one_table_is_not_divided_unasked(films: pd.DataFrame, books: pd.DataFra
             vf.VerFedRecommender().fit(table)
     with pytest.raises(vf.DataError, match="one table"):
         vf.read_parties(books)
-    pairs = books[["customer", "isbn"]]
-    with pytest.raises(vf.DataError, match="one table"):
-        vf.VerFedRecommender().fit(pairs, books["score"])
     with pytest.raises(vf.DataError, match="'books' is the only party, and joining needs at least two"):
         vf.VerFedRecommender().fit({"books": books})
-    with pytest.raises(vf.DataError, match=r"second argument of fit is y.* pass several tables by name"):
-        vf.VerFedRecommender().fit(books, films)
 
 
 def test_any_column_may_name_the_parties(films: pd.DataFrame, books: pd.DataFrame) -> None:
@@ -90,30 +79,6 @@ def test_the_columns_of_one_table_are_named_for_it() -> None:
         with on_command_line():
             assert option("columns", {"item": "..."}) == "--columns books:item=..."
     assert option("columns", {"item": "..."}) == 'columns={"item": ...}'
-
-
-def test_predict_reads_the_tables_that_fit_read(films: pd.DataFrame, books: pd.DataFrame) -> None:
-    own = {"films": {"columns": {"item": "film"}}}
-    fitted = vf.VerFedRecommender(**QUICK).fit({"films": films, "books": books}, own=own)
-    expected = fitted.predict(films["customer"][:3], films["film"][:3])
-    assert (fitted.predict(films[:3]) == expected).all()
-    assert (fitted.predict(films[:3], party="films") == expected).all()
-    renamed = films[:3].rename(columns={"film": "movie"})
-    assert (fitted.predict(renamed, columns={"item": "movie"}) == expected).all()
-    with pytest.raises(
-        vf.DataError, match=r'X: no column for item; .*did you mean columns=\{"item": "movie"\}'
-    ):
-        fitted.predict(renamed)
-
-
-def test_plain_folds_are_sent_to_rating_split(films: pd.DataFrame) -> None:
-    lone = pd.DataFrame({"customer": ["new"], "film": ["f0"], "stars": [3]})
-    rated = pd.concat([films, lone]).rename(columns={"film": "item"})
-    pairs = rated[["customer", "item"]].assign(party=np.where(rated["item"] < "f5", "a", "b"))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        cross_val_score(vf.VerFedRecommender(**QUICK), pairs, rated["stars"], cv=KFold(5))
-    assert "in cross-validation, pass cv=vf.RatingSplit(5)" in "".join(str(each.message) for each in caught)
 
 
 def test_settings_are_keyword_arguments() -> None:

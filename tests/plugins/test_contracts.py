@@ -16,9 +16,9 @@ from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.ggnn import GGNN
 from verfedgnn.runs.ledger import Ledger
-from verfedgnn.testing import GNNContract
 from verfedgnn_research.baselines import METHODS
 from verfedgnn_research.baselines.descent_methods import DescentMethod, LightGCN
+from verfedgnn_research.gnn_contract import GNNContract
 from verfedgnn_research.method_contract import MethodContract
 
 for operator in (GCN, GAT, GGNN):

@@ -18,8 +18,8 @@ from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.operator import inverse_sqrt
 from verfedgnn.protocol.party import Party
 from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.testing import settle
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
+from verfedgnn_research.gnn_contract import settle
 
 
 def open_config(gnn: str, layers: int = 2) -> Config:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -157,38 +155,16 @@ def test_before_fit_errors_say_what_to_do() -> None:
         vf.VerFedRecommender(epoch=3).fit("synthetic")
 
 
-def test_parameters_are_scikit_learns() -> None:
-    """What sklearn.base.clone does: construct anew from get_params, and compare parameters by identity."""
-    fractions = (0.8, 0.1, 0.1)
-    estimator = vf.VerFedRecommender("paper", model="gat", fractions=fractions)
-    params = {name: copy.deepcopy(value) for name, value in estimator.get_params(deep=False).items()}
-    clone = type(estimator)(**params)
-    assert all(clone.get_params()[name] is value for name, value in params.items())
-    assert clone.get_params() == estimator.get_params() == {
-        "preset": "paper", "model": "gat", "seed": 0, "device": "cpu", "verbose": True, "fractions": fractions
-    }  # fmt: skip
-    assert estimator.set_params(model="gcn", dim=6) is estimator
+def test_its_text_is_what_makes_it_again() -> None:
+    estimator = vf.VerFedRecommender("paper", model="gat", dim=6)
     assert repr(estimator) == (
-        "VerFedRecommender(preset='paper', model='gcn', seed=0, device='cpu', verbose=True, fractions=(0.8, 0.1, 0.1), dim=6)"
+        "VerFedRecommender(preset='paper', model='gat', seed=0, device='cpu', verbose=True, dim=6)"
     )
-    assert "dim" not in clone.get_params()
-    assert not [
-        name
-        for name in inspect.signature(vf.VerFedRecommender).parameters.values()
-        if name.kind == name.VAR_POSITIONAL
-    ]
-
-
-def test_scikit_learn_clones_it() -> None:
-    base = pytest.importorskip("sklearn.base", reason="scikit-learn is not installed")
-    assert base.clone(vf.VerFedRecommender(dim=6)).get_params()["dim"] == 6
 
 
 def test_a_ranking_is_scored_by_ndcg(small_parties: list[vf.PartyData]) -> None:
     estimator = vf.VerFedRecommender("best", **LISTS, epochs=4).fit(small_parties)
     assert estimator.score() == pytest.approx(estimator.metrics_["test"]["ndcg@20"])
-    with pytest.raises(vf.ConfigError, match="predicts no ratings"):
-        estimator.score(small_parties[0].ratings)
 
 
 # -- vectors -----------------------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""A federation as an estimator, for notebooks and for scikit-learn's model selection."""
+"""A federation as an estimator, for notebooks."""

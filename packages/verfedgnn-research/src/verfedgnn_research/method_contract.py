@@ -14,10 +14,10 @@ from verfedgnn.data import TEST, PartyData
 from verfedgnn.plugins import register
 from verfedgnn.runs.metrics_file import evaluate
 from verfedgnn.runs.prepared_data import prepare, split_ratings
-from verfedgnn.testing import CPU, parties
 from verfedgnn.training.progress import Progress
 from verfedgnn_research.baselines import METHODS
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
+from verfedgnn_research.gnn_contract import CPU, parties
 
 SMALL = parties(40, 30, 500)
 """Settings for tests in which accuracy does not matter."""

@@ -1,6 +1,6 @@
-"""The contract of a GNN: what the protocol relies on. Plug-ins and the built-in GNNs pass it (docs/python.md).
+"""The contract of a GNN: what the protocol relies on. Plug-ins and the built-in GNNs pass it (docs/tutorials/own-gnn.md).
 
-    class TestMine(verfedgnn.testing.GNNContract):
+    class TestMine(verfedgnn_research.gnn_contract.GNNContract):
         gnn = MyOperator
 
 Run it with pytest, or call the methods; nothing here needs pytest.
@@ -30,8 +30,6 @@ from verfedgnn.protocol.forward_backward import Batch, compute
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
 from verfedgnn.training.train import train
-
-__all__ = ["GNNContract"]
 
 CPU = torch.device("cpu")
 USERS = 14
