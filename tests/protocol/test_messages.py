@@ -199,6 +199,19 @@ def test_packed_integers_take_what_they_need() -> None:
     assert len(pack_integers(rng.integers(-2048, 2048, 100_000).astype(np.int16))) < 12 / 8 * 100_000 + 50
 
 
+def test_a_step_whose_values_are_mostly_small_takes_little_more_than_its_entropy() -> None:
+    step = (12 * np.random.default_rng(1).standard_normal(100_000)).round().astype(np.int16)
+    shares = np.unique_counts(step).counts / step.size
+    entropy = -(shares * np.log2(shares)).sum()
+    packed = pack_integers(step)
+    assert len(packed) < 1.05 * entropy / 8 * 100_000
+    np.testing.assert_array_equal(unpack_integers(packed, step.nbytes), step)
+    for size in (step.size - 8, step.size + 8):  # another size than what was compressed
+        packed[12:20] = np.frombuffer(struct.pack("<Q", size), np.uint8)
+        with pytest.raises(ProtocolError, match="unreadable"):
+            unpack_integers(packed, 2 * step.nbytes)
+
+
 @given(st.binary(max_size=60), st.integers(0, 50), st.integers(0, 255))
 def test_packed_integers_that_are_none_are_refused(noise: bytes, place: int, byte: int) -> None:
     """Noise, and good ones with a byte changed: an error, or other integers of no more than the bytes allowed."""

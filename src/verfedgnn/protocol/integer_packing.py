@@ -1,7 +1,8 @@
-r"""Lossless packing of integer arrays, in the smaller of two forms.
+r"""Lossless packing of integer arrays, in the smallest of three forms.
 
     planes   n values of b bits each: the lowest 16 bits of all values, the next 16, a byte if 8 are left, then one plane for each
              remaining bit. Unsigned integers, such as masked values, always have this form.
+    dense    the values in the narrowest type, compressed with Zstandard, where that saves a twentieth or more
     sparse   a bitmap of the values other than 0, then their signs or the values themselves, compressed with Zstandard
 
 A head comes first: form, type, number of dimensions, shape, bits, number of values other than 0. From it a reader knows the unpacked
@@ -24,11 +25,14 @@ from verfedgnn.core.errors import ProtocolError
 TYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 PLANES = 0
 SPARSE = 1
+DENSE = 2
 SPARSEST = 0.4
 """Share of values other than 0 from which a bitmap does not pay."""
 DIMENSIONS = 4
+LEAST_SAVED = 0.95
+"""Share of its size below which compressed planes pay."""
 _HEAD = struct.Struct("<BBBBQ")
-_ZSTD = "zstd"
+_ZSTD = pa.Codec("zstd", compression_level=1)
 _BLOCK = 1 << 20
 """Values that are packed at a time, few enough for the processor's cache; a multiple of 8."""
 
@@ -48,6 +52,10 @@ def pack_integers(values: Integers) -> Raw:
         needed = most.bit_length() if flat.dtype.kind == "u" else 1 + max(most, -1 - least).bit_length()
         form, bits = PLANES, min(8 * flat.itemsize, max(1, needed))
         body = list(_planes(flat, bits))
+        if flat.dtype.kind == "i":
+            packed = _compress(flat.astype(_narrow(bits), copy=False).view(np.uint8))
+            if packed.size < LEAST_SAVED * sum(part.size for part in body):
+                form, body = DENSE, [packed]
     head = _HEAD.pack(form, TYPES.index(str(flat.dtype)), values.ndim, bits, count)
     shape = struct.pack(f"<{values.ndim}Q", *values.shape)
     return np.concatenate([np.frombuffer(head + shape, np.uint8), *body])
@@ -58,13 +66,13 @@ def unpack_integers(data: Raw, most: int) -> Integers:
     try:
         form, kind, dimensions, bits, count = _HEAD.unpack_from(data.data)
         shape = struct.unpack_from(f"<{dimensions}Q", data.data, _HEAD.size)
-        if kind >= len(TYPES) or not 1 <= dimensions <= DIMENSIONS or form not in (PLANES, SPARSE):
+        if kind >= len(TYPES) or not 1 <= dimensions <= DIMENSIONS or form not in (PLANES, SPARSE, DENSE):
             raise ValueError
         dtype, size = np.dtype(TYPES[kind]), math.prod(shape)
         if size * dtype.itemsize > most or count > size or not 1 <= bits <= 8 * dtype.itemsize:
             raise ValueError
         body = data[_HEAD.size + 8 * dimensions :]
-        read = _dense if form == SPARSE else _joined
+        read = {PLANES: _joined, DENSE: _widened, SPARSE: _scattered}[form]
         return read(body, dtype, size, bits, count).reshape(shape)
     except (ValueError, OverflowError, struct.error, OSError, pa.ArrowException):
         raise ProtocolError("unreadable packed integers") from None
@@ -137,13 +145,25 @@ def _sparse(flat: Integers, signs: bool) -> Raw:
     values = (
         np.packbits(some > 0) if signs else some.astype(f"<{flat.dtype.str[1:]}", copy=False).view(np.uint8)
     )
-    packed = pa.Codec(_ZSTD, compression_level=1).compress(np.concatenate([np.packbits(present), values]))
-    return np.frombuffer(packed, np.uint8)
+    return _compress(np.concatenate([np.packbits(present), values]))
 
 
-def _dense(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -> Integers:
+def _compress(raw: Raw) -> Raw:
+    return np.frombuffer(_ZSTD.compress(raw), np.uint8)
+
+
+def _narrow(bits: int) -> str:
+    """Return the narrowest signed type of the wire that has so many bits."""
+    return next(f"<i{width}" for width in (1, 2, 4, 8) if bits <= 8 * width)
+
+
+def _decompress(packed: Raw, size: int) -> Raw:
+    return np.frombuffer(_ZSTD.decompress(np.ascontiguousarray(packed), size), np.uint8)
+
+
+def _scattered(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -> Integers:
     bitmap, width = -(-size // 8), -(-count // 8) if bits == 1 else count * dtype.itemsize
-    raw = np.frombuffer(pa.Codec(_ZSTD).decompress(np.ascontiguousarray(body), bitmap + width), np.uint8)
+    raw = _decompress(body, bitmap + width)
     if not count < SPARSEST * size or int(np.bitwise_count(raw[:bitmap]).sum()) != count:
         raise ValueError
     some = (
@@ -163,3 +183,11 @@ def _dense(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) ->
     if taken != count or np.count_nonzero(some) != count:
         raise ValueError
     return flat
+
+
+def _widened(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -> Integers:
+    narrow = np.dtype(_narrow(bits))
+    values: Integers = _decompress(body, size * narrow.itemsize).view(narrow).astype(dtype)
+    if np.count_nonzero(values) != count:
+        raise ValueError
+    return values
