@@ -82,7 +82,7 @@ def test_a_party_sends_and_receives_as_much_among_many_as_among_few() -> None:
     few, more, many = (sent(federation(USERS, parties)) for parties in (3, 6, 12))
     assert more["up"] == pytest.approx(few["up"], rel=0.1)
     assert many["up"] == pytest.approx(few["up"], rel=0.1)
-    assert many["down"] < 1.3 * few["down"]  # a sum of more signs has a few bits more
+    assert many["down"] < 1.5 * few["down"]  # a sum of more signs has a few bits more, and is compressed less
 
 
 @pytest.mark.parametrize("gnn", ["gcn", "gat", "ggnn"])
