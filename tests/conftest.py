@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
@@ -37,6 +38,10 @@ SLOW = (
 """Modules that take long, to be run first: two processes that share the modules then end at about the same time."""
 build_commands = functools.cache(typer.main.get_command)
 typer.main.get_command = typer.testing._get_command = build_commands  # once, not in every call of a command
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a shell
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # processes that tests start inherit what is ignored
 torch.set_num_threads(1)  # small tensors: threads only wait for each other, long on a busy machine
 
 
