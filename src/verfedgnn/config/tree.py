@@ -173,10 +173,18 @@ class Config(Section):
         return self.with_values({"split.kind": "all"} | every)
 
     def for_parties(self, count: int) -> Config:
-        """Return the configuration that `count` parties use: two parties see each other's gradients, so they add noise."""
-        if count != 2 or self.gradients.mechanism != "rounded" or self.gradients.noise is not None:
+        """Return the configuration that `count` parties use.
+
+        Two parties see each other's gradients. So they add noise, and have no second model, whose gradients tell most.
+        """
+        if count != 2 or self.gradients.mechanism != "rounded":
             return self
-        return self.with_values({"gradients.noise": TWO_PARTIES_NOISE})
+        found: dict[str, Any] = {}
+        if self.gradients.noise is None:
+            found["gradients.noise"] = TWO_PARTIES_NOISE
+        if self.model.solved and self.model.raters < 0:
+            found["model.raters"] = 0
+        return self.with_values(found)
 
     def for_data(self, users: int, ratings: int) -> Config:
         """Return the configuration with the sizes that so many users and ratings of all parties need, where none are set."""
