@@ -39,7 +39,7 @@ def init(
     alignment: Literal["keyed", "ecdh", "none"] = "keyed",
     ids: str = "",
     min_parties: int = 0,
-    ratings_per_user: Count = 100,
+    ratings_per_user: Count = 30,
     output: Output = STANDARD,
 ) -> None:
     """Create a federation, at the coordinator: its authority, the coordinator's key and federation.toml.
@@ -51,8 +51,8 @@ def init(
         alignment: How users are aligned: keyed, ecdh or none.
         ids: How all spell user ids: number (0016 and 16.0 become 16), lower, mail, or lower+number.
         min_parties: Number of parties a round needs; 0 means more than half, or as many as the exchange needs.
-        ratings_per_user: Ratings a user that you expect of all parties together. Below 40, vectors are shorter, and
-            messages too.
+        ratings_per_user: Ratings a user that you expect of all parties together. From 40 on, three or more parties
+            train a second model, and messages are ten times as long.
     Training:
         seed: Seed of all random numbers.
         config: A TOML file of settings.

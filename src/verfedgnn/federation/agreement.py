@@ -118,6 +118,8 @@ class Agreement(Section):
     """Waiting times of the members."""
     authority: Annotated[str, AfterValidator(lambda pem: Certificate(pem, "the authority").pem)]
     """Certificate in PEM of the authority, which signs the other certificates."""
+    ratings_per_user: int = Field(30, ge=1)
+    """Ratings a user that the members expect of all parties together. The sizes of a solved model follow from it."""
     config: Config
     """Configuration of the training."""
     coordinator: Member
@@ -150,6 +152,11 @@ class Agreement(Section):
     def members(self) -> tuple[Member, ...]:
         """The coordinator and the parties."""
         return (self.coordinator, *self.parties)
+
+    @property
+    def sized_config(self) -> Config:
+        """The configuration with the sizes that these members and their ratings need, where none are set."""
+        return self.config.for_parties(len(self.parties)).for_data(1, self.ratings_per_user)
 
     @property
     def endpoint(self) -> tuple[str, int]:
@@ -314,13 +321,9 @@ class Stage:
         return run / self.place
 
 
-RATINGS_PER_USER = 100
-"""Ratings a user by which sizes are chosen if a federation says nothing else."""
-
-
 def list_stages(agreement: Agreement) -> list[Stage]:
     """Return the trainings that the members agreed on, in their order."""
-    config = agreement.config.for_parties(len(agreement.parties)).for_data(1, RATINGS_PER_USER)
+    config = agreement.sized_config
     stages = [Stage("ratings", config)]
     if config.federates_lists:
         stages.append(Stage("lists", config.for_lists(), LISTS))

@@ -21,10 +21,10 @@ _TEMPLATE = Path(__file__).with_name("assessment.md")
 
 def assess(agreement: Agreement) -> str:
     """Return the page in Markdown."""
-    config, count = agreement.config, len(agreement.parties)
+    config, count = agreement.sized_config, len(agreement.parties)
     promised = "it depends on the number of rounds, which follows from the number of ratings; see metrics.json after a training"
     if not config.training.batch:
-        protection = protection_of(config.for_parties(count).for_data(1, 100), count)
+        protection = protection_of(config, count)
         promised = protection.guarantee(config.training.epochs, config.training.epochs)["guarantee"]
     members = [
         f"| {member.name} | {'coordinator: runs the rounds, has no ratings' if member.name == COORDINATOR else 'party'} "

@@ -126,7 +126,7 @@ def _check_software(identity: MemberIdentity) -> Finding:
 
 def _check_resources(identity: MemberIdentity, folder: Path, users: int, ratings: int) -> Iterator[Finding]:
     """Compare the disk and the memory with what this many users need."""
-    model = identity.agreement.config.model
+    model = identity.agreement.sized_config.model
     values = Model(model, max(1, users)).size
     place = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
     needed = 160 * values + 100 * ratings  # two checkpoints beside each other, models, and the stored data

@@ -182,7 +182,7 @@ def align_party(
     if gone := everybody - ratings.n_users:
         count = format_count(gone, "forgotten user")
         log_warning(f"left out {count}; remove them from your own data, too")
-    config = identity.agreement.config
+    config = identity.agreement.sized_config
     if config.trains_lists and ratings.likes == len(ratings):
         raise DataError(
             f"{identity.name} has likes and no ratings, and this federation trains ratings; agree on lists alone, with "

@@ -21,7 +21,6 @@ from verfedgnn.federation import AUTHORITY_KEY, COORDINATOR_KEY, PARTY_KEY
 from verfedgnn.federation import certificates as c
 from verfedgnn.federation.agreement import (
     FILE,
-    RATINGS_PER_USER,
     Agreement,
     Member,
     build_agreement,
@@ -47,17 +46,15 @@ def create_federation(
     model: str | None,
     config_file: Path | None,
     overrides: dict[str, Any],
-    ratings_per_user: int = RATINGS_PER_USER,
     **rules: Any,
 ) -> Agreement:
     """Create the authority, the coordinator's key and the agreement in a new folder; return the agreement.
 
-    Masking is on unless it was chosen, or gradients cannot be masked. The sizes of a solved model follow from `ratings_per_user`,
-    which members expect of all parties together. `rules` are the remaining fields of the agreement: name, address, alignment,
-    ids, min_parties.
+    Masking is on unless it was chosen, or gradients cannot be masked. `rules` are the remaining fields of the agreement: name,
+    address, alignment, ids, min_parties, ratings_per_user.
     """
     config = build_config(preset=preset, model=model, file=config_file, overrides=overrides)
-    config = config.with_code().for_data(1, ratings_per_user)
+    config = config.with_code()
     chosen = {*read_preset(preset), *overrides}
     chosen |= set(tomllib.loads(config_file.read_text("utf-8"))) if config_file is not None else set()
     if "masking" not in chosen and config.gradients.integers:

@@ -164,7 +164,7 @@ class PartyStore:
     @property
     def withholding_secret(self) -> bytes:
         """The secret that draws the users whom this party withholds, the same in every training."""
-        config = self.identity.agreement.config
+        config = self.identity.agreement.sized_config
         if "noise" in config.unprotected:
             return simulated_secret(config.seed, self.identity.index)
         return derive_key(hashlib.sha256(self.identity.key_file.read_bytes()).digest(), "withheld users")
@@ -201,7 +201,7 @@ class PartyStore:
         with writing(self.folder):
             make_folder(self.folder)
             self.folder.chmod(0o700)  # where somebody else created it
-            begin_folder(self.folder, agreement.config, [prepared.party], [prepared.parts])
+            begin_folder(self.folder, agreement.sized_config, [prepared.party], [prepared.parts])
             write_secret(self.folder / "secret", secrets.token_bytes(KEY_BYTES))
             write_bytes(self.folder / MARK, f"{agreement.digest()}\n{alignment}\n".encode())
 
@@ -220,7 +220,7 @@ class PartyStore:
             other = f"{self.folder} belongs to another agreement than the given federation.toml"
             raise RunError(f"{other}; choose another --out")
         parties, parts = read_party_tables(self.folder / "parties")
-        (prepared,) = prepare(parties, self.identity.agreement.config, torch.device(device), parts)
+        (prepared,) = prepare(parties, self.identity.agreement.sized_config, torch.device(device), parts)
         return prepared, alignment
 
     def record(self, stage: Stage, ledger: Ledger | None = None) -> PartyRecord:
