@@ -24,7 +24,7 @@ def test_a_full_copy_is_held_once_for_all_parties() -> None:
 
     from verfedgnn.protocol.replica import Replica
 
-    config = vf.Config.preset("best").for_data(2000, 80_000)
+    config = vf.Config.preset("best").for_data(2000, 80_000, 3)
     model = Model(config.model, 2000)
     replica = Replica(config, model, [3, 4], 100, 3.0, torch.device("cpu"))
     fields = {

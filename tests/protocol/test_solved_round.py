@@ -173,6 +173,44 @@ def test_rounded_sums_have_the_right_mean(small_parties: list[vf.PartyData]) -> 
     assert np.abs(users - wanted[:, :width])[inside].max() < 5.5 * 0.5 / 20
 
 
+def test_two_parties_blur_gradients_and_most_those_of_the_second_model(
+    small_parties: list[vf.PartyData],
+) -> None:
+    """Releases of a gradient of 0 have the noise's standard deviation; with some 200 x 20 draws it is met to a tenth."""
+    runtime = federation(small_parties, solved(masking=False))
+    runtime.round()
+    runtime.round()
+    party = next(iter(runtime.parties.values()))
+    model, parameters = party.model, party.replica.parameters
+    assert model.solved is not None
+    assert party.replica.solved is not None
+    nothing = torch.zeros((model.users, model.solved.released))
+    sums = {name: torch.zeros(shape) for name, shape in model.solved.sum_shapes.items()}
+    step = solved_round.SolvedStep(nothing, sums, nothing, nothing, {})
+    rng = np.random.default_rng(0)
+    uniform: Any = SimpleNamespace(uniform=rng.random)
+    protection: Any = SimpleNamespace(
+        largest=127, noise=0.5, sum_type=np.dtype(np.int16), rounding=lambda key: uniform
+    )
+    key: Any = SimpleNamespace(stream=lambda _: uniform)
+    draws = [party.replica.solved.encode_release(parameters, step, protection, key) for _ in range(20)]
+    released = [model.views(torch.from_numpy(draw.astype(np.float32))) for draw in draws]
+    unit = solved_round.STEPS_PER_DEVIATION * protection.noise
+    for name, wanted in (("users", unit), ("raters", unit * solved_round.RATERS_NOISE)):
+        spread = torch.stack([tables[name] for tables in released]).std()
+        assert float(spread) == pytest.approx(wanted, rel=0.1)
+
+
+@pytest.mark.parametrize(("parties", "raters", "noise"), [(2, 16, 0.25), (3, 64, None)])
+def test_two_parties_add_noise_and_have_a_short_second_model(
+    parties: int, raters: int, noise: float | None
+) -> None:
+    config = vf.Config.preset("best").for_data(100, 10_000, parties)
+    assert (config.model.raters, config.gradients.noise) == (raters, noise)
+    chosen = vf.Config.preset("best").with_values({"raters": 8, "gradients.noise": 0.0})
+    assert chosen.for_data(100, 10_000, parties).values() == chosen.for_data(100, 10_000, 5).values()
+
+
 def test_replicas_stay_equal_and_updates_are_integers(small_parties: list[vf.PartyData]) -> None:
     runtime = federation(small_parties, solved())
     for _ in range(4):

@@ -276,8 +276,8 @@ class RoundedGradients(_AnyMechanism):
     integers: ClassVar[bool] = True
     needs_everybody: ClassVar[bool] = True
     noise: float | None = Field(None, ge=0, le=10)
-    """Standard deviation of the noise that a party adds to a column, as a multiple of the column's root mean square. unset: 0.25 for
-    two parties, who see each other's gradients, and none for more."""
+    """Standard deviation of the noise that a party adds to a column, as a multiple of the column's root mean square; three times
+    that for the second model. unset: 0.25 for two parties, who see each other's gradients, and none for more."""
     clip: ClassVar[None] = None
     rescale: ClassVar[float] = 1.0
 

@@ -37,6 +37,8 @@ from verfedgnn.core.option_names import worded
 PRESETS = Path(__file__).with_name("presets")
 TWO_PARTIES_NOISE = 0.25
 """Noise on the gradients of two parties (`gradients.noise`)."""
+TWO_PARTIES_RATERS = 16
+"""Largest H of two parties: longer rows tell each of them more about the other's ratings, and predict no better."""
 
 FINAL_ROUNDS = {"ratings": 6, "raters": 15, "lists": 6}
 """Rounds of the trainings on all ratings, which start from the judged ones: of ratings, of ratings with a second model, and of lists."""
@@ -173,30 +175,24 @@ class Config(Section):
         return self.with_values({"split.kind": "all"} | every)
 
     def for_parties(self, count: int) -> Config:
-        """Return the configuration that `count` parties use.
-
-        Two parties see each other's gradients. So they add noise, and have no second model, whose gradients tell most.
-        """
-        if count != 2 or self.gradients.mechanism != "rounded":
+        """Return the configuration that `count` parties use: two parties see each other's gradients, so they add noise."""
+        if count != 2 or self.gradients.mechanism != "rounded" or self.gradients.noise is not None:
             return self
-        found: dict[str, Any] = {}
-        if self.gradients.noise is None:
-            found["gradients.noise"] = TWO_PARTIES_NOISE
-        if self.model.solved and self.model.raters < 0:
-            found["model.raters"] = 0
-        return self.with_values(found)
+        return self.with_values({"gradients.noise": TWO_PARTIES_NOISE})
 
-    def for_data(self, users: int, ratings: int) -> Config:
-        """Return the configuration with the sizes that so many users and ratings of all parties need, where none are set."""
-        if self.model.form != "solved":
-            return self
+    def for_data(self, users: int, ratings: int, parties: int) -> Config:
+        """Return the configuration of so many parties, with the sizes that their users and ratings need, where none are set."""
+        config = self.for_parties(parties)
+        if config.model.form != "solved":
+            return config
         sizes = choose_sizes(users, ratings)
         found = {}
-        if not self.model.dim:
+        if not config.model.dim:
             found["model.dim"] = sizes.lists if self.ranks else sizes.dim
-        if self.model.raters < 0:
-            found["model.raters"] = 0 if self.ranks else sizes.raters
-        return self.with_values(found)
+        if config.model.raters < 0:
+            raters = min(sizes.raters, TWO_PARTIES_RATERS) if parties == 2 else sizes.raters
+            found["model.raters"] = 0 if self.ranks else raters
+        return config.with_values(found)
 
     def judged(self, error: float) -> dict[str, float]:
         """Return a validation error under its metric's name: RMSE, or NDCG@20 = 1 - error for lists."""

@@ -156,7 +156,7 @@ class Agreement(Section):
     @property
     def sized_config(self) -> Config:
         """The configuration with the sizes that these members and their ratings need, where none are set."""
-        return self.config.for_parties(len(self.parties)).for_data(1, self.ratings_per_user)
+        return self.config.for_data(1, self.ratings_per_user, len(self.parties))
 
     @property
     def endpoint(self) -> tuple[str, int]:

@@ -56,6 +56,8 @@ ITEM_DAMPING = 5.0
 """Number of ratings at the party's mean that an item's mean counts in addition to its own."""
 FEWEST_ITEMS = 2
 """Items for each column from which on a party shares the directions of its small sums."""
+RATERS_NOISE = 3.0
+"""Noise on a gradient of the second model, in multiples of `gradients.noise`."""
 TOTALS_NOISE = 4.0
 """Noise on a count and on a sum of residuals, in multiples of `gradients.noise`."""
 SUMS_NOISE = 0.1
@@ -176,7 +178,11 @@ class SolvedRound:
             return self._join(digits, totals).astype(protection.sum_type, copy=False)
         units = layout.shared(views["sums"])["units"].cpu().double()
         root = (views["totals"][:, :1].cpu().double() + 1).sqrt()
-        blur = noise * STEPS_PER_DEVIATION * _normal(stream, gradient) if noise else None
+        blur = None
+        if noise:
+            blur = noise * STEPS_PER_DEVIATION * _normal(stream, gradient)
+            if layout.rater_columns:
+                blur[:, layout.columns :] *= RATERS_NOISE
         released = torch.empty(gradient.shape, dtype=torch.int16)
         for start in range(0, len(released), ROWS):
             rows = slice(start, start + ROWS)

@@ -93,7 +93,7 @@ def prepare(
 
 def choose_config(parties: Sequence[PartyData], config: Config) -> Config:
     """Return the configuration that suits the data: sizes, the split and, where a party has nothing but likes, lists only."""
-    config = config.with_code().for_parties(len(parties)).for_data(*count_data(parties))
+    config = config.with_code().for_data(*count_data(parties), len(parties))
     if config.trains_lists and any(p.ratings.likes == len(p.ratings) for p in parties):
         config = config.for_lists().with_values({"training.epochs": config.training.epochs})
     return choose_split(parties, config)

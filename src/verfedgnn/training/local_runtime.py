@@ -87,7 +87,7 @@ def local_federation(
     The training continues from the public parameters `start`, if they are given.
     """
     ratings = sum(len(data.train) for data in inputs)
-    config = config.for_parties(len(inputs)).for_data(inputs[0].users, ratings)
+    config = config.for_data(inputs[0].users, ratings, len(inputs))
     names = [data.name for data in inputs]
     coordinator = Coordinator(config, names, device, masked=policy.masks, start=start)
     candidates = [

@@ -182,7 +182,7 @@ def record_federation(
     The training continues from the public parameters `start`, if they are given.
     """
     check_parties(parties)
-    config = config.for_parties(len(parties)).for_data(*count_data(parties))
+    config = config.for_data(*count_data(parties), len(parties))
     prepared = prepare(parties, config, torch.device(device), parts)
     candidates = [
         Candidate(
