@@ -30,7 +30,9 @@ SPARSEST = 0.4
 """Share of values other than 0 from which a bitmap does not pay."""
 DIMENSIONS = 4
 LEAST_SAVED = 0.95
-"""Share of its size below which compressed planes pay."""
+"""Share of the size of planes below which compressed values pay."""
+WIDTHS = (8, 16, 32, 64)
+"""Bits of the types of compressed values."""
 _HEAD = struct.Struct("<BBBBQ")
 _ZSTD = pa.Codec("zstd", compression_level=1)
 _BLOCK = 1 << 20
@@ -53,9 +55,10 @@ def pack_integers(values: Integers) -> Raw:
         form, bits = PLANES, min(8 * flat.itemsize, max(1, needed))
         body = list(_planes(flat, bits))
         if flat.dtype.kind == "i":
-            packed = _compress(flat.astype(_narrow(bits), copy=False).view(np.uint8))
-            if packed.size < LEAST_SAVED * sum(part.size for part in body):
-                form, body = DENSE, [packed]
+            width = next(width for width in WIDTHS if bits <= width)
+            packed = _ZSTD.compress(flat.astype(f"<i{width // 8}", copy=False))
+            if len(packed) < LEAST_SAVED * sum(part.size for part in body):
+                form, bits, body = DENSE, width, [np.frombuffer(packed, np.uint8)]
     head = _HEAD.pack(form, TYPES.index(str(flat.dtype)), values.ndim, bits, count)
     shape = struct.pack(f"<{values.ndim}Q", *values.shape)
     return np.concatenate([np.frombuffer(head + shape, np.uint8), *body])
@@ -72,9 +75,13 @@ def unpack_integers(data: Raw, most: int) -> Integers:
         if size * dtype.itemsize > most or count > size or not 1 <= bits <= 8 * dtype.itemsize:
             raise ValueError
         body = data[_HEAD.size + 8 * dimensions :]
-        read = {PLANES: _joined, DENSE: _widened, SPARSE: _scattered}[form]
+        if form == DENSE:
+            narrow = np.dtype(f"<i{bits // 8}")
+            raw = _ZSTD.decompress(np.ascontiguousarray(body), size * narrow.itemsize)
+            return np.frombuffer(raw, narrow).astype(dtype).reshape(shape)
+        read = _scattered if form == SPARSE else _joined
         return read(body, dtype, size, bits, count).reshape(shape)
-    except (ValueError, OverflowError, struct.error, OSError, pa.ArrowException):
+    except (ValueError, TypeError, OverflowError, struct.error, OSError, pa.ArrowException):
         raise ProtocolError("unreadable packed integers") from None
 
 
@@ -145,25 +152,13 @@ def _sparse(flat: Integers, signs: bool) -> Raw:
     values = (
         np.packbits(some > 0) if signs else some.astype(f"<{flat.dtype.str[1:]}", copy=False).view(np.uint8)
     )
-    return _compress(np.concatenate([np.packbits(present), values]))
-
-
-def _compress(raw: Raw) -> Raw:
-    return np.frombuffer(_ZSTD.compress(raw), np.uint8)
-
-
-def _narrow(bits: int) -> str:
-    """Return the narrowest signed type of the wire that has so many bits."""
-    return next(f"<i{width}" for width in (1, 2, 4, 8) if bits <= 8 * width)
-
-
-def _decompress(packed: Raw, size: int) -> Raw:
-    return np.frombuffer(_ZSTD.decompress(np.ascontiguousarray(packed), size), np.uint8)
+    packed = _ZSTD.compress(np.concatenate([np.packbits(present), values]))
+    return np.frombuffer(packed, np.uint8)
 
 
 def _scattered(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -> Integers:
     bitmap, width = -(-size // 8), -(-count // 8) if bits == 1 else count * dtype.itemsize
-    raw = _decompress(body, bitmap + width)
+    raw = np.frombuffer(_ZSTD.decompress(np.ascontiguousarray(body), bitmap + width), np.uint8)
     if not count < SPARSEST * size or int(np.bitwise_count(raw[:bitmap]).sum()) != count:
         raise ValueError
     some = (
@@ -183,11 +178,3 @@ def _scattered(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int
     if taken != count or np.count_nonzero(some) != count:
         raise ValueError
     return flat
-
-
-def _widened(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -> Integers:
-    narrow = np.dtype(_narrow(bits))
-    values: Integers = _decompress(body, size * narrow.itemsize).view(narrow).astype(dtype)
-    if np.count_nonzero(values) != count:
-        raise ValueError
-    return values
