@@ -186,16 +186,6 @@ def test_publisher_files_that_are_damaged(tmp_path):
     )
     fails(lambda: read_ratings(table(tmp_path, "", "ratings.dat")), "is empty")
     fails(lambda: read_ratings(table(tmp_path, "User;ISBN\n1;2\n", "BX-Book-Ratings.csv")), "Book-Rating")
-    fails(
-        lambda: read_ratings(table(tmp_path, "{bad", "yelp_academic_dataset_review.json")),
-        "does not hold Yelp's JSON lines",
-    )
-    review = '{"user_id": "u", "stars": 3}\n'
-    fails(
-        lambda: read_ratings(table(tmp_path, review, "yelp_academic_dataset_review.json")),
-        "1 row has no item",
-        "line 1",
-    )
 
 
 def test_parquet_contents(tmp_path):

@@ -1,7 +1,6 @@
 """Each publisher's layout and plain tables, on small files written here."""
 
 import gzip
-import json
 
 import numpy as np
 import pyarrow as pa
@@ -114,61 +113,6 @@ def test_bookcrossing_subset_breaks_ties_by_id(tmp_path, monkeypatch):
     assert rows(ratings) == {("1", "a", 7.0), ("1", "b", 7.0), ("2", "a", 7.0)}
     assert ratings.user_ids.tolist() == ["1", "2"]
     assert ratings.notes[-1].endswith("3 of 7 ratings; dropped 1 user left without a rating")
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_yelp(tmp_path, packed):
-    suffix = ".json.gz" if packed else ".json"
-    reviews = [
-        {
-            "review_id": "r1",
-            "user_id": "u",
-            "business_id": "b",
-            "stars": 5.0,
-            "text": "späť\n",
-            "date": "2019-07-07 22:09:11",
-        },
-        {
-            "review_id": "r2",
-            "user_id": "u",
-            "business_id": "b",
-            "stars": 1.0,
-            "text": "no",
-            "date": "2018-07-07 22:09:11",
-        },
-        {
-            "review_id": "r3",
-            "user_id": "v",
-            "business_id": "c",
-            "stars": 3.0,
-            "text": "x",
-            "date": "1970-01-02 00:00:00",
-        },
-    ]
-    shops = [
-        {
-            "business_id": "b",
-            "name": "Café",
-            "categories": "Food, Coffee",
-            "city": "Wien",
-            "hours": {"Mon": "9"},
-        }
-    ]
-    put(
-        tmp_path / f"yelp_academic_dataset_review{suffix}", "\n".join(map(json.dumps, reviews)), packed=packed
-    )
-    put(
-        tmp_path / f"yelp_academic_dataset_business{suffix}", "\n".join(map(json.dumps, shops)), packed=packed
-    )
-    ratings = read_ratings(tmp_path)
-    assert rows(ratings) == {
-        ("u", "b", 5.0),
-        ("v", "c", 3.0),
-    }  # the later of two reviews, though it stands first
-    assert ratings.titles.tolist() == ["Café", ""]
-    assert ratings.columns["category"].tolist() == ["Food", ""]
-    assert sorted(ratings.time.tolist()) == [86400, 1562537351]
-    assert ratings.notes == ("1 row repeats a (user, item) pair: kept the last",)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -1,4 +1,4 @@
-"""Readers of publishers' layouts: MovieLens in its three forms, BookCrossing, and Yelp's open data set."""
+"""Readers of publishers' layouts: MovieLens in its three forms, and BookCrossing."""
 
 import html
 from dataclasses import replace
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
@@ -25,7 +24,6 @@ _GENRES = (
     "unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy Film-Noir Horror Musical Mystery "
     "Romance Sci-Fi Thriller War Western"
 )
-_BLOCK = 16 << 20
 
 
 def read_movielens_100k(path: Path, items: Path | None, **options: Any) -> Ratings:
@@ -140,41 +138,11 @@ def _most(codes: NDArray[np.int32], size: int, count: int) -> NDArray[np.int64]:
     return np.sort(np.argsort(-frequency, kind="stable")[:count])
 
 
-def read_yelp(path: Path, businesses: Path | None, **options: Any) -> Ratings:
-    """Read reviews as ratings of businesses (1 to 5 stars), and businesses for names. Review texts are never kept.
-
-    By default the latest of several reviews of a business by one user counts.
-    """
-    read_first_bytes(path)
-    table = _read_json(path, {"user_id": TEXT, "business_id": TEXT, "stars": pa.float64(), "date": TEXT})
-    order = pc.sort_indices(table["date"]).to_numpy()
-    rows = table.rename_columns(["user", "item", "rating", "time"]).take(order)
-    own = {"scale": (1, 5), "name": "yelp", "where": lambda row: f"line {order[row] + 1} of {path.name}"}
-    ratings = rate_rows(_columns(rows), **{"duplicates": "last", **own, **options})
-    if businesses is None:
-        return ratings
-    about = _read_json(businesses, dict.fromkeys(("business_id", "name", "categories", "city"), TEXT))
-    category = pc.list_element(pc.split_pattern(pc.fill_null(about["categories"], ""), ", "), 0)
-    return _described(ratings, about["business_id"], about["name"], category=category, city=about["city"])
-
-
-def _read_json(path: Path, fields: dict[str, pa.DataType]) -> pa.Table:
-    schema = pa.schema(list(fields.items()))
-    parsing = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    with reading(path), open_stream(path) as stream:
-        try:
-            return pa.json.read_json(stream, pa.json.ReadOptions(block_size=_BLOCK), parsing)
-        except pa.ArrowInvalid as error:
-            what = f"does not hold Yelp's JSON lines ({str(error).splitlines()[0][:120]})"
-            raise DataError(f"{path} {what}; each line needs {', '.join(fields)}") from error
-
-
 # Main file, companion file with titles, reader. The first entry whose main file exists determines the layout.
 _LAYOUTS = (
     ("u.data", "u.item", read_movielens_100k),
     ("ratings.dat", "movies.dat", read_movielens_dat),
     ("BX-Book-Ratings.csv", "BX-Books.csv", read_bookcrossing),
-    ("yelp_academic_dataset_review.json", "yelp_academic_dataset_business.json", read_yelp),
     ("ratings.csv", "movies.csv", read_movielens_csv),
 )
 

@@ -43,7 +43,6 @@ FETCH = {
     for size in ("100k", "1m", "10m", "20m", "25m", "32m")
 } | {
     "book-crossing": "http://www2.informatik.uni-freiburg.de/~cziegler/BX/BX-CSV-Dump.zip",
-    "yelp": "https://www.yelp.com/dataset",
     "amazon-books-movies-dense": "https://github.com/RaghavPu/wasserstein-cdr-embeddings (data/Amazon-Dense-Subset)",
 }
 
@@ -72,7 +71,7 @@ def read_ratings(
     """Read ratings from a file, a folder in a publisher's layout, a data set by name, or a table in memory.
 
     Args:
-        source: A table (CSV, TSV, .inter, Parquet, with or without gzip), a MovieLens, BookCrossing or Yelp folder or main file, a
+        source: A table (CSV, TSV, .inter, Parquet, with or without gzip), a MovieLens or BookCrossing folder or main file, a
             folder of tables (pooled, with the item column "file"), a data set in the folder `VERFEDGNN_DATA`, or "synthetic". In
             memory: an object that exports Arrow (pandas, polars, DuckDB), a frame of Spark, or a tuple (users, items, ratings).
         name: Name of a table in memory, for messages.
@@ -225,7 +224,7 @@ def list_tables(folder: Path) -> list[Path]:
     if not files:
         shown = ", ".join(entry.name for entry in names[:8]) or "nothing"
         raise DataError(
-            f"{folder} has no known layout (MovieLens, BookCrossing, Yelp, or tables ending in"
+            f"{folder} has no known layout (MovieLens, BookCrossing, or tables ending in"
             f" {', '.join(TABLE_SUFFIXES)}); it holds {shown}. Give the path of a file"
         )
     return files
