@@ -52,18 +52,12 @@ def test_a_lift_is_an_object_for_notebooks(fitted: vf.VerFedRecommender) -> None
     assert film["federated"] == row["federated"]
     assert film["gain_percent"] == row["gain"]["percent"]
     assert film["pays"] == row["pays"]
-    groups = found.to_frame("group")
-    assert set(groups["customers"]) == {"known"}
-    assert {"own ratings", "users", "alone", "federated", "low_percent", "high_percent", "pays"} <= set(
-        groups.columns
-    )
+    assert {"users", "alone", "federated", "low_percent", "high_percent", "pays"} <= set(by_party.columns)
     assert " ".join(repr(found).split()).startswith(found.headline)
     for page in (found._repr_html_(), fitted._repr_html_(), fitted.run_._repr_html_()):
         assert found.headline in page.replace("&nbsp;", " ")
         assert page.count("<svg") >= 1
         assert "film" in page
-    with pytest.raises(ValueError, match='use by="party" or by="group"'):
-        found.to_frame("week")  # type: ignore[arg-type]
 
 
 def test_a_notebook_shows_progress_and_clears_it() -> None:

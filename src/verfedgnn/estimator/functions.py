@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any
 
 from verfedgnn.config import Config
 from verfedgnn.config.settings import Setting
 from verfedgnn.config.tree import find_settings
-from verfedgnn.core.errors import ConfigError, RunError
+from verfedgnn.core.errors import RunError
 from verfedgnn.core.installed import make_frame
 from verfedgnn.core.option_names import worded
 from verfedgnn.data import PartyData
 from verfedgnn.evaluation.lift import WAYS
 from verfedgnn.evaluation.verdict import NEW, answers, judged_tables, list_points
-from verfedgnn.reports.lift_report import band, lift_html
+from verfedgnn.reports.lift_report import lift_html
 from verfedgnn.reports.round_progress import watching
 from verfedgnn.runs.run import Run
 from verfedgnn.training.progress import Watcher
@@ -65,6 +65,9 @@ def lift(run: Run) -> Lift:
     return Lift(run.metrics["lift"])
 
 
+_PERCENTS = {"gain": "percent", "low": "low_percent", "high": "high_percent"}
+
+
 class Lift(dict[str, Any]):
     """What joining gains each party. Its keys are those of the `lift` part of metrics.json: `parties`, `lists`, ..."""
 
@@ -77,27 +80,24 @@ class Lift(dict[str, Any]):
         """Return the `lift` part of metrics.json."""
         return dict(self)
 
-    def to_frame(self, by: Literal["party", "group"] = "party") -> Any:
-        """Return one row for each party, or for each group of customers, as a data frame of pandas.
+    def to_frame(self) -> Any:
+        """Return one row for each party, and one for all of them together, as a data frame of pandas.
 
-        Groups are known customers by their training ratings at the party. Rows with party "all" are about all parties together.
         Errors (rmse) are better if lower, hitrate@20 if higher; gains are in per cent with their 95 % interval. `pays` is the word
-        that all reports show. The rows of a party are corrected together, and its groups among themselves.
+        that all reports show.
         """
-        if by not in ("party", "group"):
-            raise ConfigError(f'by = {by!r} is not known; use by="party" or by="group"')
         rows: list[dict[str, Any]] = []
         for customers, table in judged_tables(self):
             metric = table["metric"]
             what = {"prediction": "ratings" if metric == "rmse" else "lists", "metric": metric}
             what["customers"] = "new" if customers == NEW else "known"
             for row in [*table["parties"], {**table["overall"], "name": "all"}]:
-                party = {"party": row["name"]}
-                if by == "party":
-                    rows.append({**party, **what, **_columns(row)})
-                    continue
-                for group in row.get("by_own_ratings", []):
-                    rows.append({**party, "own ratings": band(group), **what, **_columns(group)})
+                gain = row["gain"] or {}
+                shown = {way: row[way] for way in WAYS if way in row}
+                shown |= {f"{each}_percent": gain.get(name) for each, name in _PERCENTS.items()}
+                rows.append(
+                    {"party": row["name"], **what, "users": row["users"], **shown, "pays": row["pays"]}
+                )
         return make_frame(rows)
 
     def __repr__(self) -> str:
@@ -108,18 +108,6 @@ class Lift(dict[str, Any]):
     def _repr_html_(self) -> str:
         """Show the verdict of each party and charts in a notebook."""
         return lift_html(self)
-
-
-def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    gain = row["gain"] or {}
-    return {
-        "users": row["users"],
-        **{way: row[way] for way in WAYS if way in row},
-        "gain_percent": gain.get("percent"),
-        "low_percent": gain.get("low_percent"),
-        "high_percent": gain.get("high_percent"),
-        "pays": row["pays"],
-    }
 
 
 def settings(name: str | None = None) -> SettingList:
