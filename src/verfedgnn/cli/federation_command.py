@@ -15,7 +15,7 @@ from rich.text import Text
 from verfedgnn.cli.command_app import CommandApp
 from verfedgnn.cli.next_step import command_text, show_next
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import Count, FederationFile, Folder, Model, Preset, Settings
+from verfedgnn.cli.shared_options import Count, FederationFile, Folder, Settings
 from verfedgnn.cli.tables import make_table
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.reports.console import error_console
@@ -31,8 +31,8 @@ def init(
     folder: Path,
     address: Annotated[str, typer.Option(metavar="HOST:PORT")],
     name: str | None = None,
-    preset: Preset = None,
-    model: Model = None,
+    preset: str | None = None,
+    model: str | None = None,
     seed: int | None = None,
     set_: Settings = None,
     config: Path | None = None,

@@ -18,7 +18,7 @@ from rich.text import Text
 import verfedgnn as vf
 from verfedgnn.cli.next_step import show_next, show_run_findings
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import Device, FederationFile, Folder, OtherRun, Threads, use_threads
+from verfedgnn.cli.shared_options import FederationFile, Folder, OtherRun, Threads, use_threads
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.tables import run_texts
 from verfedgnn.core.connection_table import is_loopback
@@ -44,7 +44,7 @@ def party(
     out: Folder = None,
     reading: ReadOptions,
     status: StatusAddress = None,
-    device: Device = "cpu",
+    device: str = "cpu",
     threads: Threads = 1,
     pad_users: Annotated[int, typer.Option(min=0)] = 0,
     after: OtherRun = None,
@@ -152,7 +152,7 @@ def coordinator(
     out: Folder = None,
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT")] = None,
     status: StatusAddress = None,
-    device: Device = "cpu",
+    device: str = "cpu",
     threads: Threads = 1,
     log: LogFormat = "text",
     log_level: LogLevel = "info",

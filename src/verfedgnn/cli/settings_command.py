@@ -10,7 +10,6 @@ import typer
 from rich.table import Table
 
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import complete_setting
 from verfedgnn.cli.tables import make_table
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def settings(
-    name: Annotated[str | None, typer.Argument(autocompletion=complete_setting)] = None,
+    name: Annotated[str | None, typer.Argument()] = None,
     output: Output = STANDARD,
 ) -> None:
     """Explain settings: what each does, its range, its default and its value in each preset.

@@ -1,45 +1,15 @@
-"""Options that several commands share, each explained once, and what the shell completes."""
+"""Options that several commands share, each explained once."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from verfedgnn.core.option_names import READ
-from verfedgnn.plugins import GNNS
-
 PRESETS = tuple(
     sorted(path.stem for path in (Path(__file__).parent.parent / "config" / "presets").glob("*.toml"))
 )
-
-
-def among(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return a completion of one of `names`, or of the last of several with commas between them."""
-
-    def complete(incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",")
-        given = before.split(",")
-        return [f"{before}{comma}{name}" for name in names if name.startswith(last) and name not in given]
-
-    return complete
-
-
-def complete_data_sets(incomplete: str) -> list[str]:
-    """Complete the data sets in the folder VERFEDGNN_DATA, and synthetic; the shell completes files."""
-    folder = Path(os.environ.get("VERFEDGNN_DATA") or os.devnull)
-    found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
-    return among(["synthetic", *found])(incomplete)
-
-
-def complete_setting(incomplete: str) -> list[str]:
-    """Complete the path of a setting."""
-    from verfedgnn.config.tree import settings
-
-    return [path for path in settings() if path.startswith(incomplete)]
 
 
 SHARED = f"""
@@ -79,14 +49,8 @@ Federation:
 """Help of parameters that a command does not explain itself, by the panel of the help."""
 DATA, TRAINING, RUN = "Data", "Training", "Run"
 
-Data = Annotated[list[str] | None, typer.Option(metavar="FILE", autocompletion=complete_data_sets)]
-Users = Annotated[str | None, typer.Option(autocompletion=among(("any", "all", "2")))]
-Preset = Annotated[str | None, typer.Option(autocompletion=among(PRESETS))]
-Model = Annotated[str | None, typer.Option(autocompletion=among(GNNS))]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", autocompletion=complete_setting)
-]
-Device = Annotated[str, typer.Option(autocompletion=among(("cpu", "cuda")))]
+Data = Annotated[list[str] | None, typer.Option(metavar="FILE")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE")]
 Threads = Annotated[int, typer.Option(min=0)]
 Jobs = Threads
 Parties = Annotated[int | None, typer.Option(min=1)]
@@ -101,10 +65,7 @@ WholeRun = Annotated[
 READING: dict[str, Any] = {
     "columns": Annotated[list[str] | None, typer.Option(metavar="USER=COLUMN,...")],
     "events": Annotated[list[str] | None, typer.Option(metavar="WEIGHTS")],
-    "read": Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", autocompletion=among([f"{name}=" for name in READ])),
-    ],
+    "read": Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")],
 }
 """Options for which a parameter `reading` stands."""
 

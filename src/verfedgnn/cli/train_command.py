@@ -53,11 +53,11 @@ class TrainRequest(Request):
     command: ClassVar[str] = "train"
     data: shared.Data = None
     reading: ReadOptions
-    preset: shared.Preset = None
-    model: shared.Model = None
+    preset: str | None = None
+    model: str | None = None
     parties: shared.Parties = None
     by: str | None = None
-    users: shared.Users = None
+    users: str | None = None
     seed: int | None = None
     set_: shared.Settings = None
     epsilon: float | None = None
@@ -70,7 +70,7 @@ class TrainRequest(Request):
     final: shared.OtherRun = None
     after: shared.OtherRun = None
     overwrite: bool = False
-    device: shared.Device = "cpu"
+    device: str = "cpu"
     threads: shared.Threads = 1
     output: Output = STANDARD
 

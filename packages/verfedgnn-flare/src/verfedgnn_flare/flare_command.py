@@ -10,7 +10,7 @@ import typer
 from verfedgnn.cli.command_app import CommandApp
 from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import RUN, Device, FederationFile, Threads
+from verfedgnn.cli.shared_options import RUN, FederationFile, Threads
 from verfedgnn.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def site(
         Path | None, typer.Option(help="Run folder. Default: run, in the federation folder.")
     ] = None,
     reading: ReadOptions,
-    device: Device = "cpu",
+    device: str = "cpu",
     threads: Threads = 1,
     after: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""Names that help and completion show. Nothing here loads torch, because a TAB must not wait for it."""
+"""Names that help shows. Nothing here loads torch, because help must not wait for it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import Threads, WholeRun, among, use_threads
+from verfedgnn.cli.shared_options import Threads, WholeRun, use_threads
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.reports.round_progress import RoundProgress
 
@@ -29,7 +29,6 @@ def attack(
         typer.Option(
             "--as",
             help="The attacker: party:NAME (or its number, from 0), coordinator, or outsider (with the final model).",
-            autocompletion=among(("party:", "coordinator", "outsider")),
         ),
     ] = "outsider",
     target: Annotated[

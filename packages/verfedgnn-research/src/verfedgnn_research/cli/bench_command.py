@@ -11,23 +11,11 @@ from rich.table import Table
 
 from verfedgnn.cli.next_step import Request, command_text, show_next
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import (
-    Device,
-    Jobs,
-    Model,
-    Parties,
-    Preset,
-    Settings,
-    complete_data_sets,
-)
+from verfedgnn.cli.shared_options import Jobs, Parties, Settings
 from verfedgnn.cli.signals import Halt
 from verfedgnn.core.errors import ConfigError
 from verfedgnn_research.cli.progress_bars import CellProgress
 from verfedgnn_research.names import CASES
-
-
-def _complete(incomplete: str) -> list[str]:
-    return sorted({*complete_data_sets(incomplete), *(name for name in CASES if name.startswith(incomplete))})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +27,17 @@ class BenchRequest(Request):
         list[str] | None,
         typer.Argument(
             help=f"Data sets, each as in `train --data`, or one of {', '.join(CASES)}. Default: synthetic.",
-            autocompletion=_complete,
         ),
     ] = None
-    preset: Preset = None
-    model: Model = None
+    preset: str | None = None
+    model: str | None = None
     set_: Settings = None
     seeds: Annotated[int, typer.Option(help="Number of seeds, from 0 on.", min=1)] = 3
     parties: Parties = None
     out: Annotated[
         Path, typer.Option(help="JSON file for the records; the table is written next to it, as Markdown.")
     ] = Path("bench.json")
-    device: Device = "cpu"
+    device: str = "cpu"
     jobs: Jobs = 1
     output: Output = STANDARD
 

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from verfedgnn.cli.next_step import Request, command_text, fresh_path, show_next
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import Data, Device, Jobs, Parties, Settings, among
+from verfedgnn.cli.shared_options import Data, Jobs, Parties, Settings
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.train_command import TrainRequest
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.plugins import GNNS, check_gnn
+from verfedgnn.plugins import check_gnn
 from verfedgnn_research.cli.progress_bars import CellProgress
 from verfedgnn_research.names import METHODS
 
@@ -37,14 +37,12 @@ class CompareRequest(Request):
         typer.Option(
             help="Methods, separated by commas, or all; those of plug-ins have their own names. "
             f"Simple: {', '.join(METHODS[:_SIMPLE])}. Others: {', '.join(METHODS[_SIMPLE:])}.",
-            autocompletion=among(("all", *METHODS)),
         ),
     ] = "all"
     models: Annotated[
         str,
         typer.Option(
             help="GNNs, separated by commas: gcn, gat, ggnn or those of plug-ins.",
-            autocompletion=among(GNNS),
         ),
     ] = "gcn"
     reading: ReadOptions
@@ -57,7 +55,7 @@ class CompareRequest(Request):
         typer.Option(help="Folder for the tables and the records of finished trainings.", metavar="FOLDER"),
     ] = Path("comparison")
     jobs: Jobs = 0
-    device: Device = "cpu"
+    device: str = "cpu"
     output: Output = STANDARD
 
 

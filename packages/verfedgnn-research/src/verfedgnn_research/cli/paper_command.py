@@ -10,7 +10,7 @@ import typer
 
 from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import STANDARD, Output
-from verfedgnn.cli.shared_options import Device, Jobs, among
+from verfedgnn.cli.shared_options import Jobs
 from verfedgnn.cli.signals import Halt
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn_research.cli.progress_bars import CellProgress
@@ -22,7 +22,6 @@ def paper(
         list[str],
         typer.Argument(
             help=f"Tables and figures: {', '.join(EXPERIMENTS)}; or all.",
-            autocompletion=among(("all", *EXPERIMENTS)),
         ),
     ],
     quick: Annotated[
@@ -50,7 +49,7 @@ def paper(
         Path | None, typer.Option(help="Also insert the tables into this page, between its markers.")
     ] = None,
     jobs: Jobs = 0,
-    device: Device = "cpu",
+    device: str = "cpu",
     output: Output = STANDARD,
 ) -> None:
     """Reproduce tables and figures of the paper, next to the paper's values.
