@@ -185,14 +185,13 @@ def test_inter_with_types_drops_repeats(tmp_path):
     assert ratings.notes == ("1 row repeats a (user, item) pair: kept the first",)
 
 
-def test_folder_of_tables_is_pooled_with_its_files(tmp_path):
+def test_each_table_of_a_folder_is_a_party(tmp_path):
     put(tmp_path / "books.csv", "user,item,rating\n1,a,5\n2,b,3\n")
     put(tmp_path / "films.tsv", "user\titem\trating\n2\tc\t1\n3\td\t2\n")
-    ratings = read_ratings(tmp_path)
-    assert rows(ratings) == {("1", "a", 5.0), ("2", "b", 3.0), ("2", "c", 1.0), ("3", "d", 2.0)}
-    assert ratings.columns["file"].tolist() == ["books", "books", "films", "films"]
+    assert [party.name for party in read_parties(tmp_path)] == ["books", "films"]
     assert [party.ratings.n_users for party in read_parties(tmp_path, users="all")] == [1, 1]
-    assert [party.ratings.n_users for party in read_parties(tmp_path, by="file")] == [3, 3]
+    with pytest.raises(DataError, match=r"has several tables; give the path of one: books\.csv, films\.tsv"):
+        read_ratings(tmp_path)
 
 
 def test_large_file_in_several_blocks(tmp_path):

@@ -147,11 +147,7 @@ def test_the_next_night_trains_into_new_folders(simulated: Path, parties: list[v
         [sys.executable, str(script), str(simulated / "server"), str(simulated / "simulation"), *names], log
     )
     for name in names:
-        before = json.loads((simulated / name / "run-2" / "after.json").read_text())
-        assert before["public"] == vf.Run.load(simulated / name / "run").metrics["public"], log.read_text()[
-            -3000:
-        ]
-        assert (simulated / name / "run-2" / "metrics.json").is_file()
+        assert (simulated / name / "run-2" / "metrics.json").is_file(), log.read_text()[-3000:]
 
 
 def test_a_job_a_night_is_judged_and_recorded(simulated: Path, parties: list[vf.PartyData]) -> None:
@@ -185,8 +181,6 @@ def test_a_job_a_night_is_judged_and_recorded(simulated: Path, parties: list[vf.
         tonight = read_nights(nights)[-1]
         assert (tonight.night, tonight.result) == (night.night, "promoted"), tonight
         assert (nights / "current").resolve() == nights / tonight.night
-        before = json.loads((nights / tonight.night / "after.json").read_text())
-        assert before["public"] == vf.Run.load(simulated / name / "run").metrics["public"]
 
 
 def test_logs_of_a_site_do_not_show_its_own_error(simulated: Path, parties: list[vf.PartyData]) -> None:

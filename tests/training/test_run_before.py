@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -35,28 +34,19 @@ def before(small_parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathF
 def test_a_training_after_another_run_starts_from_nothing(
     small_parties: list[vf.PartyData], before: Path, tmp_path: Path
 ) -> None:
-    """Its record survives a stop, also without the folder of the run before."""
+    """It resumes also without the folder of the run before."""
     alone = vf.train(small_parties, SHORT)
     shutil.copytree(before, tmp_path / "before")
     with pytest.raises(Interrupted):
         vf.train(small_parties, SHORT, out=tmp_path / "cut", after=tmp_path / "before", stop=lambda: True)
     shutil.rmtree(tmp_path / "before")
     run = vf.resume(tmp_path / "cut")
-    record = run.metrics.pop("after")
     same(alone, run)
-    assert record == vf.Run.load(tmp_path / "cut").metrics["after"]
-    earlier = json.loads((before / "metrics.json").read_text())
-    assert record["public"] == earlier["public"]
-    assert set(record["drift"]) == {party.name for party in small_parties}
-    for party in small_parties:
-        assert record["drift"][party.name]["unknown_items"] == pytest.approx(3 / party.ratings.n_items)
-    assert "after" not in earlier
-    assert "after" not in alone.metrics
 
 
 def test_a_party_may_join_or_leave(small_parties: list[vf.PartyData], before: Path) -> None:
     run = vf.train([*small_parties[1:], vf.PartyData("new", small_parties[0].ratings)], SHORT, after=before)
-    assert set(run.metrics["after"]["drift"]) == {"party-1", "party-2"}
+    assert [party.name for party in run.parties] == ["party-1", "party-2", "new"]
 
 
 def test_what_is_no_finished_run_is_named(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
@@ -68,6 +58,7 @@ def test_what_is_no_finished_run_is_named(small_parties: list[vf.PartyData], tmp
         vf.train(small_parties, SHORT, after=tmp_path / "cut")
 
 
+@pytest.mark.filterwarnings("always::verfedgnn.core.errors.RunWarning")
 def test_the_command_warns_of_a_wrong_file_and_names_the_next_step(
     command: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
@@ -78,9 +69,8 @@ def test_the_command_warns_of_a_wrong_file_and_names_the_next_step(
     short = [word for pair in ("epochs=2", "gate=false", "lists=false") for word in ("--set", pair)]
     code, _, err = command("train", *data, *short, "--out", first)
     assert code == 0, err
-    code, out, err = command("train", *data, *short, "--after", first, "--out", second, "--json")
+    code, _, err = command("train", *data, *short, "--after", first, "--out", second, "--json")
     assert code == 0, err
-    assert json.loads(out)["after"]["drift"]["film"]["unknown_items"] == 0
     said = " ".join(err.split())
     assert f"promote {second} --over {first}" in said
     assert "warning" not in said

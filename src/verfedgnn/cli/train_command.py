@@ -112,7 +112,6 @@ class TrainRequest(Request):
         from verfedgnn.data.ratings import format_count
         from verfedgnn.privacy.visibility import describe_two_parties
         from verfedgnn.runs.forget_record import read_forgotten_users
-        from verfedgnn.runs.run import read_before, suspect_files
         from verfedgnn.runs.run_folder import holds_run
 
         if self.out is not None:
@@ -138,9 +137,6 @@ class TrainRequest(Request):
         _introduce(read, self.output)
         if len(read) == 2:
             self.output.remark(f"  {describe_two_parties(config)}", style="dim")
-        if self.after is not None:
-            for suspicion in suspect_files(self.after, read_before(self.after, read)):
-                self.output.warn(suspicion)
         if gone:
             count = format_count(len(gone), "forgotten user")
             self.output.warn(f"left out {count}; remove them from your own data, too")

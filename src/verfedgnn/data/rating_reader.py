@@ -26,7 +26,7 @@ from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data.ids import StrArray, find_positions, number_ids, sort_ids, spell
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_checks import RowReport, accept_rows, rate_rows
-from verfedgnn.data.ratings import Mask, Ratings, format_count, pool_tables
+from verfedgnn.data.ratings import Mask, Ratings, format_count
 from verfedgnn.data.read_options import EventWeights, check_events
 from verfedgnn.data.synthetic import synthetic_ratings
 from verfedgnn.data.table_sources import TABLE_SUFFIXES, Rows, open_table, read_rows, table_stem
@@ -72,7 +72,7 @@ def read_ratings(
 
     Args:
         source: A table (CSV, TSV, .inter, Parquet, with or without gzip), a MovieLens or BookCrossing folder or main file, a
-            folder of tables (pooled, with the item column "file"), a data set in the folder `VERFEDGNN_DATA`, or "synthetic". In
+            folder with one table, a data set in the folder `VERFEDGNN_DATA`, or "synthetic". In
             memory: an object that exports Arrow (pandas, polars, DuckDB), a frame of Spark, or a tuple (users, items, ratings).
         name: Name of a table in memory, for messages.
         columns: Names of the columns for user, item, rating, time, title and further item columns of a plain table.
@@ -114,10 +114,12 @@ def read_ratings(
             main, companion, read_layout = layout
             table = read_layout(main, companion, **rows, **folder)
         elif folder:
-            files = list_tables(where)
-            opening["report"] = report if len(files) == 1 else None
-            tables = [read_table(file, **opening) for file in files]
-            table = pool_tables(tables, "file", **folder) if tables[1:] else replace(tables[0], **folder)
+            file, *others = list_tables(where)
+            if others:
+                raise DataError(
+                    f"{where} has several tables; give the path of one: {file.name}, {others[0].name}"
+                )
+            table = replace(read_table(file, **opening), **folder)
         else:
             table = read_table(where, **opening)
     elif texts:

@@ -1,6 +1,6 @@
-"""The `Ratings` table of (user, item, rating) with original ids, the pooling of tables, and the drift between two."""
+"""The `Ratings` table of (user, item, rating) with original ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,12 +10,10 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
 from verfedgnn.core.rating_scale import upper_quarter
-from verfedgnn.data.ids import StrArray, find_positions, sort_ids
+from verfedgnn.data.ids import StrArray
 
 Mask = NDArray[np.bool_]
 Selection = NDArray[np.bool_] | NDArray[np.integer[Any]]
-_BINS = 20
-"""Bins of ratings whose shares a drift compares; the ratings of a common scale have one each."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -136,70 +134,3 @@ def _recode(which: Selection, size: int) -> tuple[NDArray[np.int64], NDArray[np.
     code = np.full(size, -1, np.int32)
     code[index] = np.arange(len(index), dtype=np.int32)
     return index, code
-
-
-def pool_tables(tables: Sequence[Ratings], column: str, name: str) -> Ratings:
-    """Pool all ratings in one table; the item column `column` names the table that each item came from.
-
-    Users and items are in the order of ids. Times, titles and item columns are kept if every table has them.
-    """
-    refuse_shared_items(tables)
-    user_ids = sort_ids(np.unique(np.concatenate([t.user_ids for t in tables])))
-    all_items = np.concatenate([t.item_ids for t in tables])
-    item_ids = sort_ids(all_items)
-    order = find_positions(item_ids, all_items)
-    times = [t.time for t in tables if t.time is not None]
-    sizes = [t.catalogue for t in tables if t.catalogue is not None]
-    titles = [t.titles for t in tables if t.titles is not None]
-    shared = [key for key in tables[0].columns if key != column and all(key in t.columns for t in tables)]
-    columns = {key: np.concatenate([t.columns[key] for t in tables])[order] for key in shared}
-    columns[column] = np.repeat([t.name for t in tables], [t.n_items for t in tables])[order]
-    return Ratings(
-        user=np.concatenate([find_positions(t.user_ids, user_ids)[t.user] for t in tables]).astype(np.int32),
-        item=np.concatenate([find_positions(t.item_ids, item_ids)[t.item] for t in tables]).astype(np.int32),
-        rating=np.concatenate([t.rating for t in tables]),
-        user_ids=user_ids,
-        item_ids=item_ids,
-        time=np.concatenate(times) if len(times) == len(tables) else None,
-        titles=np.concatenate(titles)[order] if len(titles) == len(tables) else None,
-        columns=columns,
-        scale=(min(t.scale[0] for t in tables), max(t.scale[1] for t in tables)),
-        scale_declared=all(t.scale_declared for t in tables),
-        catalogue=sum(sizes) if len(sizes) == len(tables) else None,
-        name=name,
-        notes=tuple(f"{t.name}: {note}" for t in tables for note in t.notes),
-    )
-
-
-def refuse_shared_items(tables: Sequence[Ratings]) -> None:
-    """Raise `DataError` if an item is in more than one of the tables."""
-    unique, count = np.unique(np.concatenate([t.item_ids for t in tables]), return_counts=True)
-    if (count > 1).any():
-        item = str(unique[count > 1][0])
-        first, second = [t.name for t in tables if item in t.item_ids][:2]
-        shared = format_count(int((count > 1).sum()), "such item")
-        both = f"item {item!r} is in both {first!r} and {second!r} ({shared}); an item belongs to one party"
-        raise DataError(f"{both}. Remove it from one of them, or prefix the ids if they mean different items")
-
-
-def measure_drift(before: Ratings, after: Ratings) -> dict[str, Any]:
-    """Return the distance of the distributions of ratings, their means, and the shares of users and items that are new.
-
-    The distance is the total variation: the share of ratings that would have to change their value, from 0 to 1.
-    """
-    distance = None
-    if len(before) and len(after):
-        edges = np.histogram_bin_edges(np.concatenate([before.rating, after.rating]), _BINS)
-        old, new = (np.histogram(table.rating, edges)[0] / len(table) for table in (before, after))
-        distance = float(np.abs(old - new).sum() / 2)
-
-    def unknown(now: StrArray, known: StrArray) -> float:
-        return float((find_positions(now, known) < 0).mean()) if len(now) else 0.0
-
-    users, known = (table.user_ids[np.unique(table.user)] for table in (after, before))
-    return {
-        "rating_distance": distance,
-        "mean_rating": [float(table.rating.mean()) if len(table) else None for table in (before, after)],
-        "unknown_users": unknown(users, known),
-        "unknown_items": unknown(after.item_ids, before.item_ids),
-    }

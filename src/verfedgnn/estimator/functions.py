@@ -38,7 +38,7 @@ def train(
 
     Args:
         **options: `out` and `overwrite`; `device`; `after`, the folder of the run before this one, whose forgotten users are left
-            out, so that `metrics["after"]` says how far the data have moved since; `parts`, one array per party with `TRAIN`,
+            out, and a warning tells of a file with mostly new items; `parts`, one array per party with `TRAIN`,
             `VALID` or `TEST` for each rating, in place of the configured split; `stop`, a function: when it returns true, the
             round is finished, a checkpoint is written and `Interrupted` is raised.
     """

@@ -45,7 +45,7 @@ from verfedgnn.protocol.states import PARTY_STATES, Event, PartyEvent, PartyStat
 from verfedgnn.protocol.user_alignment import PartyAlignment, check_user_count, describe_reveals
 from verfedgnn.runs.forget_record import ForgottenUsers, gather_forgotten
 from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.runs.run import Run, read_before, recorded_before, suspect_files, write_before
+from verfedgnn.runs.run import Run, suspect_files
 from verfedgnn.runs.run_folder import FORGOTTEN
 from verfedgnn.training.gate import make_run
 from verfedgnn.training.own_models import liked
@@ -130,8 +130,8 @@ def complete_run(store: PartyStore, device: str = "cpu") -> Run:
         for kind in (True, False)
     )
     log_event("training alone to choose the gate")
-    config, before = store.stages[0].config, recorded_before(store.folder)
-    run = make_run([prepared], config, judged, final, folder=store.folder, before=before)
+    config = store.stages[0].config
+    run = make_run([prepared], config, judged, final, folder=store.folder)
     for verdict in run.metrics.get("lift", {}).get("verdicts", [])[:1]:
         for sentence in verdict["sentences"]:
             log_event(sentence)
@@ -140,13 +140,11 @@ def complete_run(store: PartyStore, device: str = "cpu") -> Run:
 
 
 def _compare_with_before(store: PartyStore, after: Path, read_ratings: Callable[[], Ratings]) -> None:
-    """Record the run before this one and warn if the ratings are not of its kind."""
+    """Warn if the ratings are not of the kind of the run before this one."""
     aligned = store.is_aligned
     party = store.load()[0].party if aligned else PartyData(store.identity.name, read_ratings())
-    before = read_before(after, [party])
-    for suspicion in suspect_files(after, before):
+    for suspicion in suspect_files(after, [party]):
         log_warning(suspicion)
-    write_before(store.folder, before)
 
 
 def _warn_of_forgotten(store: PartyStore, run: Run) -> None:

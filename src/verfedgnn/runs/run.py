@@ -31,14 +31,14 @@ from verfedgnn.core.installed import make_frame
 from verfedgnn.core.option_names import option, resume_words, worded
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.data.ids import StrArray, as_text, find_positions, id_text, to_numpy
-from verfedgnn.data.ratings import format_count, measure_drift
+from verfedgnn.data.ratings import format_count
 from verfedgnn.runs.added_items import AddedItem, added_file, extend_model, extend_party, read_added
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import evaluate
 from verfedgnn.runs.party_model import Embeddings, PartyModel, read_model, write_model
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
-from verfedgnn.runs.run_folder import AFTER, FINAL, LISTS, empty_run, holds_run
+from verfedgnn.runs.run_folder import FINAL, LISTS, empty_run, holds_run
 
 if TYPE_CHECKING:
     from verfedgnn.serving.run_answers import RunAnswers
@@ -499,41 +499,19 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "history.jsonl").read_text("utf-8").splitlines()]
 
 
-# -- the run before a training at the same organisation: nothing of it is trained on; it is compared with the data of today ----
-
-
-def read_before(folder: Path, parties: Sequence[PartyData]) -> dict[str, Any]:
-    """Return what a run records of the run before it, in `folder`: its public parameters, and the drift of each party since."""
+def suspect_files(folder: Path, parties: Sequence[PartyData]) -> list[str]:
+    """Return which party's file may be a wrong one: most of its items are new since the run in `folder`."""
     read_run_config(folder)
     if not (folder / "metrics.json").is_file():
         raise RunError(f"{folder} is not finished; name a finished run, or leave out {option('after')}")
-    tables = {party.name: party.ratings for party in read_party_tables(folder / "parties")[0]}
-    drift = {
-        party.name: measure_drift(tables[party.name], party.ratings)
+    before = {party.name: party.ratings.item_ids for party in read_party_tables(folder / "parties")[0]}
+    new = {
+        party.name: float((find_positions(party.ratings.item_ids, before[party.name]) < 0).mean())
         for party in parties
-        if party.name in tables
+        if party.name in before
     }
-    metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
-    return {"public": metrics["public"], "drift": drift}
-
-
-def suspect_files(folder: Path, before: dict[str, Any]) -> list[str]:
-    """Return which party's file may be a wrong one, by what `read_before` found in `folder`."""
     return [
-        f"{100 * drift['unknown_items']:.0f} % of {name}'s items are new since {folder}; is this the right file?"
-        for name, drift in before["drift"].items()
-        if drift["unknown_items"] > MOSTLY_NEW
+        f"{100 * share:.0f} % of {name}'s items are new since {folder}; is this the right file?"
+        for name, share in new.items()
+        if share > MOSTLY_NEW
     ]
-
-
-def write_before(folder: Path, before: dict[str, Any]) -> None:
-    """Record the run before in a new run folder."""
-    with writing(folder):
-        make_folder(folder)
-        write_json(folder / AFTER, before)
-
-
-def recorded_before(folder: Path) -> dict[str, Any] | None:
-    """Return what `write_before` recorded; None if no run was named."""
-    file = folder / AFTER
-    return json.loads(file.read_text("utf-8")) if file.is_file() else None

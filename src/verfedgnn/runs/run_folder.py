@@ -39,8 +39,6 @@ FORGET_JOURNAL = "forget.journal.json"
 """File in a run's folder while users or items are being forgotten."""
 SPLIT_SECRET = "split-test.key"
 """File in a run's folder with the secret of its split test, which stays when the run is overwritten."""
-AFTER = "after.json"
-"""File in a run's folder that names the run before it."""
 _KEPT = (LOCK, FORGOTTEN, SPLIT_SECRET)
 """Files that stay when a run is overwritten; without others, a folder counts as empty."""
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +45,6 @@ def make_run(
     final: Sequence[Trained] = (),
     *,
     folder: Path | None = None,
-    before: dict[str, Any] | None = None,
     watch: Watcher | None = None,
     stop: Stop = never,
 ) -> Run:
@@ -54,7 +52,7 @@ def make_run(
 
     The `judged` ones give the figures and choose the mixtures. Then what is served repeats these choices on all ratings, with the
     `final` trainings. With privacy of single ratings, another training would cost budget: the parties only repeat what they do at
-    home. `before` is what the run records of the run before it.
+    home.
     """
     if config.trains_lists and not config.federates_lists:
         # each party orders lists by its own models
@@ -78,8 +76,6 @@ def make_run(
     except Interrupted:
         what = "the federation is trained, but the parties' own models are not"
         raise Interrupted(what, resume_hint(folder)) from None
-    if before is not None:
-        run.metrics["after"] = before
     if folder is not None:
         run.complete_folder(folder)
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config, load_config
-from verfedgnn.core.errors import ConfigError, RunError
+from verfedgnn.core.errors import ConfigError, RunError, RunWarning
 from verfedgnn.core.files import lock_folder, write_bytes, writing
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData, check_parties
@@ -24,14 +25,7 @@ from verfedgnn.runs.forget_record import ForgottenUsers, read_forgotten_users
 from verfedgnn.runs.metrics_file import Trained
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, choose_config, leave_out_twins, prepare
-from verfedgnn.runs.run import (
-    Run,
-    begin_folder,
-    describe_code_change,
-    read_before,
-    recorded_before,
-    write_before,
-)
+from verfedgnn.runs.run import Run, begin_folder, describe_code_change, suspect_files
 from verfedgnn.runs.run_folder import FINAL, FORGOTTEN, LISTS, empty_run, holds_run
 from verfedgnn.training.gate import make_run
 from verfedgnn.training.loop import TrainingLoop, usable_device
@@ -57,8 +51,8 @@ def train(
     `watch` is called after every round. When `stop()` turns true, the round is finished, a checkpoint is written and
     `Interrupted` is raised.
 
-    `after` is the folder of the run before this one. Users whom it has forgotten are left out, and `metrics["after"]` says how far the
-    data have moved since. The training starts from nothing in any case.
+    `after` is the folder of the run before this one. Users whom it has forgotten are left out, and a warning tells of a file with
+    mostly new items. The training starts from nothing in any case.
 
     `parts` replaces the configured split: one array per party with `TRAIN`, `VALID` or `TEST` for each rating. `party` is a
     subclass of the protocol's party; it cannot be combined with `out`, because a run folder does not record the class.
@@ -76,23 +70,22 @@ def train(
     earlier = Path(after) if after is not None else None
     forgotten = read_forgotten_users(earlier, folder)
     parties, parts = _leave_out(parties, parts, forgotten)
-    before = None if earlier is None else read_before(earlier, parties)
+    for suspicion in suspect_files(earlier, parties) if earlier is not None else ():
+        warnings.warn(suspicion, RunWarning, stacklevel=2)
     prepared = prepare(parties, config, usable_device(device), parts)
     if config.split.kind == "random" and parts is None:
         prepared = leave_out_twins(prepared, config)
     if folder is None:
-        return _train_and_judge(prepared, config, None, before, watch, stop, party)
+        return _train_and_judge(prepared, config, None, watch, stop, party)
     with lock_folder(folder):
         if read_forgotten_users(earlier, folder) != forgotten:
             raise RunError(f"users were forgotten in {earlier or folder} meanwhile; repeat the command")
         if replaced:
             empty_run(folder)
-        if before is not None:
-            write_before(folder, before)
         if forgotten.hashes:
             forgotten.write(folder / FORGOTTEN)
         begin_folder(folder, config, parties, [data.parts for data in prepared])
-        return _train_and_judge(prepared, config, folder, before, watch, stop)
+        return _train_and_judge(prepared, config, folder, watch, stop)
 
 
 def resume(
@@ -117,7 +110,7 @@ def resume(
             raise RunError(f"{folder} was begun with {other}; {remedy}")
         parties, parts = read_party_tables(folder / "parties")
         prepared = prepare(parties, config, usable_device(device), parts)
-        return _train_and_judge(prepared, config, folder, recorded_before(folder), watch, stop)
+        return _train_and_judge(prepared, config, folder, watch, stop)
 
 
 def train_final(
@@ -165,7 +158,6 @@ def _train_and_judge(
     prepared: Sequence[Prepared],
     config: Config,
     folder: Path | None,
-    before: dict[str, Any] | None,
     watch: Watcher | None,
     stop: Stop,
     party: type[Party] = Party,
@@ -193,7 +185,7 @@ def _train_and_judge(
         whole = [data.with_everything(config) for data in prepared]
         inside = None if folder is None else folder / FINAL
         final = run(whole, config.for_final(), inside, [result.public for result in judged])
-    return make_run(prepared, config, judged, final, folder=folder, before=before, watch=watch, stop=stop)
+    return make_run(prepared, config, judged, final, folder=folder, watch=watch, stop=stop)
 
 
 def compare_partners(run: Run, *, watch: Watcher, stop: Stop) -> list[dict[str, Any]]:
