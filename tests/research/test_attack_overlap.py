@@ -81,13 +81,6 @@ def test_noise_for_a_small_budget_hides_who_is_elsewhere_and_for_epsilon_4_only_
     assert abs(areas(blurred)["gradients, round by round"] - 0.5) < 0.1
 
 
-def test_protection_of_users_hides_who_is_elsewhere(parties: list[vf.PartyData]) -> None:
-    """At epsilon 4, where the protection of single ratings only blurs it."""
-    users = vf.Config.preset("private").with_values({"gradients.user_ratings": 16})
-    hidden = attack_overlap(parties, fit_budget(users, wanted=4.0))
-    assert all(abs(area - 0.5) < 0.1 for area in areas(hidden).values())
-
-
 @pytest.mark.parametrize("preset", ["paper", "best"])
 def test_ternary_rows_are_zero_without_training_ratings_elsewhere(
     few: list[vf.PartyData], preset: str

@@ -251,9 +251,6 @@ class SkellamGradients(_AnyMechanism):
     noise_multiplier: float = Field(gt=0)
     """Standard deviation of the noise on a sum, as a multiple of the most that one rating can change it. `train --epsilon`
     chooses it."""
-    user_ratings: int = Field(0, ge=0)
-    """Unit of the guarantee. 0: one rating of one user at one party. K: all ratings of one user at one party, of which it trains on K
-    at most, so that a user contributes at most the root of K times as much as one rating."""
     clip: ClassVar[None] = None
     rescale: ClassVar[float] = 1.0
 

@@ -68,13 +68,6 @@ def prediction_errors(
     return (predicted - pairs.rating).double()
 
 
-def mean_by_user(values: Tensor, pairs: Pairs) -> Tensor:
-    """Return the mean value of each user among `pairs`."""
-    count = torch.bincount(pairs.user)
-    total = values.new_zeros(len(count)).index_add_(0, pairs.user, values)
-    return total[count > 0] / count[count > 0]
-
-
 @dataclass(frozen=True)
 class RankingScores:
     """Sums of ranking scores over users with wanted items, which can be added over parties."""

@@ -38,7 +38,7 @@ def split_by_rating(
     ratings: Ratings, *, fractions: tuple[float, float, float] = (0.6, 0.2, 0.2), seed: int = 0
 ) -> NDArray[np.int8]:
     """Assign each rating to a part (`TRAIN`, `VALID`, `TEST`) at random; the fractions hold in expectation."""
-    uniform = (_pair_hashes(ratings, slice(None), seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    uniform = (_pair_hashes(ratings, seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     part = (uniform >= fractions[0]).astype(np.int8)
     part[uniform >= fractions[0] + fractions[1]] = TEST
     if fractions[2] == 0:
@@ -46,31 +46,15 @@ def split_by_rating(
     return part
 
 
-def _pair_hashes(ratings: Ratings, rows: slice | NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
-    """Hash the user id and the item id of some ratings."""
+def _pair_hashes(ratings: Ratings, seed: int) -> NDArray[np.uint64]:
+    """Hash the user id and the item id of each rating."""
     # A party may have ratings of only a few of the common users, so only those are hashed.
     present = np.bincount(ratings.user, minlength=ratings.n_users) > 0
     users = np.zeros(ratings.n_users, np.uint64)
     users[present] = hash64(ratings.user_ids[present], seed)
     # A different seed keeps a user and an item with the same id from cancelling.
     items = mix(hash64(ratings.item_ids, ~seed) + _GOLDEN)
-    return mix((users[ratings.user[rows]] ^ items[ratings.item[rows]]) + _GOLDEN)
-
-
-def cap_ratings(
-    ratings: Ratings, chosen: NDArray[np.bool_], most: int, *, seed: int = 0
-) -> NDArray[np.bool_]:
-    """Return which `chosen` ratings remain if every user keeps at most `most` of them, drawn by a hash of the ids.
-
-    The draw of a user depends on no other user's ratings.
-    """
-    rows = np.flatnonzero(chosen)
-    user = ratings.user[rows]
-    order = np.lexsort((_pair_hashes(ratings, rows, seed), user))
-    first = np.searchsorted(user[order], user[order])
-    kept = np.zeros(len(ratings), bool)
-    kept[rows[order[np.arange(len(rows)) - first < most]]] = True
-    return kept
+    return mix((users[ratings.user] ^ items[ratings.item]) + _GOLDEN)
 
 
 def split_by_date(ratings: Ratings, dates: tuple[date, date]) -> NDArray[np.int8]:

@@ -14,7 +14,7 @@ from verfedgnn.core.pairs import PartyInput
 from verfedgnn.privacy import release_events as events
 from verfedgnn.privacy.projection import Exchange
 from verfedgnn.privacy.protections import PROTECTIONS, name_epsilon, protection_of
-from verfedgnn.privacy.rating_dp import protects_users, rating_epsilon, training_releases, validation_releases
+from verfedgnn.privacy.rating_dp import training_releases, validation_releases
 from verfedgnn.privacy.release_events import DELTA, Release, ReleaseEvent
 from verfedgnn.privacy.visibility import list_disclosures
 
@@ -79,16 +79,6 @@ def _persons(
     config: Config, parties: Sequence[PartyInput], releases: int, validations: int
 ) -> dict[str, Any]:
     """Return what the run promises for all ratings of one user at one party."""
-    report: dict[str, Any] = {
-        "neighbouring": "two data sets that differ in all ratings of one user at one party",
-        "delta": DELTA,
-    }
-    if protects_users(config):
-        whole = rating_epsilon(config, rounds=releases, validations=validations)
-        return report | {
-            "epsilon": whole,
-            "guarantee": f"epsilon {name_epsilon(whole)} at delta {DELTA:g} for every user",
-        }
     counts = {"rounds": releases, "validations": validations}
     people = {party.name: person_report(config, party, **counts) for party in parties}
     texts = []
@@ -96,7 +86,9 @@ def _persons(
         worst = max((person[which] for person in people.values()), key=lambda person: person["epsilon"])
         ratings = worst["training"] + worst["validation"]
         texts.append(f"epsilon {name_epsilon(worst['epsilon'])} for {ratings:,} ratings ({which})")
-    return report | {
+    return {
+        "neighbouring": "two data sets that differ in all ratings of one user at one party",
+        "delta": DELTA,
         "parties": people,
         "guarantee": f"for all ratings of one user at a party, {' and '.join(texts)}, at delta {DELTA:g}",
     }

@@ -235,8 +235,6 @@ class SkellamProtection(Protection):
     def guarantee(self, count: int, validations: int) -> dict[str, Any]:
         """Return the epsilon of one round and of the whole training."""
         config, delta = self.config, events.DELTA
-        of_users = rating_dp.protects_users(config)
-        unit, whom = ("user", "all ratings") if of_users else ("single rating", "one rating")
         one, whole = (
             rating_dp.rating_epsilon(config, rounds=r, validations=v)
             for r, v in ((1, 0), (count, validations))
@@ -245,17 +243,17 @@ class SkellamProtection(Protection):
         return {
             "clip": config.training.error_clip,
             "noise": rating_dp.noise_multiplier(config),
-            "neighbouring": f"two data sets of which one has {whom} of one user at one party more",
+            "neighbouring": "two data sets of which one has one rating of one user at one party more",
             "per_round": {"epsilon": one, "delta": delta},
             "composed": {"epsilon": whole, "delta": min(1.0, delta + tables)},
-            "guarantee": f"epsilon {name_epsilon(whole)} at delta {delta:g} for every {unit}, over all {count:,} rounds, against "
+            "guarantee": f"epsilon {name_epsilon(whole)} at delta {delta:g} for every single rating, over all {count:,} rounds, against "
             "anyone who sees the sums and the trained model",
         }
 
     def validation_guarantee(self) -> dict[str, Any]:
         """Return the guarantee that validation errors share with gradients."""
-        rest = "" if rating_dp.protects_users(self.config) else ": a rating is in one of the two parts"
-        return {"mechanism": "skellam", "guarantee": f"covered by the epsilon of gradients{rest}"}
+        guarantee = "covered by the epsilon of gradients: a rating is in one of the two parts"
+        return {"mechanism": "skellam", "guarantee": guarantee}
 
 
 class RoundedProtection(Protection):

@@ -49,26 +49,10 @@ LARGEST = 1e6
 
 
 def sensitivity(config: Config) -> float:
-    """Return Delta, the largest l2 change of a gradient by what is protected: one rating, or all ratings of a user at a party.
-
-    A user has at most K training ratings at a party. They change K item rows, by sqrt(K) times as much as one rating in l2, and
-    the user's row is clipped to the same length.
-    """
+    """Return Delta, the largest l2 change of a gradient by one rating."""
     assert config.training.error_clip is not None
     assert config.model.bound is not None
-    one = 2 * config.training.error_clip * math.sqrt(config.model.bound**2 + config.model.biases)
-    return one * math.sqrt(ratings_cap(config) or 1)
-
-
-def ratings_cap(config: Config) -> int | None:
-    """Return K, the training ratings of a user that a party uses; None if single ratings are protected, not users."""
-    gradients = config.gradients
-    return gradients.user_ratings or None if isinstance(gradients, SkellamGradients) else None
-
-
-def protects_users(config: Config) -> bool:
-    """Return whether the guarantee covers all ratings of a user at a party, and not only single ratings."""
-    return ratings_cap(config) is not None
+    return 2 * config.training.error_clip * math.sqrt(config.model.bound**2 + config.model.biases)
 
 
 def noise_multiplier(config: Config) -> float:
@@ -149,14 +133,14 @@ def release_validation(
 def training_releases(config: Config, rounds: int) -> list[Release]:
     """Return the releases that a training rating affects."""
     return [
-        Release("user gradients", rounds, _rows_event(config, unit(config), 1)),
-        Release("item gradients", rounds, _rows_event(config, item_unit(config), ratings_cap(config) or 1)),
+        Release("user gradients", rounds, _row_event(config, unit(config))),
+        Release("item gradients", rounds, _row_event(config, item_unit(config))),
     ]
 
 
-def _rows_event(config: Config, scale: float, rows: int) -> events.ReleaseEvent:
-    """Return the event of the noised rows that what is protected affects, in integers of 1/`scale`."""
-    columns = rows * (config.model.dim + config.model.biases)
+def _row_event(config: Config, scale: float) -> events.ReleaseEvent:
+    """Return the event of the noised row that a rating affects, in integers of 1/`scale`."""
+    columns = config.model.dim + config.model.biases
     l2 = sensitivity(config) * scale + math.sqrt(columns)  # rounding may move every coordinate by one more
     return events.skellam((deviation(config) * scale) ** 2, l2, math.sqrt(columns) * l2)
 
@@ -173,24 +157,19 @@ def validation_releases(config: Config, validations: int) -> list[Release]:
 
 
 def rating_epsilon(config: Config, *, rounds: int, validations: int) -> float:
-    """Return the epsilon of what is protected over a training.
-
-    One rating is in one of the two parts, so the larger epsilon counts. A user has ratings in both, so they compose.
-    """
+    """Return the epsilon of a rating over a training. It is in one of the two parts, so the larger epsilon counts."""
     parts = training_releases(config, rounds), validation_releases(config, validations)
-    if protects_users(config):
-        return events.compose_epsilon([release for part in parts for release in part])
     return max(events.compose_epsilon(part) for part in parts)
 
 
 def sampling_delta(config: Config, *, rounds: int, validations: int, epsilon: float) -> float:
     """Return what the tables of the noise add to delta: (1 + e^epsilon) times their total variation.
 
-    It counts the draws on the rows that what is protected affects, at every party that contributes to the noise.
+    It counts the draws on the rows that a rating affects, at every party that contributes to the noise.
     """
-    draws, rows = (config.model.dim + config.model.biases) * rounds, ratings_cap(config) or 1
+    draws = (config.model.dim + config.model.biases) * rounds
     users = MOST_PARTIES * draws * total_variation((deviation(config) * unit(config)) ** 2)
-    items = rows * draws * total_variation((deviation(config) * item_unit(config)) ** 2)
+    items = draws * total_variation((deviation(config) * item_unit(config)) ** 2)
     variance = (noise_multiplier(config) * validation_unit(config)) ** 2
     valid = 2 * validations * total_variation(variance)
     return (1 + math.exp(min(epsilon, 700.0))) * (users + items + valid)

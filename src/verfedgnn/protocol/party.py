@@ -21,7 +21,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DivergedError, ProtocolError
 from verfedgnn.core.key_stream import NoiseKey, derive_key
-from verfedgnn.core.metrics import mean_by_user, prediction_errors
+from verfedgnn.core.metrics import prediction_errors
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import NoiseStream, PartyStream, private_generator
 from verfedgnn.privacy import masking, rating_dp
@@ -144,8 +144,6 @@ class Party:
         if not self.config.gradients.protects_ratings:
             return np.array(setup.targets.validate(model["users"], model["items"]))
         squared = prediction_errors(model["users"], model["items"], valid).square()
-        if rating_dp.protects_users(self.config):  # each user counts once
-            squared = mean_by_user(squared, valid)
         key = noise_key(setup, NoiseStream.VALIDATION, start, [squared])
         return np.array(rating_dp.release_validation(squared, self.data.scale, self.config, key))
 
@@ -173,8 +171,6 @@ class Party:
 
     def protect_gradient(self, gradient: Tensor, start: RoundStart) -> NDArray[Any]:
         """Return a public gradient as it leaves the party, before masks."""
-        if rating_dp.protects_users(self.config):
-            gradient = clip_contributions(gradient, self.setup)
         key = noise_key(self.setup, NoiseStream.GRADIENT, start, [gradient])
         return self.replica.protection.protect(gradient, key, sharing=len(start.active))
 
@@ -290,15 +286,6 @@ def noise_key(
         for value in values:
             digest.update(value.cpu().numpy().tobytes())
     return NoiseKey(derive_key(setup.secret, int(stream), message.round, 0, digest.digest()))
-
-
-def clip_contributions(gradient: Tensor, setup: PartySetup) -> Tensor:
-    """Shorten each user's row of a flat public gradient to the contribution that the guarantee for users allows."""
-    views = setup.model.views(gradient)
-    rows = torch.cat([views[name].reshape(setup.model.users, -1) for name in setup.model.per_user], 1)
-    limit = rating_dp.sensitivity(setup.config)
-    factor = limit / rows.norm(dim=1, keepdim=True).clamp(min=limit)
-    return torch.cat([(views[name] * factor).flatten() for name in setup.model.per_user])
 
 
 class Candidate:

@@ -28,9 +28,8 @@ from verfedgnn.data import (
     split_by_rating,
 )
 from verfedgnn.data.ratings import format_count
-from verfedgnn.data.splits import cap_ratings, choose_dates, draw_withheld, suits, withhold
+from verfedgnn.data.splits import choose_dates, draw_withheld, suits, withhold
 from verfedgnn.data.twins import find_twins, twin_cases
-from verfedgnn.privacy.rating_dp import ratings_cap
 
 
 @dataclass(frozen=True)
@@ -181,11 +180,9 @@ def check_declared(ratings: Ratings, config: Config) -> None:
 
 
 def _prepare(party: PartyData, parts: NDArray[np.int8], config: Config, device: torch.device) -> Prepared:
-    chosen = {part: parts == part for part in (TRAIN, VALID, TEST, NEWCOMER)}
-    cap = ratings_cap(config)
-    if cap is not None:
-        chosen[TRAIN] = cap_ratings(party.ratings, chosen[TRAIN], cap, seed=config.seed)
-    train, valid, test, newcomers = (_pairs(party.ratings, mask, device) for mask in chosen.values())
+    train, valid, test, newcomers = (
+        _pairs(party.ratings, parts == part, device) for part in (TRAIN, VALID, TEST, NEWCOMER)
+    )
     needed = {"training": train} | ({} if config.split.kind == "all" else {"validation": valid})
     for name, pairs in needed.items():
         if not len(pairs):
