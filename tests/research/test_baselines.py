@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import verfedgnn as vf
-from helpers import federation, means_errors
+from helpers import federation, make_ratings, means_errors
 from verfedgnn.core.graph import build_graph
 from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.core.random_streams import simulated_secret
@@ -89,7 +89,7 @@ def test_unknown_methods_are_named() -> None:
 
 def test_the_cosine_of_itemknn_is_solved_by_hand() -> None:
     """Three users have items 0 and 1, one of them item 2, too: cos(0, 1) = 1, cos(0, 2) = 1/sqrt(3)."""
-    ratings = vf.data.make_ratings(
+    ratings = make_ratings(
         np.array(list("aaabbccc")), np.array(list("01201012")), np.full(8, 5.0, np.float32)
     )
     parts = np.array([TRAIN] * 7 + [VALID], np.int8)
@@ -224,7 +224,7 @@ def test_factors_find_a_matrix_of_rank_one() -> None:
     a = rng.uniform(1, 2, 40)
     b = rng.uniform(1, 2, 30)
     user, item = np.divmod(np.arange(1200), 30)
-    ratings = vf.data.make_ratings(
+    ratings = make_ratings(
         user.astype(str), item.astype(str), (a[user] * b[item]).astype(np.float32), name="rank one"
     )
     parties = vf.split_items(ratings, parties=2)
