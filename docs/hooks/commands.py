@@ -9,7 +9,8 @@ import typer.main
 from mkdocs.structure.files import File, Files
 
 from verfedgnn.cli.main import app
-from verfedgnn.config.tree import find_settings, format_value
+from verfedgnn.config.settings import format_value
+from verfedgnn.config.tree import find_settings
 
 URI = "reference/commands.md"
 BEGINNING = """\

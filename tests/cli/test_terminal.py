@@ -539,12 +539,7 @@ def test_every_setting_is_explained(command: Command) -> None:
     assert (code, err) == (0, "")
     for path in settings():
         assert f"\n{path}: " in f"\n{out}"
-    table = out[out.index("In each preset") :].splitlines()
-    assert table[1].split() == ["setting", "paper", "best", "means", "private"]
-    assert next(line.split() for line in table if "exchange" in line) == [
-        *("exchange", "5", "off", "off", "off")
-    ]
-    assert len(table) == len(settings()) + 2
+    assert "\n    paper 5   best off   means off   private off\n" in out, "its value in each preset"
     code, out, _ = command("settings", "--json")
     entries = {entry["name"]: entry for entry in json.loads(out)}
     assert list(entries) == list(settings())

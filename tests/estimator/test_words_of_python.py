@@ -82,7 +82,9 @@ def test_the_columns_of_one_table_are_named_for_it() -> None:
 
 
 def test_settings_are_keyword_arguments() -> None:
-    assert repr(vf.settings("epochs")).startswith("epochs=   integer, at least 1   (paper 50, best 30")
+    described = repr(vf.settings("epochs"))
+    assert described.startswith("training.epochs: integer, at least 1; default 50\n")
+    assert "paper 50   best 30" in described
     assert {"model.dim", "training.epochs"} <= {entry.path for entry in vf.settings()}
     with pytest.raises(vf.ConfigError, match=r"did you mean `epochs=`"):
         vf.Config.preset("best", epoch=3)

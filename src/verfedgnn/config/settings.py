@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -120,10 +121,31 @@ class Setting:
         """Condition under which the configuration has this setting, such as `gradients.mechanism = laplace`."""
         return f"{CHOICES[self.path.split('.')[0]].path} = {either(self.variants)}" if self.variants else ""
 
+    def describe(self) -> str:
+        """Return the setting as lines of text."""
+        default = "must be given" if self.required else f"default {format_value(self.default)}"
+        lines = [f"{self.path}: {self.range}; {default}"]
+        if self.belongs_to:
+            lines.append(f"only with {self.belongs_to}")
+        lines += textwrap.wrap(self.explanation, 94)
+        values = "   ".join(f"{preset} {format_value(value)}" for preset, value in self.presets.items())
+        return "\n    ".join([*lines, values or "in no preset"])
+
     def to_dict(self) -> dict[str, Any]:
         """Return the setting as plain values for JSON."""
         values = {"name": self.path, **vars(self), "belongs_to": self.belongs_to or None}
         return {name: value for name, value in values.items() if name not in ("path", "variants")}
+
+
+def format_value(value: Any) -> str:
+    """Return a value as `--set` takes it."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(format_value, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def list_settings(root: type[Section]) -> dict[str, Setting]:

@@ -295,17 +295,6 @@ def find_settings(name: str | None = None) -> list[Setting]:
     return [replace(known[path], presets=having[path]) for path in paths]
 
 
-def format_value(value: Any) -> str:
-    """Return a value as `--set` takes it."""
-    if value is None:
-        return "unset"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(format_value, value))}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def explain_invalid(error: ValidationError) -> str:
     """Return the first problem of a validation as one line that names the setting."""
     first, *others = error.errors()

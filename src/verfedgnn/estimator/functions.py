@@ -122,9 +122,4 @@ class SettingList(list[Setting]):
     """Settings with their meaning, range, and value in each preset."""
 
     def __repr__(self) -> str:
-        return "\n".join(map(_describe, self))
-
-
-def _describe(entry: Setting) -> str:
-    presets = ", ".join(f"{preset} {value!r}" for preset, value in entry.presets.items()) or "in no preset"
-    return f"{entry.path.split('.')[-1]}=   {entry.range}   ({presets})\n    {entry.explanation}"
+        return "\n\n".join(entry.describe() for entry in self)
