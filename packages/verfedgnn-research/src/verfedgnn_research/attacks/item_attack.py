@@ -178,8 +178,8 @@ def tell_one_rating(view: ReleaseView, truth: Tensor, items: ItemSeries, rng: np
         added = parts[0, 0] if view.kind == "lists" else parts[0, 0] + float(rng.normal()) * parts[0, 1]
         added = added[:, :width].double()
         left = (view.rows["party"][user] - view.exact["party"][user])[:, :width].double() + present * added
-        power = added.square().sum() / view.variance("party")
-        scores.append((left * added).sum() / view.variance("party") - power / 2)
+        power = (added.square() / view.variance("party")[:width]).sum()
+        scores.append((left * added / view.variance("party")[:width]).sum() - power / 2)
         shifts.append(power.sqrt())
     return {
         "all": round(auc(torch.stack(scores), there)[0], 6),
@@ -333,7 +333,7 @@ def read_fakes(view: ReleaseView, who: Who, first: int) -> ItemSeries:
     error = view.variance(who) * scale.square()
     one = torch.ones_like(rows[..., :1])
     rounds = torch.arange(rows.shape[1])
-    memory = STEPS_MEMORY if view.kind == "steps" else NOISY_MEMORY if view.added else MEMORY
+    memory = STEPS_MEMORY if view.kind == "steps" else NOISY_MEMORY if view.added.any() else MEMORY
     near = torch.exp(-(rounds.unsqueeze(0) - rounds.unsqueeze(1)).abs() / memory)
     if view.kind != "ratings":
         rows = _smooth(rows, one, error, near)

@@ -25,7 +25,7 @@ from verfedgnn.gnn.factor_model import as_product
 from verfedgnn.gnn.list_model import choose_strengths
 from verfedgnn.gnn.model import Model
 from verfedgnn.gnn.rater_solver import READ, choose_reads, read_items, solve_raters
-from verfedgnn.protocol.solved_round import STEPS_PER_DEVIATION, USER_TABLES
+from verfedgnn.protocol.solved_round import RATERS_NOISE, STEPS_PER_DEVIATION, USER_TABLES
 from verfedgnn_research.attacks.recording import ObservableParty, RecordedFederation
 
 Who = Literal["party", "colluders"]
@@ -75,19 +75,19 @@ class ReleaseView:
     """Public (w_u, b_u) of the second model (R, T, H + 1)."""
     exact: Mapping[Who, Tensor]
     """The same as `rows` before rounding and noise: the truth; empty for models trained by steps."""
-    added: float
-    """Standard deviation of the noise that each party adds to a row."""
+    added: Tensor
+    """Standard deviation of the noise that each party adds to a row (C,)."""
     own_items: ItemSeries
     target_items: ItemSeries
     """The truth, which an insider would know."""
 
-    def variance(self, who: Who) -> float:
-        """Return the variance of what protects a row: rounding and noise of all parties that remain in a sum.
+    def variance(self, who: Who) -> Tensor:
+        """Return the variance of what protects a row (C,): rounding and noise of all parties that remain in a sum.
 
         For models trained by steps it is half the mean square of a row's change from one round to the next.
         """
         if self.kind == "steps":
-            return max(float(self.rows[who].diff(dim=1).square().mean()) / 2, 1e-6)
+            return (self.rows[who].diff(dim=1).square().mean() / 2).clamp(min=1e-6)
         return (self.parties - 1 if who == "party" else 1) * (ROUNDING + self.added**2)
 
 
@@ -132,16 +132,20 @@ def watch_releases(
         users=series["users"],
         raters=series.get("raters"),
         exact={who: series[f"exact {who}"] for who in WHO if f"exact {who}" in series},
-        added=_added_noise(federation.config),
+        added=_added_noise(federation.config, series["own"].shape[2]),
         own_items=_stack(items[attacker]),
         target_items=_stack(items[target]),
     )
 
 
-def _added_noise(config: Config) -> float:
-    """Return the standard deviation of a party's noise in released units."""
+def _added_noise(config: Config, columns: int) -> Tensor:
+    """Return the standard deviation of a party's noise in released units (C,)."""
     gradients = config.gradients
-    return STEPS_PER_DEVIATION * (gradients.noise or 0.0) if gradients.mechanism == "rounded" else 0.0
+    noise = STEPS_PER_DEVIATION * (gradients.noise or 0.0) if gradients.mechanism == "rounded" else 0.0
+    added = torch.full((columns,), noise)
+    if config.model.solved and not config.ranks:
+        added[config.model.dim + 1 :] *= RATERS_NOISE
+    return added
 
 
 def _remaining(sent: Sequence[Tensor], attacker: int, target: int) -> dict[Who, Tensor]:
