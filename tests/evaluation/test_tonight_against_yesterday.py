@@ -25,7 +25,7 @@ from verfedgnn.evaluation.run_difference import (
     read_best,
 )
 from verfedgnn.runs.prepared_data import split_ratings
-from verfedgnn.runs.run_folder import list_runs
+from verfedgnn.runs.run_folder import FORGOTTEN, list_runs
 from verfedgnn.upkeep.forget import forget
 
 pytestmark = pytest.mark.usefixtures("short_own_models")
@@ -254,6 +254,22 @@ def test_a_user_who_is_forgotten_while_two_runs_are_compared_is_not_promoted(
     code, _, err = command(*words)
     assert (code, "has 1 user forgotten in" in " ".join(err.split())) == (2, True), err
     assert os.readlink(link) == "monday"
+
+
+def test_a_run_without_the_run_before_it_brings_no_forgotten_user_back(
+    nights: Path, small_parties: list[vf.PartyData], tmp_path: Path, command: Command
+) -> None:
+    """It was trained without --after, and the user was in its data neither. The night after it, the user is."""
+    shutil.copytree(nights, tmp_path, symlinks=True, dirs_exist_ok=True)
+    link = tmp_path / "current"
+    user = str(vf.Run.load(link).parties[0].ratings.user_ids[0])
+    forget(tmp_path / "tuesday", [user])
+    (tmp_path / "tuesday" / FORGOTTEN).unlink()
+    forget(link, [user])
+    words = ("promote", tmp_path / "tuesday", "--over", link, "--link", link, "--tolerance", "100")
+    assert command(*words)[0] == 0
+    wednesday = vf.train(small_parties, vf.Config.preset("means"), after=link)
+    assert user not in wednesday.parties[0].ratings.user_ids
 
 
 def spoil(folder: Path, share: float) -> None:

@@ -243,6 +243,7 @@ def promote(
     from verfedgnn.data.ratings import format_count
     from verfedgnn.evaluation.run_difference import judge_challenger, read_best, write_best
     from verfedgnn.runs.forget_record import read_forgotten_users
+    from verfedgnn.runs.run_folder import FORGOTTEN
 
     served = over.resolve()
     if challenger.resolve() == served:
@@ -270,8 +271,10 @@ def promote(
     text = f"kept: {over}"
     if judgement["promoted"]:
         text = f"promoted: {challenger}"
-        with lock_folder(served):  # nobody is forgotten there meanwhile
+        with lock_folder(served), lock_folder(challenger):  # nobody is forgotten there meanwhile
             check_forgotten()
+            # trainings after this run leave out whom the runs before it have forgotten
+            read_forgotten_users(challenger, served).write(challenger / FORGOTTEN)
             write_best(challenger, best | dict.fromkeys(judgement["best_in"], challenger))
             if link is not None:
                 switch_link(link, challenger)
