@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -412,6 +413,19 @@ def test_a_history_that_is_a_link_is_not_followed(nights: Nights) -> None:
     (nights.folder / HISTORY).symlink_to(nights.folder.parent / "mine")
     assert nights.night("mon")[0] == 1
     assert not (nights.folder.parent / "mine").exists()
+
+
+def test_a_night_that_is_a_link_is_not_followed(nights: Nights) -> None:
+    """Attack: a failed night in the history is a link to a run of somebody who trains in this folder."""
+    mine = nights.folder.parent / "mine"
+    mine.mkdir()
+    nights.folder.mkdir()
+    night = Night("mon", "failed", "", datetime.now(UTC).isoformat(timespec="seconds"), 1.0, "")
+    (nights.folder / HISTORY).write_text(f"{json.dumps(asdict(night))}\n")
+    (nights.folder / "mon").symlink_to(mine)
+    (mine / "config.toml").write_text("precious")
+    assert nights.night("tue") == (1, [])
+    assert [file.read_text() for file in mine.iterdir()] == ["precious"]
 
 
 @pytest.mark.parametrize("name", [".", "..", "../mine", "/tmp/mine", "a/b"])

@@ -119,6 +119,8 @@ def hold_night(folder: Path, role: str, train: Training, data: str, rules: Night
         result = next((each for each in before if each.night == begun.night and each.result in DONE), None)
         if result is None:
             place = folder / begun.night
+            if place.is_symlink():
+                raise RunError(f"{place} is a link, and a night would be written elsewhere; remove it")
             if any(place.glob("*")) and all(each.night != begun.night for each in before):
                 raise RunError(
                     f"{place} holds files and is no night in the history; move them, or choose another --name"
