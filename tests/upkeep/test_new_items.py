@@ -18,6 +18,7 @@ from verfedgnn.core.item_item import ItemScores
 from verfedgnn.data import TRAIN, synthetic_ratings
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
 from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.upkeep import new_items
 from verfedgnn.upkeep.new_items import (
     ItemPrior,
     NewItems,
@@ -302,6 +303,16 @@ def test_mistakes_are_refused_before_anything_is_stored(folder: Path, item: Any,
     with pytest.raises(DataError, match=complaint):
         NewItems(folder, run, PARTY).add({item.item: item})
     assert not added_file(folder, PARTY).exists()
+
+
+def test_items_are_not_added_without_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: who may add items fills the disk, and the memory of every server of the run."""
+    monkeypatch.setattr(new_items, "LARGEST_ADDED", 100, raising=False)
+    new = NewItems(folder, vf.Run.load(folder, added=False), PARTY)
+    new.add({"first": AddedItem("first")})
+    with pytest.raises(DataError, match="of added items; train again"):
+        new.add({"second": AddedItem("second")})
+    assert list(read_added(added_file(folder, PARTY))) == ["first"]
 
 
 def test_what_is_missing_is_named(folder: Path) -> None:

@@ -75,6 +75,8 @@ Rows = NDArray[np.int64]
 SAMPLE = 4096
 """Most users over which the sum in the likelihood of lists runs."""
 NEWTON_STEPS = 30
+LARGEST_ADDED = 64_000_000
+"""Size of a party's added items in bytes from which on no more are taken: all are in the memory of every server."""
 
 
 @dataclass(frozen=True)
@@ -278,6 +280,11 @@ class NewItems:
         """
         self._check(items)
         with lock_added(self._folder):
+            if self._file.is_file() and self._file.stat().st_size > LARGEST_ADDED:
+                where = (
+                    f"{self._run.parties[self._number].name} has {LARGEST_ADDED / 1e6:.0f} MB of added items"
+                )
+                raise DataError(f"{where}; train again, with the new items in the data")
             before = read_added(self._file)
             gone = ForgottenUsers.read(self._folder / FORGOTTEN)  # also since the run was loaded
             merged = {name: self._merge(item, before.get(name), gone) for name, item in items.items()}
