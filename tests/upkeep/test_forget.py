@@ -465,12 +465,26 @@ def test_a_folder_in_use_is_left_alone(
         '{"users": ["x"], "items": {}, "ratings": {}, "who": []}',
         '{"users": [1], "items": [], "ratings": {}, "who": []}',
         '{"users": [1], "items": {"party-0": [9999]}, "ratings": {}, "who": []}',
+        '{"users": [1], "items": {}, "ratings": {}, "who": []}',
+        '{"users": [-1], "items": {}, "ratings": {}, "who": ["x"]}',
+        '{"users": [0.5], "items": {}, "ratings": {}, "who": ["x"]}',
+        '{"users": [1], "items": {}, "ratings": {"a": NaN}, "who": ["x"]}',
+        '{"users": [], "items": {}, "ratings": {}, "who": ["x"]}',
+        '{"users": [' + "9" * 30 + '], "items": {}, "ratings": {}, "who": ["x"]}',
     ],
 )
 def test_a_journal_that_cannot_be_read_is_named(folder: Path, command: Command, text: str) -> None:
     (folder / FORGET_JOURNAL).write_text(text)
     code, _, err = command("forget", folder)
     assert (code, "cannot be read" in err) == (2, True), err
+
+
+def test_a_journal_of_all_users_is_refused(folder: Path) -> None:
+    users = len(vf.Run.load(folder).parties[0].ratings.user_ids)
+    journal = {"users": [*range(users)], "items": {}, "ratings": {}, "who": ["x"]}
+    (folder / FORGET_JOURNAL).write_text(json.dumps(journal))
+    with pytest.raises(RunError, match="no other users"):
+        forgetting.forget(folder)
 
 
 def test_an_unfinished_training_is_not_changed(folder: Path, command: Command) -> None:

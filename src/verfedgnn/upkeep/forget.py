@@ -13,16 +13,16 @@ Each step can be repeated: if the process is killed, the next call finishes the 
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter
 
 from verfedgnn.config import load_config
 from verfedgnn.core.array_files import read_arrays, write_arrays
@@ -41,6 +41,7 @@ from verfedgnn.runs.run_folder import FINAL, FORGET_JOURNAL, LAST_RELEASE, REPOR
 from verfedgnn.upkeep.new_items import NewItems, absorb_item_scores, fit_item_prior, user_items
 
 Rows = NDArray[np.int64]
+Row = Annotated[int, Field(ge=0)]
 Tables = tuple[list[PartyData], list[NDArray[np.int8]]]
 UNTIL = "until the next training"
 _FEDERATED = "federation.txt"
@@ -51,13 +52,13 @@ _FEDERATED = "federation.txt"
 class Journal:
     """Who is being forgotten, without ids; it is removed at the end."""
 
-    users: list[int]
+    users: Annotated[list[Row], Field(min_length=1)]
     """Rows of the users, in every table of the run."""
-    items: dict[str, list[int]]
+    items: dict[str, list[Row]]
     """Rows of the items to estimate again, by the file name of the party."""
     ratings: dict[str, int]
     """Number of ratings that go, by party."""
-    who: list[str]
+    who: Annotated[list[str], Field(min_length=1)]
     """Keyed hashes of the users' ids."""
 
 
@@ -108,9 +109,12 @@ def _finish(folder: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     with parsing(str(file), "remove it, then forget the users again"):
-        journal = Journal(**json.loads(file.read_text("utf-8")))
+        journal = TypeAdapter(Journal).validate_json(file.read_bytes())
         parties, parts = read_party_tables(folder / "parties")
-        parties[0].ratings.user_ids[np.array(journal.users, np.int64)]  # raises if there is no such row
+        users = parties[0].ratings
+        users.user_ids[np.array(journal.users, np.int64)]  # raises if there is no such row
+        if not len(np.setdiff1d(users.known_users, journal.users)):
+            raise ValueError("there are no other users")
         for name, party in zip(safe_names(parties), parties, strict=True):
             np.empty(party.ratings.n_items)[np.array(journal.items.get(name, []), np.int64)]
     with writing(folder):
