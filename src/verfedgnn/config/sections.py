@@ -201,6 +201,19 @@ class _AnyMechanism(Section):
     needs_everybody: ClassVar[bool] = False
     """Whether every sum must include all parties, because sums over changing sets would show single parties."""
 
+    noisy: ClassVar[bool] = False
+    """Whether the mechanism is noise."""
+
+    @property
+    def named(self) -> str:
+        """Name what leaves a party, such as `rounded`."""
+        return self.mechanism
+
+    @property
+    def adds_noise(self) -> bool:
+        """Return whether a release holds noise besides rounding."""
+        return self.noisy
+
 
 class _RescaledGradients(_AnyMechanism):
     """The setting of every mechanism that works on rescaled gradients."""
@@ -234,6 +247,7 @@ class LaplaceGradients(_RescaledGradients):
 
     mechanism: Literal["laplace"] = "laplace"
     """laplace: add Laplace noise to each coordinate (Table 6)."""
+    noisy: ClassVar[bool] = True
     epsilon: float = Field(1.0, gt=0)
     """Epsilon of the Laplace mechanism, per release."""
     clip: float = Field(0.5, gt=0)
@@ -247,6 +261,7 @@ class SkellamGradients(_AnyMechanism):
     """skellam: add Skellam noise under masked sums, for differential privacy of single ratings over the whole training
     (docs/privacy.md)."""
     integers: ClassVar[bool] = True
+    noisy: ClassVar[bool] = True
     protects_ratings: ClassVar[bool] = True
     noise_multiplier: float = Field(gt=0)
     """Standard deviation of the noise on a sum, as a multiple of the most that one rating can change it. `train --epsilon`
@@ -263,6 +278,11 @@ class OpenGradients(_RescaledGradients):
     clip: float | None = Field(0.5, gt=0)
     """Largest absolute value of a coordinate before it is protected (paper: 0.5). Mechanism none also takes unset: no limit."""
 
+    @property
+    def named(self) -> str:
+        """Name what leaves a party."""
+        return "unprotected"
+
 
 class RoundedGradients(_AnyMechanism):
     """Gradients of solved models, rounded at random to 8 bits."""
@@ -277,6 +297,11 @@ class RoundedGradients(_AnyMechanism):
     that for the second model. unset: 0.25 for two parties, who see each other's gradients, and none for more."""
     clip: ClassVar[None] = None
     rescale: ClassVar[float] = 1.0
+
+    @property
+    def adds_noise(self) -> bool:
+        """Return whether a release holds noise besides rounding."""
+        return bool(self.noise)
 
 
 GradientConfig = Annotated[

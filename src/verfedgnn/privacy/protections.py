@@ -43,10 +43,6 @@ class Protection:
 
     shown: str = "exact"
     """How a release looks, in a table."""
-    named: ClassVar[str] = "unprotected"
-    """What parties call such gradients."""
-    adds_noise: bool = False
-    """Whether a release holds noise besides rounding."""
     is_noisy: ClassVar[bool] = False
     """Whether its guarantee rests on noise."""
     noise: float = 0.0
@@ -132,7 +128,6 @@ class TernaryProtection(Protection):
     """Gradients quantized to -1, 0 and 1 (Def. 4.2)."""
 
     shown = "quantized to -1, 0, 1"
-    named = "ternary"
     is_noisy = True
 
     def __init__(self, config: Config, parties: int = 1) -> None:
@@ -176,8 +171,7 @@ class LaplaceProtection(Protection):
     """Gradients with Laplace noise (Table 6)."""
 
     shown = "with Laplace noise"
-    named = "laplace"
-    is_noisy = adds_noise = True
+    is_noisy = True
 
     def protect(self, gradient: Tensor, key: NoiseKey, *, sharing: int = 1) -> NDArray[Any]:
         """Return the clipped gradient with noise."""
@@ -206,8 +200,7 @@ class SkellamProtection(Protection):
     """Masked sums with Skellam noise: differential privacy of single ratings (`privacy/rating_dp.py`)."""
 
     shown = "with Skellam noise"
-    named = "skellam"
-    is_noisy = adds_noise = True
+    is_noisy = True
     bits = 32
     sum_type = np.dtype(np.int32)
 
@@ -259,11 +252,8 @@ class SkellamProtection(Protection):
 class RoundedProtection(Protection):
     """Releases of solved models, rounded at random to 8 bits (`protocol/solved_round.py`)."""
 
-    named = "rounded"
-
     def __init__(self, config: Config, parties: int = 1) -> None:
         self.noise = getattr(config.gradients, "noise", None) or 0.0
-        self.adds_noise = self.noise > 0
         self.shown = "rounded to 8 bits" + (", with noise" if self.noise else "")
         self.largest = largest_rounded(parties)
         self.bits = bits_of_sum(self.largest, parties)

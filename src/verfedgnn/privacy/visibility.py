@@ -42,13 +42,11 @@ def who_sees_what(config: Config, parties: int | None = None) -> list[tuple[str,
 
 def describe_seen(config: Config) -> str:
     """Return what either of two parties sees of the other, such as `rounded gradients, with noise`."""
-    from verfedgnn.privacy.protections import protection_of
-
-    protection = protection_of(config.for_parties(2), 2)
-    seen = f"{protection.named} gradients"
+    gradients = config.for_parties(2).gradients
+    seen = f"{gradients.named} gradients"
     if config.exchange != "off":
         seen += " and projected neighbourhoods"
-    return f"{seen}, with noise" if protection.adds_noise else seen
+    return f"{seen}, with noise" if gradients.adds_noise else seen
 
 
 def describe_two_parties(config: Config) -> str:

@@ -161,6 +161,8 @@ def lift_rows(records: Sequence[Record]) -> list[list[str]]:
             customers, first = tables[0]
             stars = first["metric"] == "rmse"
             overall = [table["overall"] for _, table in tables if table["overall"]["gain"]]
+            if not overall:
+                continue
             words = Counter(row["pays"] for _, table in tables for row in table["parties"])
             scale, digits = (1, 4) if stars else (100, 1)
             before, after = (

@@ -51,6 +51,7 @@ def bench(request: BenchRequest) -> None:
     from verfedgnn.core.files import check_writable
     from verfedgnn_research.bench import HEADER, BenchFile, Measurement, bench_page, bench_rows
     from verfedgnn_research.experiments.result_tables import write_text
+    from verfedgnn_research.experiments.training_cell import read_case
     from verfedgnn_research.experiments.training_queue import run_queue
 
     out, output = request.out, request.output
@@ -64,6 +65,8 @@ def bench(request: BenchRequest) -> None:
         build_config(preset=chosen, model=request.model, overrides={**settings, "seed": seed})
         for seed in range(request.seeds)
     ]
+    for name in names:
+        read_case(name, 0, request.parties)  # says at once if there is no such data
     wanted = [Measurement(name, config, request.parties) for name in names for config in configs]
     file = BenchFile(out)
     with (
