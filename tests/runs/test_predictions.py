@@ -37,13 +37,23 @@ def test_the_example_recomputes_the_figures_of_a_run(
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     example = [sys.executable, str(ROOT / "examples" / "recompute.py"), str(tmp_path / "cases.parquet")]
     printed = subprocess.check_output(example, text=True).splitlines()
-    found = {tuple(line.split()[:2]): float(line.split()[2]) for line in printed}
-    new = metrics["lift"]["lists"]["newcomers"]["overall"]["federated"]
-    expected = {("known", "hitrate@20"): metrics["test"]["hitrate@20"], ("new", "hitrate@20"): new}
+    found = {}
+    for customers, party, figure, value, count in (line.rstrip(" customers)").split(" ", 4) for line in printed):
+        found[customers, party, figure] = float(value), float(count.lstrip("("))
+    expected = {}
+    for table in [metrics["lift"]["lists"], *([] if likes else [metrics["lift"]])]:
+        for customers, each in (("known", table), ("new", table["newcomers"])):
+            for row in [*each["parties"], each["overall"] | {"name": "all"}]:
+                expected[customers, row["name"], table["metric"]] = row["federated"], row["users"]
+    assert found == {key: pytest.approx(value, abs=1e-6) for key, value in expected.items()}
+    cases = pl.read_parquet(tmp_path / "cases.parquet")
+    test = cases.filter(pl.col("customers") != "new")
+    assert "unjudged" in test["customers"], "some customers have ratings in the test part only"
+    hits = test.filter("liked").group_by("party", "user").agg((pl.col("place") > 0).any())["place"].mean()
+    assert hits == pytest.approx(metrics["test"]["hitrate@20"], abs=1e-6)
     if not likes:
-        expected["known", "rmse"] = metrics["test"]["rmse"]
-        expected["new", "rmse"] = metrics["lift"]["newcomers"]["overall"]["federated"]
-    assert found == pytest.approx(expected, abs=1e-6)
-    cases = pl.read_parquet(tmp_path / "cases.parquet").filter(pl.col("customers") == "new", pl.col("liked"))
+        rmse = ((test["rating"] - test["predicted"]) ** 2).mean() ** 0.5
+        assert rmse == pytest.approx(metrics["test"]["rmse"], abs=1e-6)
+    cases = cases.filter(pl.col("customers") == "new", pl.col("liked"))
     alone = cases.group_by("party", "user").agg((pl.col("place_alone") > 0).any())["place_alone"].mean()
     assert alone == pytest.approx(metrics["lift"]["lists"]["newcomers"]["overall"]["alone"], abs=1e-6)

@@ -179,6 +179,7 @@ def write_predictions(run: Run, path: Path, k: int = 20) -> int:
 
     `predicted` is in stars and absent where only lists are trained; `place` is the item's place in the user's list of `k`, 0 if it is
     not in it, among the items without a training or validation rating. An item is `liked` from the upper quarter of the scale.
+    Customers are known or new, as in the verdict, or unjudged: neither withheld nor with a training rating at the party.
     """
     check_outside(path)
     judged, tables = run.judged, []
@@ -187,12 +188,13 @@ def write_predictions(run: Run, path: Path, k: int = 20) -> int:
         ways["_alone"] = (judged.alone, judged.ranker.alone)
     for p, party in enumerate(judged.prepared()):
         table = party.party.ratings
-        for customers, pairs in (("known", party.test), ("new", party.newcomers)):
+        for others, pairs in (("unjudged", party.test), ("new", party.newcomers)):
             user, item = (part.cpu().numpy() for part in (pairs.user, pairs.item))
+            trained = np.isin(user, party.train.user.cpu().numpy())
             liked = (pairs.rating >= upper_quarter(table.scale)).cpu().numpy()
             columns = {
                 "party": np.full(len(user), party.party.name),
-                "customers": np.full(len(user), customers),
+                "customers": np.where(trained, "known", others),
                 "user": table.user_ids[user],
                 "item": table.item_ids[item],
                 "rating": pairs.rating.cpu().numpy(),
