@@ -24,4 +24,6 @@ for customers in ("known", "new"):
             print(customers, party, "rmse", rmse, f"({judged['user'].n_unique()} customers)")
         lists = judged.filter("liked").group_by("party", "user").agg((pl.col("place") > 0).any().alias("hit"))
         if len(lists):
-            print(customers, party, "hitrate@20", lists["hit"].mean(), f"({lists['user'].n_unique()} customers)")
+            print(
+                customers, party, "hitrate@20", lists["hit"].mean(), f"({lists['user'].n_unique()} customers)"
+            )

@@ -38,8 +38,8 @@ def test_the_example_recomputes_the_figures_of_a_run(
     example = [sys.executable, str(ROOT / "examples" / "recompute.py"), str(tmp_path / "cases.parquet")]
     printed = subprocess.check_output(example, text=True).splitlines()
     found = {}
-    for customers, party, figure, value, count in (line.rstrip(" customers)").split(" ", 4) for line in printed):
-        found[customers, party, figure] = float(value), float(count.lstrip("("))
+    for customers, party, figure, value, count in (line.replace(" (", " ").split()[:5] for line in printed):
+        found[customers, party, figure] = float(value), int(count)
     expected = {}
     for table in [metrics["lift"]["lists"], *([] if likes else [metrics["lift"]])]:
         for customers, each in (("known", table), ("new", table["newcomers"])):

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
@@ -150,6 +151,35 @@ def test_a_party_that_mixes_only_item_weights_is_served(run: vf.Run, known: str)
         assert len(folded["recommendations"]) == 3
         similar = client.get("/v1/similar", params={"item": item, "party": run.parties[0].name}).json()
         assert similar["similar"][0]["similarity"] > 0  # from the vectors of the predicted ratings
+
+
+def test_an_answer_names_the_parties_that_serve_their_own_models(
+    run: vf.Run, known: str, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    metrics, (party, other, *_) = deepcopy(run.metrics), run.parties
+    for row in metrics["parties"]:
+        row["list_gate"] = {who: {"popularity": 0.1, "federated": 1.0} for who in ("known", "newcomers")}
+    gate = metrics["parties"][0]["list_gate"]
+    gate["known"]["federated"] = 0.0
+    own = replace(run, metrics=metrics)
+    assert not own.mixes_federated(0, known=True)
+    assert own.mixes_federated(0, known=False)
+    assert own.mixes_federated(1, known=True)
+    with serving(make_app(Catalogue(own, "own"))) as address, httpx.Client(base_url=address) as client:
+        for name, expected in ((party.name, [party.name]), (other.name, None), (None, [party.name])):
+            asked = {"user": known} | ({"party": name} if name else {})
+            answer = client.get("/v1/recommendations", params=asked).json()
+            assert answer.get("own_models") == expected, name
+        alone = client.get("/v1/recommendations", params={"user": known, "model": "alone"}).json()
+        assert "own_models" not in alone
+    own.save(tmp_path / "run")
+    for name in (party.name, other.name):
+        code, _, err = command("recommend", tmp_path / "run", "--user", known, "--party", name)
+        assert code == 0, err
+        said = (
+            f"{known} is known to {name}: {name} serves its own model, since the federated one was not better"
+        )
+        assert (said in err) == (name == party.name)
 
 
 def test_the_overview_names_lists_that_lose_to_popularity(run: vf.Run) -> None:

@@ -84,11 +84,16 @@ def recommend(
             f"This is one list over all parties ({', '.join(names)}). --party {names[0]} lists the items of one."
         )
     if user is not None and party is not None:
-        table = loaded.parties[names.index(party)].ratings
-        if not (table.user_ids[table.user] == user).any():
-            output.remark(
-                f"{user} is new to {party}: this list follows from what training learnt at other parties"
+        at = names.index(party)
+        table = loaded.parties[at].ratings
+        known = bool((table.user_ids[table.user] == user).any())
+        why = "this list follows from what training learnt at other parties"
+        if own := not loaded.mixes_federated(at, known=known):
+            why = (
+                f"{party} serves its own model, since the federated one was not better on its validation part"
             )
+        if own or not known:
+            output.remark(f"{user} is {'known' if known else 'new'} to {party}: {why}")
     _show_next(loaded, run, party, output)
 
 

@@ -177,6 +177,13 @@ class Run:
         judged = "" if test.get(name) is None else f", test {name} {test[name]:.3f}"
         return f"<Run of {', '.join(party.name for party in self.parties)}: {self.metrics.get('rounds')} rounds{judged}>"
 
+    def mixes_federated(self, p: int, *, known: bool) -> bool:
+        """Return whether the lists of a party, for customers whom it knows or for new ones, follow from a federated model, too."""
+        row = self.metrics["parties"][p]
+        gate = row.get("list_gate") or row.get("gate")
+        weights = {"federated": 1.0} if not gate else gate["known" if known else "newcomers"]
+        return any(weight for name, weight in weights.items() if name.startswith("federated"))
+
     @property
     def ranker(self) -> Run:
         """The run whose models order lists: `lists` if there is one, else this run."""

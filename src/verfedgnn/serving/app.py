@@ -214,7 +214,8 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue) -> None:
         best = profile.merge(await batcher.rank(profile.make_queries(k, filters)), k)
         reasons = await run_in_threadpool(profile.explain, best, explained, why, filters) if why else []
         bucket = {} if user.bucket is None else {"bucket": user.bucket}
-        return _respond({"recommendations": profile.describe(best, reasons)} | bucket)
+        own = {"own_models": profile.own_models} if best and profile.own_models else {}
+        return _respond({"recommendations": profile.describe(best, reasons)} | bucket | own)
 
     @app.get("/v1/recommendations", response_model=schema.RecommendationsResponse)
     async def recommend_items_to_a_user(

@@ -182,6 +182,15 @@ class UserProfile:
         moved = {p: (priors[p].factor @ (now[p].z - before[p].z)).astype(np.float32) for p in self.parties}
         return {p: trained[p] + torch.from_numpy(move) for p, move in moved.items()}
 
+    @property
+    def own_models(self) -> list[str]:
+        """Names of the parties whose federated lists follow for this user from their own models only."""
+        catalogue, federated = self.catalogue, self.user.model == FEDERATED
+        known = self.user.find_ratings(catalogue, self.parties, training=True)
+        mixes = catalogue.run.mixes_federated
+        parties = [p for p in self.parties if federated and not mixes(catalogue.chosen[p], known=p in known)]
+        return [catalogue.parties[p].name for p in parties]
+
     def make_queries(self, k: int, filters: Filters = NO_FILTERS) -> list[tuple[ItemRanker, RankingQuery]]:
         """Return the queries for the user's k best items, one per party."""
         queries = []

@@ -87,7 +87,7 @@ async function showNewcomer() {
   if (turn !== state.asked) return;
   state.count = ratings.length;
   state.elsewhere = 0;
-  state.lists = { federated: { all: found.recommendations, best: found.recommendations } };
+  state.lists = { federated: { all: found.recommendations, best: found.recommendations, own: found.own_models ?? [] } };
   showBest();
   showChanged();
   $("for-user").hidden = false;

@@ -145,7 +145,7 @@ async function showUser() {
   state.lists = {};
   state.count = history.count;
   state.elsewhere = history.elsewhere;
-  models.forEach((model, i) => (state.lists[model] = { all: found[2 * i].recommendations, best: found[2 * i + 1].recommendations }));
+  models.forEach((model, i) => (state.lists[model] = { all: found[2 * i].recommendations, best: found[2 * i + 1].recommendations, own: found[2 * i + 1].own_models ?? [] }));
   showLiked(history);
   showBest();
   showChanged();
@@ -177,7 +177,7 @@ const placed = (place) => (place > 0 ? `rank ${place}` : `below rank ${COMPARED}
 
 function showBest() {
   const model = state.lists[state.model] ? state.model : "federated", other = model === "alone" ? "federated" : "alone";
-  const { best } = state.lists[model], party = partyOf(state.party);
+  const { best, own } = state.lists[model], party = partyOf(state.party);
   const { above, lines } = reasonsFor(best);
   const entries = best.map((item, index) => {
     const line = make("div", { class: "line" }, make("span", { class: "place" }, `${index + 1}`), named(item, moved(item, index + 1, other)),
@@ -192,7 +192,9 @@ function showBest() {
   $("best-title").textContent = `Recommendations for ${whoIs()}`;
   $("personal").hidden = best.length === 0;
   $("personal").replaceChildren(describePersonal(model, best), ...above);
-  const trained = model === "alone" ? `Trained by ${party ? party.name : "each organisation"} alone.` : "Trained by all organisations together.";
+  const together = own.length < (party ? 1 : state.run.parties.length) ? "Trained by all organisations together. " : "";
+  const apart = own.length ? `At ${own.join(" and at ")} its own model is served, since the federated one was not better on its validation part.` : "";
+  const trained = model === "alone" ? `Trained by ${party ? party.name : "each organisation"} alone.` : `${together}${apart}`.trim();
   $("best-note").textContent = best.length === 0 ? "No items match this filter." : `${trained} ${ordering(state.run, party)} Items the user has rated are left out.${withoutTitles(party)}`;
   say(`${plural(best.length, "recommendation")} for ${whoIs()}, ${model}.`);
 }
@@ -201,11 +203,11 @@ function showBest() {
 // that; others with what a new customer sees.
 function describePersonal(model, best) {
   const where = state.party || "any organisation", who = whoIs(), shown = plural(best.length, "item"), is = (count) => (count === 1 ? "is" : "are");
-  const unusual = best.filter((item) => isPersonal(item.why)).length, usual = "every new customer would see the same items, perhaps in another order";
+  const unusual = best.filter((item) => isPersonal(item.why)).length, usual = `every new customer would see the same items${model === "alone" || state.lists[model].own.length ? "" : ", perhaps in another order"}`;
   const list = `the first ${SHOWN} of ${state.party ? "a" : "any organisation's"} list for a new customer`;
   if (state.count > 0 && unusual > 0 && 3 * unusual < best.length) return `Hardly personal: ${best.length - unusual} of these ${shown} are among ${list}. More ratings make it more personal.`;
   if (state.count > 0) return unusual ? `Personal: ${unusual} of these ${shown} ${is(unusual)} not among ${list}.` : `Not personal: ${usual}.`;
-  if (model === "alone") return `Not personal: ${where} alone knows nothing about ${who}, so ${usual}.`;
+  if (model === "alone" || state.lists[model].own.includes(state.party)) return `Not personal: the model of ${where} alone knows nothing about ${who}, so ${usual}.`;
   const others = state.elsewhere > 1 ? `to ${state.elsewhere} other organisations` : state.elsewhere === 1 ? "to another organisation" : "elsewhere";
   const newHere = `${who[0].toUpperCase()}${who.slice(1)} is new to ${where} and known ${others}`;
   const alone = state.lists.alone && new Set(state.lists.alone.best.map(keyOf)), came = alone ? best.filter((item) => !alone.has(keyOf(item))).length : unusual;
