@@ -135,6 +135,7 @@ def test_a_key_for_the_only_party_that_is_served_names_no_users_of_the_others(ru
         for caller in callers:
             found = caller.get("/v1/users", k=1000).json()["users"]
             about = caller.get("/v1/run").json()
+            assert [text.partition(":")[0] for text in about["about"]] == ["Cost", "Others learn"]
             shown = [*found, *about["examples"], *about["parties"][0]["examples"]]
             seen.append({each["user"] for each in shown})
     assert seen[0] == users

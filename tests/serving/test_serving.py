@@ -21,8 +21,10 @@ import torch
 
 import verfedgnn as vf
 from verfedgnn.cli.main import main
+from verfedgnn.core.errors import RunError
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.core.pairs import Choices
+from verfedgnn.data.ids import spell
 from verfedgnn.reports.phrases import warn_of_lists
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
@@ -280,6 +282,30 @@ def test_ids_are_found_by_text_and_by_their_start() -> None:
     assert [ids.find(text) for text in ("10", "x y", "3", "", "100")] == [1, 4, None, None, None]
     assert ids.find_prefix("1", 8) == [2, 1]
     assert ids.find_prefix("2", 1) == [0]
+
+
+def test_an_id_may_come_in_a_party_s_own_spelling(
+    run: vf.Run, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    table = run.parties[0].ratings
+    written = next(user for user in users(run) if spell(np.array([user]), "number")[0] != user)
+    spelled = spell(table.user_ids, "number")
+    parties = [replace(p, ratings=replace(p.ratings, user_ids=spelled, ids="number")) for p in run.parties]
+    same = replace(run, parties=parties)
+    same.save(tmp_path / "run")
+    wanted = run.recommend(written, 5)
+    assert [item.item for item in vf.Run.load(tmp_path / "run").recommend(written, 5)] == [
+        item.item for item in wanted
+    ]
+    with serving(make_app(Catalogue(same, "same"))) as address, httpx.Client(base_url=address) as client:
+        found = client.get("/v1/recommendations", params={"user": written, "k": 5}).json()
+        assert same_items(found["recommendations"], wanted)
+        assert client.get("/v1/history", params={"user": written}).json()["known"]
+    code, out, err = command("recommend", tmp_path / "run", "--user", written, "--top", 5, "--json")
+    assert code == 0, err
+    assert [item["item"] for item in json.loads(out)] == [item.item for item in wanted]
+    with pytest.raises(RunError, match="not in training"):
+        run.recommend(str(spell(np.array([written]), "number")[0]), 5)
 
 
 def test_everybody_as_a_table(run: vf.Run, catalogue: Catalogue, tmp_path: Path) -> None:

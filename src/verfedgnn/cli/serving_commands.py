@@ -61,7 +61,7 @@ def recommend(
     if user is None:
         items = loaded.recommend(None, top, party, ratings=_read_rated(loaded, rated or []))
     else:
-        _check_user(loaded, run, user, party)
+        user = _find_user(loaded, run, user, party)
         items = loaded.recommend(user, top, party=party)
     rows = items.to_rows()
     predicts = not loaded.config.ranks
@@ -115,15 +115,15 @@ def _read_rated(run: vf.Run, texts: list[str]) -> dict[str, Any]:
     return ratings
 
 
-def _check_user(run: vf.Run, folder: Path, user: str, party: str | None) -> None:
-    """Raise `RunError` for a user whom the run does not know; it shows ids and the way to serve someone new."""
+def _find_user(run: vf.Run, folder: Path, user: str, party: str | None) -> str:
+    """Return a user's id as the run spells it; raise `RunError` with ids and the way to serve someone new if it knows none."""
     import numpy as np
 
     from verfedgnn.data.ids import hint_spelling
 
     table = run.parties[0].ratings
-    if user and (table.user_ids == user).any():
-        return
+    with suppress(RunError):
+        return str(table.user_ids[run.find_users(np.array([user]))[0]])
     hint = hint_spelling(user, lambda other: bool(other) and other in table.user_ids)
     owner = next((member for member in run.parties if member.name == party), run.parties[0])
     popular = owner.ratings.item_ids[np.bincount(owner.ratings.item).argmax()]

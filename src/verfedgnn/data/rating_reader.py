@@ -146,7 +146,7 @@ def spell_users(table: Ratings, way: str | None, leave_out: LeaveOut | None = No
             f"{table.name}: with {option('ids', way)}, {format_count(lost, 'user')} would have the id of another; correct the ids "
             "in the table, or leave the option out"
         )
-    return replace(table, user_ids=ids).select_users(find_positions(sort_ids(ids), ids))
+    return replace(table, user_ids=ids, ids=way).select_users(find_positions(sort_ids(ids), ids))
 
 
 def read_table(

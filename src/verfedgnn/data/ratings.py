@@ -39,6 +39,8 @@ class Ratings:
     """Whether the scale was given, so that it does not depend on the ratings."""
     catalogue: int | None = None
     """Declared number of items, with or without ratings; None if none was declared."""
+    ids: str | None = None
+    """How user ids were spelled alike (`ids.SPELLINGS`); None if they are as written."""
     name: str
     notes: tuple[str, ...] = ()
     """Sentences about rows that were left out or changed while reading."""

@@ -18,7 +18,7 @@ from verfedgnn.core.files import check_file_name, make_folder, parsing, replacin
 from verfedgnn.data import PartyData, Ratings
 
 _KEY = b"verfedgnn"
-_ABOUT = ("name", "scale", "scale_declared", "catalogue", "notes", "item_ids", "titles", "columns")
+_ABOUT = ("name", "scale", "scale_declared", "catalogue", "ids", "notes", "item_ids", "titles", "columns")
 """Fields of a table that are stored as metadata of its file."""
 
 

@@ -30,7 +30,7 @@ from verfedgnn.core.files import check_links, lock_folder, make_folder, parsing,
 from verfedgnn.core.installed import make_frame
 from verfedgnn.core.option_names import option, resume_words, worded
 from verfedgnn.data import TRAIN, PartyData
-from verfedgnn.data.ids import StrArray, as_text, find_positions, id_text, to_numpy
+from verfedgnn.data.ids import StrArray, as_text, find_positions, id_text, spell, to_numpy
 from verfedgnn.data.ratings import format_count
 from verfedgnn.runs.added_items import AddedItem, added_file, extend_model, extend_party, read_added
 from verfedgnn.runs.ledger import Ledger
@@ -177,6 +177,11 @@ class Run:
         judged = "" if test.get(name) is None else f", test {name} {test[name]:.3f}"
         return f"<Run of {', '.join(party.name for party in self.parties)}: {self.metrics.get('rounds')} rounds{judged}>"
 
+    @property
+    def spellings(self) -> list[str]:
+        """The ways in which the parties' user ids were spelled alike when they were read."""
+        return sorted({party.ratings.ids for party in self.parties if party.ratings.ids})
+
     def mixes_federated(self, p: int, *, known: bool) -> bool:
         """Return whether the lists of a party, for customers whom it knows or for new ones, follow from a federated model, too."""
         row = self.metrics["parties"][p]
@@ -243,7 +248,8 @@ class Run:
                 "whom to recommend to? Pass the id of a user, or ratings={item: stars} of a newcomer"
             )
         ids = np.array([id_text(each, "user") or "" for each in ([user] if one else user)], str)
-        self._user_rows(ids, "for a newcomer, pass ratings={item: stars}")
+        rows = self.find_users(ids, "for a newcomer, pass ratings={item: stars}")
+        ids = self.parties[0].ratings.user_ids[rows]
         lists = [self._answers.recommend(each, {}, chosen, k) for each in ids.tolist()]
         return lists[0] if one else lists
 
@@ -277,7 +283,7 @@ class Run:
             raise RunError(
                 f"{len(user):,} users and {len(item):,} items do not form pairs; pass the same number of both"
             )
-        row = self._user_rows(user)
+        row = self.find_users(user)
         predicted = np.full(len(user), np.nan)
         for p in self.find_parties(party):
             table = self.parties[p].ratings
@@ -307,10 +313,12 @@ class Run:
             for p in self.find_parties(party)
         }
 
-    def _user_rows(self, ids: StrArray, remedy: str = "leave them out") -> NDArray[np.int64]:
-        """Return the rows of these users; raise `RunError` for users whom this run does not know."""
+    def find_users(self, ids: StrArray, remedy: str = "leave them out") -> NDArray[np.int64]:
+        """Return the rows of these users, also as parties write their ids; raise `RunError` for users whom this run does not know."""
         table = self.parties[0].ratings
         row = find_positions(ids, table.user_ids)
+        for way in self.spellings:
+            row = np.where(row < 0, find_positions(spell(ids, way), table.user_ids), row)
         row[ids == ""] = -1  # the id of other parties' users in a federation
         if (row < 0).any():
             unknown = np.unique(ids[row < 0])

@@ -20,7 +20,7 @@ from torch import Tensor
 from verfedgnn.core.errors import DataError, RunError
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TRAIN, PartyData, Ratings
-from verfedgnn.data.ids import StrArray
+from verfedgnn.data.ids import StrArray, spell
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run import Run
 from verfedgnn.serving.fold_in import FoldedUser, PartyPrior, Rated, UserRatings, fit_user_prior, fold_in
@@ -34,19 +34,22 @@ CACHED_FILTERS = 256
 
 
 class IdIndex:
-    """An index of ids that finds rows by exact id and by prefix."""
+    """An index of ids that finds rows by prefix and by id, also by one that is spelled so only in one of the `ways`."""
 
-    def __init__(self, ids: StrArray) -> None:
+    def __init__(self, ids: StrArray, ways: Sequence[str] = ()) -> None:
+        self._ways = ways
         order = np.argsort(ids, kind="stable")
         self._order = order[ids[order] != ""]  # users of other parties have no id here
         self._sorted = ids[self._order]
 
     def find(self, text: str) -> int | None:
         """Return the row of an id, or None if the id is unknown."""
-        # np.searchsorted would copy all ids if `text` is longer than they are
-        place = bisect_left(self._sorted, text)
-        found = place < len(self._sorted) and str(self._sorted[place]) == text
-        return int(self._order[place]) if found else None
+        for each in (text, *(str(spell(np.array([text]), way)[0]) for way in self._ways)):
+            # np.searchsorted would copy all ids if `each` is longer than they are
+            place = bisect_left(self._sorted, each)
+            if place < len(self._sorted) and str(self._sorted[place]) == each:
+                return int(self._order[place])
+        return None
 
     def find_prefix(self, prefix: str, limit: int) -> list[int]:
         """Return the rows of the first `limit` ids that start with `prefix`, in alphabetical order."""
@@ -166,7 +169,7 @@ class Catalogue:
         self.chosen = run.find_parties(party)
         self.parties = [PartyCatalogue(run.parties[p], run.parts[p]) for p in self.chosen]
         self.user_ids = run.parties[0].ratings.user_ids
-        self.users = IdIndex(self.user_ids)
+        self.users = IdIndex(self.user_ids, run.spellings)
         self.index_users = lru_cache(CACHED_FILTERS)(self._index_users)
         data = [(run.parties[p].ratings, run.parts[p]) for p in self.chosen]
         self.lists = self._serve(run.ranker, data)

@@ -126,7 +126,7 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
 def describe_run(catalogue: Catalogue, allowed: Sequence[int], whole: bool = True) -> dict[str, Any]:
     """Return everything the page shows about the run itself; with `whole`, also a user whom only parties know that are not served.
 
-    What is about all parties is left out unless all are allowed.
+    What is about all parties is left out unless all are allowed, but for the cost of each and what others learn.
     """
     run = catalogue.run
     metrics = run.metrics
@@ -168,7 +168,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int], whole: bool = Tru
         "warning": warn_of_lists(metrics | {"parties": served}),
         "judged_by_lift": lift is not None,
         "verdict": None if lift is None or not whole_run else _describe_verdict(lift),
-        "about": about if whole_run else [],
+        "about": about if whole_run else about[:2],
         "parties": parties,
     }
 

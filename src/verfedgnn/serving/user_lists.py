@@ -330,10 +330,9 @@ def find_user(
     catalogue: Catalogue, user: str | None, newer: Rated | None = None, model: ModelName | None = None
 ) -> ServedUser:
     """Return the user with this id and newer ratings; without `model`, a split test chooses the one of the user's bucket."""
-    bucket = None
+    bucket, row = None, None if user is None else catalogue.users.find(user)
     if user is not None and model is None and catalogue.split is not None:
-        bucket = catalogue.split.bucket(user)
-    row = None if user is None else catalogue.users.find(user)
+        bucket = catalogue.split.bucket(user if row is None else str(catalogue.user_ids[row]))
     return ServedUser(row, newer or {}, model or bucket or FEDERATED, bucket)
 
 
