@@ -329,7 +329,7 @@ class PartyService:
                 log_event("taking part", stage=self.stage.name, round=message.round, public=message.digest)
         elif isinstance(message, msg.Finish) and event is PartyEvent.SKIP:
             log_event("no lists are trained: a party is missing or has no rating that counts as a like")
-            self.record.write_result(0, torch.zeros(1), {}, best_round=0, ratings=0, privacy={})
+            self.record.write_result(0, torch.zeros(1), {}, best_round=0, privacy={})
             self.link.send(msg.Finished(digest=message.digest))
         elif isinstance(message, msg.RoundStart | msg.Finish | MaskMessage):
             if self.party is None:
@@ -386,7 +386,7 @@ class PartyService:
             parties=[self.data],
         )
         privacy["spent"] = ledger.summary()
-        figures = {"best_round": message.best_round, "ratings": party.replica.ratings, "privacy": privacy}
+        figures = {"best_round": message.best_round, "privacy": privacy}
         self.record.write_result(message.round, finished.public, finished.model, **figures)
         self.link.send(finished.reply)
         about = {"stage": self.stage.name, "rounds": message.round, "best_round": message.best_round}

@@ -34,8 +34,6 @@ class Trained:
     """Round of the best validation."""
     seconds: float
     """Seconds spent in rounds."""
-    ratings: int
-    """Number of training ratings of all parties."""
     history: list[dict[str, Any]]
     ledger: Ledger
     privacy: dict[str, Any]
@@ -61,7 +59,6 @@ def build_metrics(
         "config": config.fingerprint(),
         "seed": config.seed,
         "environment": describe_environment(prepared[0].train.user.device),
-        "all_ratings": trained.ratings,
     }
     for row, gate in zip(metrics["parties"], gates, strict=False):
         row["gate"] = gate

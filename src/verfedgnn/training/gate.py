@@ -57,8 +57,7 @@ def make_run(
     if config.trains_lists and not config.federates_lists:
         # each party orders lists by its own models
         empty = [own_models.model_without_items(party.input) for party in prepared]
-        ratings, privacy = judged[0].ratings, judged[0].privacy
-        nothing = Trained(empty, torch.zeros(1), 0, 0, 0.0, ratings, [], Ledger(), privacy)
+        nothing = Trained(empty, torch.zeros(1), 0, 0, 0.0, [], Ledger(), judged[0].privacy)
         judged, final = [*judged, nothing], [*final, nothing] if final else final
     own = None if folder is None else folder / "checkpoint" / "own"
     choices = [

@@ -130,7 +130,6 @@ class TrainingLoop:
             rounds=self.coordinator.round,
             best_round=best.round,
             seconds=self.seconds,
-            ratings=self.coordinator.replica.ratings,
             history=self.history,
             ledger=self.runtime.ledger,
             privacy=privacy,
