@@ -479,6 +479,15 @@ def test_a_journal_that_cannot_be_read_is_named(folder: Path, command: Command, 
     assert (code, "cannot be read" in err) == (2, True), err
 
 
+@pytest.mark.parametrize("file", ["model/_public", "lists/model/party-0", "final/model/alone/party-0"])
+def test_a_damaged_model_is_named_before_anything_is_done(folder: Path, file: str) -> None:
+    path = folder / f"{file}.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RunError, match=r"a model of .* cannot be read"):
+        forgetting.forget(folder, [USER])
+    assert not (folder / FORGET_JOURNAL).exists()
+
+
 def test_a_journal_of_all_users_is_refused(folder: Path) -> None:
     users = len(vf.Run.load(folder).parties[0].ratings.user_ids)
     journal = {"users": [*range(users)], "items": {}, "ratings": {}, "who": ["x"]}

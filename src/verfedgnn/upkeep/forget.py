@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
 from verfedgnn.config import load_config
-from verfedgnn.core.array_files import read_arrays, write_arrays
+from verfedgnn.core.array_files import ArrayFile, read_arrays, write_arrays
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import lock_folder, parsing, writing
 from verfedgnn.data import TRAIN, PartyData
@@ -74,6 +74,8 @@ def forget(folder: Path, users: Sequence[str] = ()) -> dict[str, Any] | None:
         )
     folder = folder.resolve()  # a link may be switched meanwhile
     with lock_folder(folder):
+        with parsing(f"a model of {folder}", "restore the folder or train again"):
+            _ = [ArrayFile(path) for path in folder.rglob("model/**/*.safetensors")]  # checks sizes only
         record = _finish(folder)
         if users:
             journal = _plan(folder, users)
