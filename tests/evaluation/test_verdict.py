@@ -35,6 +35,7 @@ from verfedgnn.evaluation.verdict import (
     judged_tables,
     list_points,
     party_word,
+    shared_word,
     verdict_table,
 )
 from verfedgnn.reports.document import Document
@@ -162,8 +163,25 @@ def test_data_without_ratings_have_lists_only() -> None:
 def test_several_parties_are_named_by_word() -> None:
     lift = lift_of({"a": [GAIN] * 4, "b": [SAME] * 4, "c": [GAIN] * 4})
     assert lift["headline"].startswith(
-        "Joining pays for a and c. Joining makes no difference for b. Of 100 new"
+        "Joining pays for a and c. Joining makes no difference for b. At a, of 100 new"
     )
+
+
+def test_each_party_gets_its_own_advice_and_the_colour_is_neutral_unless_all_gain() -> None:
+    lift = lift_of({"a": [GAIN] * 4, "b": [SAME] * 4, "c": [WIDE] * 4})
+    assert lift["advice"] == (
+        "For a: join, train every night and serve the federated lists. "
+        "For b: stay out, or join for the customers of others; yours see no difference. "
+        "For c: train again with more data, or decide by a split test: `serve --split-test 50`."
+    )
+    assert list_points(lift)[0].startswith("At all parties together, of 100 new customers")
+    assert shared_word(lift) == UNCLEAR
+    likely = (1.0, 3.0)
+    lift = lift_of({"a": [GAIN] * 4, "b": [likely, WIDE, WIDE, WIDE]})
+    assert shared_word(lift) == YES
+    for _, table in judged_tables(lift_few := lift_of({"a": [GAIN] * 4, "b": [WIDE] * 4})):
+        table["parties"][1]["users"] = 19
+    assert shared_word(lift_few) == YES  # b is not judged
 
 
 def test_the_headline_quotes_the_customers_who_earned_the_word() -> None:

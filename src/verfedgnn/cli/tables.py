@@ -111,7 +111,7 @@ def verdict_texts(metrics: dict[str, Any], config: Config, *, details: bool = Fa
 
     With `details`, sentences follow: each figure with its interval, where the gain comes from, and what to do.
     """
-    from verfedgnn.evaluation.verdict import headline, list_points, party_word, verdict_table
+    from verfedgnn.evaluation.verdict import headline, list_points, shared_word, verdict_table
 
     lift = metrics["lift"]
     header, rows, notes = verdict_table(lift)
@@ -121,6 +121,6 @@ def verdict_texts(metrics: dict[str, Any], config: Config, *, details: bool = Fa
     about = Table.grid(padding=(0, 2), pad_edge=False)
     for what, text in describe_about(metrics, config).items():
         about.add_row(Text(what.split()[0].lower(), "bold"), Text(text))
-    verdict = Text(headline(lift), _STYLES.get(party_word(lift), ""))
+    verdict = Text(headline(lift), _STYLES.get(shared_word(lift), ""))
     points = [Text(""), *(Text(f"- {point}") for point in list_points(lift))] if details else []
     return [verdict, "", table, *(Text(note, "dim") for note in notes), "", about, *points]

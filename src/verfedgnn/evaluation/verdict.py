@@ -47,23 +47,23 @@ class Phrases(NamedTuple):
 
 
 WORDS = {
-    YES: Phrases("Joining pays for {}", "Join: train every night and serve the federated lists."),
+    YES: Phrases("Joining pays for {}", "Join, train every night and serve the federated lists."),
     MIXED: Phrases(
         "Joining helps some customers of {} and harms others", "Look at who loses before you join."
     ),
     LIKELY_BETTER: Phrases(
         "Joining likely pays for {}",
-        "Try it live: `serve --split-test 50` shows both lists to real customers.",
+        "Show both lists to real customers with `serve --split-test 50`.",
         "Likely better: ",
         "likely ",
     ),
     NO_DIFFERENCE: Phrases(
         "Joining makes no difference for {}",
-        "Stay out, or join for the customers of the others: yours see no difference.",
+        "Stay out, or join for the customers of others; yours see no difference.",
     ),
     UNCLEAR: Phrases(
         "The data cannot tell whether joining pays for {}",
-        "Collect more ratings, or try it live with `serve --split-test 50`.",
+        "Train again with more data, or decide by a split test: `serve --split-test 50`.",
         "Cannot tell: ",
         "perhaps ",
     ),
@@ -157,6 +157,14 @@ def party_word(lift: Lift, party: str | None = None) -> str:
     return combine_words(_row(table, party)["pays"] for _, table in judged_tables(lift)[:DECISIVE])
 
 
+def shared_word(lift: Lift) -> str:
+    """Return the word in whose colour a headline stands: *cannot tell* where some judged organisations gain and others do not."""
+    tables = [table for _, table in judged_tables(lift)[:DECISIVE]]
+    judged = [name for name in party_names(lift) if any(is_judged(_row(table, name)) for table in tables)]
+    better = [party_word(lift, name) in (YES, LIKELY_BETTER) for name in judged]
+    return UNCLEAR if any(better) and not all(better) else party_word(lift)
+
+
 def _row(table: Mapping[str, Any], party: str | None) -> Row:
     if party is None:
         overall: Row = table["overall"]
@@ -207,7 +215,7 @@ def _describe(row: Row, customers: str, metric: str) -> str:
     if row["pays"] == NO_DIFFERENCE:
         return f"{what}, with or without the others."
     start = WORDS[row["pays"]].start
-    return f"{start}{what[0].lower() if start else what[0]}{what[1:]}{change}."
+    return f"{start}{_small(what) if start else what}{change}."
 
 
 def _show_figures(row: Row, metric: str) -> tuple[str, str]:
@@ -255,25 +263,33 @@ def verdict_table(lift: Lift) -> tuple[list[str], list[list[str]], list[str]]:
 def headline(lift: Lift) -> str:
     """Return the verdict as a sentence for each word, and what the customers see who earned the first."""
     words = {name: party_word(lift, name) for name in party_names(lift)}
-    said = []
-    for word, phrases in WORDS.items():
-        names = [name for name in words if words[name] == word]
-        if names:
-            said.append(f"{phrases.headline.format(_join_names(names))}.")
+    said = [f"{phrases.headline.format(_join_names(names))}." for phrases, names in _by_word(words)]
     return " ".join([*said, *_quote(lift, words)])
 
 
+def _by_word(words: Mapping[str, str]) -> list[tuple[Phrases, list[str]]]:
+    """Return what is said about each word that an organisation has, the best first, and the names of these organisations."""
+    named = [(phrases, [name for name in words if words[name] == word]) for word, phrases in WORDS.items()]
+    return [(phrases, names) for phrases, names in named if names]
+
+
 def _quote(lift: Lift, words: Mapping[str, str]) -> list[str]:
-    """Return the sentence about the customers who earned the best word: of all organisations, or else of one that has the word."""
-    best = next(word for word in WORDS if word in words.values())
-    alike = {best, YES} if best == LIKELY_BETTER else {best}
-    for party in (None, *(name for name in words if words[name] == best)):
-        for customers, table in judged_tables(lift)[:DECISIVE]:
-            row = _row(table, party)
-            if is_judged(row) and row["pays"] in alike:
-                text = _describe(row, customers, table["metric"])
-                return [text if party is None else f"At {party}, {text[0].lower()}{text[1:]}"]
+    """Return the sentence about customers who earned the best word: of all organisations if all have it, else of one of them."""
+    alike = len(set(words.values())) == 1
+    for _, names in _by_word(words):
+        for party in (*[None] * alike, *names):
+            word = words[names[0]]
+            for customers, table in judged_tables(lift)[:DECISIVE]:
+                row = _row(table, party)
+                if is_judged(row) and row["pays"] in ({word, YES} if word == LIKELY_BETTER else {word}):
+                    text = _describe(row, customers, table["metric"])
+                    return [text if party is None else f"At {party}, {_small(text)}"]
     return [text for text in sentences(lift) if not text.startswith(("No ", "Only "))][:1]
+
+
+def _small(text: str) -> str:
+    """Return a sentence as it stands after a colon or a comma."""
+    return text[0].lower() + text[1:]
 
 
 def _join_names(names: Sequence[str]) -> str:
@@ -295,21 +311,31 @@ def _share_of_means(lift: Lift) -> float | None:
 
 def describe_lift(lift: Lift) -> dict[str, Any]:
     """Return the sentences of a lift as metrics.json has them: verdicts, where the gain in stars comes from, and what to do."""
-    word, share, source = party_word(lift), _share_of_means(lift), None
-    advice = WORDS[word].advice
+    words = {name: party_word(lift, name) for name in party_names(lift)}
+    share, source, advice = _share_of_means(lift), None, _advise(words)
     if share is not None:
         brought = f"{min(share, 1):.0%}" if share > 0 else "nothing"
         rest = "." if share >= MOSTLY else "; the rest needs the federation."
         source = f"Shared means alone bring {brought} of the gain in predicted stars{rest}"
-        if share >= MOSTLY and word not in (YES, MIXED, LIKELY_BETTER):
+        if share >= MOSTLY and not {*words.values()} & {YES, MIXED, LIKELY_BETTER}:
             advice = "Lists do not gain; predicted stars do. Preset `means` brings most of it in one round."
     return {"headline": headline(lift), "verdicts": answers(lift), "source": source, "advice": advice}
+
+
+def _advise(words: Mapping[str, str]) -> str:
+    """Return what each organisation should do, by its own word."""
+    advice = [(phrases.advice, names) for phrases, names in _by_word(words)]
+    if len(advice) == 1:
+        return advice[0][0]
+    return " ".join(f"For {_join_names(names)}: {_small(text)}" for text, names in advice)
 
 
 def list_points(lift: Lift) -> Sequence[str]:
     """Return what follows the headline: the other tables, where the gain comes from, twins, and what to do."""
     twins = lift.get("twins")
     others = [text for text in sentences(lift) if text not in headline(lift)]
+    if len({party_word(lift, name) for name in party_names(lift)}) > 1:
+        others = [f"At all parties together, {_small(text)}" for text in others]
     points = [*others, lift.get("source"), twins, lift["advice"]]
     return [point for point in points if point]
 

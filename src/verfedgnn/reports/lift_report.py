@@ -44,7 +44,7 @@ def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
     header, rows, notes = verdict.verdict_table(lift)
     ordered = [[row[0], *row[2:], row[1]] for row in rows]
     document.add(
-        Banner(TONES[verdict.party_word(lift)], verdict.headline(lift), ""),
+        Banner(TONES[verdict.shared_word(lift)], verdict.headline(lift), ""),
         _draw(*verdict.judged_tables(lift)[0]),
         Table([header[0], *header[2:], header[1]], ordered, "The verdict of each party", TONES),
         *map(Paragraph, notes),

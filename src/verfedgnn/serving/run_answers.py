@@ -15,7 +15,7 @@ from verfedgnn.core.errors import DataError, RunError
 from verfedgnn.core.files import replacing
 from verfedgnn.core.option_names import worded
 from verfedgnn.data.ids import id_text
-from verfedgnn.evaluation.verdict import headline, list_points, narrow_lift, party_word
+from verfedgnn.evaluation.verdict import headline, list_points, narrow_lift, shared_word
 from verfedgnn.reports.lift_report import TONES
 from verfedgnn.reports.phrases import describe_about, warn_of_lists
 from verfedgnn.reports.run_report import run_document, run_html
@@ -177,7 +177,7 @@ def _describe_verdict(lift: Mapping[str, Any]) -> dict[str, Any]:
     """Return the verdict and what follows it, in the words of terminal and reports."""
     # the page would show marks of code as they are
     points = [point.replace("`", "") for point in list_points(lift)]
-    return {"tone": TONES[party_word(lift)], "headline": headline(lift), "points": points}
+    return {"tone": TONES[shared_word(lift)], "headline": headline(lift), "points": points}
 
 
 def _choose_examples(
