@@ -479,6 +479,15 @@ def test_a_journal_that_cannot_be_read_is_named(folder: Path, command: Command, 
     assert (code, "cannot be read" in err) == (2, True), err
 
 
+def test_no_spelling_finds_the_row_of_a_forgotten_user(folder: Path) -> None:
+    """A space is spelled as the empty id that is left of the user."""
+    forgetting.forget(folder, [USER])
+    run = vf.Run.load(folder)
+    run.parties = [vf.PartyData(each.name, replace(each.ratings, ids="lower")) for each in run.parties]
+    with pytest.raises(RunError, match="1 user not in training"):
+        run.find_users(np.array([" "]))
+
+
 @pytest.mark.parametrize("file", ["model/_public", "lists/model/party-0", "final/model/alone/party-0"])
 def test_a_damaged_model_is_named_before_anything_is_done(folder: Path, file: str) -> None:
     path = folder / f"{file}.safetensors"
