@@ -10,8 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import verfedgnn as vf
@@ -553,6 +556,33 @@ def test_a_second_process_of_a_party_is_refused_until_the_first_is_gone(net: Net
     until(net.server, "joined", "film")
     second.send(SERVER, (b"now it is me",))
     assert until(net.server, "message", "film").data == b"now it is me"
+
+
+def test_a_doctor_refuses_the_data_that_a_training_refuses_and_doubts_ids(net: Net, tmp_path: Path) -> None:
+    table = vf.data.synthetic_ratings(users=40, items=20, ratings=300, seed=1)
+    likes = replace(table, rating=np.full(len(table), 5, np.float32))
+    ids = np.array([f"{number:05}" for number in range(table.n_users)])
+    identity = net.identities["film"]
+
+    def rows(given: vf.Ratings, **settings: Any) -> dict[str, tuple[str, str]]:
+        config = vf.Config.preset("best").with_values(settings)
+        identity.agreement = identity.agreement.with_values(config=config)
+        found = examine(identity, tmp_path / "run", lambda: given)
+        return {finding.check: (finding.outcome, finding.text) for finding in found}
+
+    outcome, text = rows(likes)["data"]
+    assert outcome == "failed"
+    assert "agree on lists alone, with `verfedgnn federation init --set model.biases=false`" in text
+    outcome, text = rows(likes, **{"model.biases": False})["data"]
+    assert (outcome, text.split(" by ")[0]) == ("ok", f"{len(table)} likes")
+    low = replace(table, rating=np.full(len(table), 1, np.float32))
+    outcome, text = rows(low, **{"model.biases": False})["data"]
+    assert outcome == "failed"
+    assert "the coordinator writes biases = true in its federation.toml" in text
+    assert "ids" not in rows(table)
+    outcome, text = rows(replace(table, user_ids=ids))["ids"]
+    assert outcome == "warning"
+    assert 'agree on ids = "number" in federation.toml' in text
 
 
 def test_a_doctor_examines_a_party_before_the_day(

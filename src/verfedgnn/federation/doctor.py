@@ -18,8 +18,10 @@ from typing import Any, Literal, NamedTuple
 from verfedgnn.core.errors import ConfigError, VerFedGNNError
 from verfedgnn.core.installed import installed_version
 from verfedgnn.data import Ratings
+from verfedgnn.data.ids import suspect_spelling
 from verfedgnn.data.rating_reader import spell_users
 from verfedgnn.data.ratings import format_count
+from verfedgnn.federation.party_service import check_kind
 from verfedgnn.federation.roster import MemberIdentity, ask_coordinator
 from verfedgnn.federation.transport import ABOUT
 from verfedgnn.gnn.model import Model
@@ -62,10 +64,14 @@ def examine(
                 text = f"`party` leaves out {count}; remove them from your own data, too"
                 findings.append(Finding("data", "warning", text))
             users, ratings = table.n_users, len(table)
-            text = f"{ratings:,} ratings by {users:,} users on {table.n_items:,} items"
+            what = "likes" if table.likes == ratings else "ratings"
+            text = f"{ratings:,} {what} by {users:,} users on {table.n_items:,} items"
             findings.append(Finding("data", "ok", text))
+            if not identity.agreement.ids and (doubt := suspect_spelling(table.user_ids)):
+                findings.append(Finding("ids", "warning", doubt))
             if users < (least := identity.agreement.min_users):
                 findings.append(Finding("overlap", "warning", f"fewer users than min_users = {least:,}"))
+            check_kind(table, identity.agreement.sized_config)
         except VerFedGNNError as error:
             findings.append(Finding("data", "failed", str(error)))
     return [*findings, *_check_resources(identity, folder, users, ratings)]

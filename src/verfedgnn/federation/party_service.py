@@ -181,11 +181,7 @@ def align_party(
         count = format_count(gone, "forgotten user")
         log_warning(f"left out {count}; remove them from your own data, too")
     config = identity.agreement.sized_config
-    if config.trains_lists and ratings.likes == len(ratings):
-        raise DataError(
-            f"{identity.name} has likes and no ratings, and this federation trains ratings; agree on lists alone, with "
-            "`verfedgnn federation init --set model.biases=false`"
-        )
+    check_kind(ratings, config)
     if identity.agreement.alignment == "none":
         check_user_count(ratings.n_users, identity.agreement.min_users)
         ids = sort_ids(ratings.user_ids)
@@ -204,6 +200,23 @@ def align_party(
     link.transcript.note(ALIGNMENT, name=alignment, users=placed.n_users)
     link.transcript.sign()
     return placed.n_users
+
+
+def check_kind(ratings: Ratings, config: Config) -> None:
+    """Raise `DataError` if a party has likes and its federation trains ratings, or no like for a training of lists."""
+    problem = ""
+    if config.trains_lists and ratings.likes == len(ratings):
+        problem, biases = (
+            "likes and no ratings, and this federation trains ratings; agree on lists alone",
+            "false",
+        )
+    elif config.ranks and not ratings.likes:
+        problem, biases = "ratings without a like, and this federation trains lists; agree on ratings", "true"
+    if problem:
+        raise DataError(
+            f"{ratings.name} has {problem}, with `verfedgnn federation init --set model.biases={biases}`, or the coordinator writes "
+            f"biases = {biases} in its federation.toml and starts again, and each party runs `verfedgnn federation accept`"
+        )
 
 
 def _align(
