@@ -104,6 +104,29 @@ def test_duplicates_are_no_error_once_it_is_said_what_becomes_of_them(tmp_path: 
     assert check_source("t", put(tmp_path / "t.inter", "user_id\titem_id\trating\n1\ta\t3\n1\ta\t4\n")).usable
 
 
+def test_the_check_describes_what_training_will_use_and_counts_zeros_in_all_rows(tmp_path: Path) -> None:
+    text = "user,item,rating,time\n1,a,0,2001-01-05\n1,a,4,2001-01-09\n2,a,0,2001-01-02\n2,a,0,2001-01-03\n3,a,5,2001-01-04\n"
+    path = put(tmp_path / "t.csv", text)
+    ways = {"first": (5, 5 / 3), "last": (9, 3.0), "mean": (5, 7 / 3)}
+    for way, (day, mean) in ways.items():
+        found = check_source("t", path, duplicates=way)
+        assert found.shape is not None
+        read = read_ratings(path, duplicates=way)
+        assert found.shape == describe_ratings(read)
+        assert found.shape.mean == pytest.approx(mean)
+        assert found.shape.last == f"2001-01-0{day}", way
+        assert kinds(found)["zeros"] == (3, (2, 4, 5))
+        assert kinds(found)["few-ratings"][0] == 3
+    assert kinds(check_source("t", path))["zeros"] == (3, (2, 4, 5))
+
+
+def test_the_check_adds_up_the_events_of_a_pair_as_training_does(tmp_path: Path) -> None:
+    path = put(tmp_path / "t.csv", "user,item,event\n1,a,view\n1,a,buy\n2,a,view\n")
+    found = check_source("t", path, events={"view": 1, "buy": 5})
+    assert found.shape == describe_ratings(read_ratings(path, events={"view": 1, "buy": 5}))
+    assert "repeated" not in kinds(found)
+
+
 def test_wrong_encoding(tmp_path: Path) -> None:
     path = put(tmp_path / "t.csv", "user,item,rating\nJosé,a,3\n1,b,x\nRené,b,2\n".encode("latin-1"))
     (problem,) = check_source("t", path).problems

@@ -46,6 +46,14 @@ def test_duplicates(duplicates, kept, note):
     assert len(ratings.time) == 2
 
 
+def test_the_last_of_repeats_is_the_newest_and_among_equal_times_the_last_row():
+    ratings = make_ratings(
+        list("aaabbc"), ["x"] * 6, [1.0, 5.0, 2.0, 3.0, 4.0, 1.0], time=[1, 3, 2, 7, 7, 5], duplicates="last"
+    )
+    assert rows(ratings) == {("a", "x", 5.0), ("b", "x", 4.0), ("c", "x", 1.0)}
+    assert ratings.time.tolist() == [3, 7, 5]
+
+
 def test_ids_are_ordered_as_numbers_or_as_text():
     numbers = make_ratings([10, 9, -1], ["10", "9", "09"], np.ones(3))
     assert numbers.user_ids.tolist() == ["-1", "9", "10"]

@@ -18,11 +18,11 @@ Args:
 Data:
     data: Ratings: a file, a folder or a data set such as ml-1m. Repeat as NAME=FILE for one file per party. Default:
         synthetic.
-    columns: Column names of your table: user=...,item=...,rating=...,time=... NAME:user=... for one of several
-        sources.
+    columns: Column names of your table: user=...,item=...,rating=...,time=...,title=... NAME:user=... for one of
+        several sources.
     events: Weigh the kinds of events, as view=1,purchase=5 (5: one event is a like). Without ratings and this option,
         each row is a like.
-    read: Read an unusual table: missing=drop, duplicates=last (or first, mean), encoding=latin-1, delimiter=;,
+    read: Read an unusual table: missing=drop, duplicates=last (by time; or first, mean), encoding=latin-1, delimiter=;,
         scale=1,5, catalogue=30000 (the items that you offer) or ids=number (16, 0016 and 16.0 are one user; lower,
         mail). Repeatable; NAME:scale=1,5 for one of several sources. Preset private needs scale and catalogue.
     parties: Number of parties among which the items of one data set are divided at random. Default: 10.

@@ -117,7 +117,7 @@ def check_source(name: str, source: Any, **options: Any) -> CheckedSource:
         problem = DataProblem("unreadable", str(error), "", 1, fatal=True)
         flags = error.flags if isinstance(error, MissingColumns) else ()
         return CheckedSource(name, shown, unit, (problem,), (), None, columns=flags)
-    problems = [*report.problems, *_find_warnings(ratings, report.rows)]
+    problems = [*report.problems, *_find_warnings(ratings, report)]
     if report.table is not None:
         unit, text = report.table.unit, report.table.text
         shown = shown if text is None else str(text.path)
@@ -182,9 +182,10 @@ def measure_overlap(sources: Sequence[CheckedSource]) -> UserOverlap:
     return UserOverlap(len(sources), tuple(regions))
 
 
-def _find_warnings(table: Ratings, row_of: NDArray[np.int64]) -> list[DataProblem]:
-    """Find problems of usable ratings that are likely to be mistakes or to reduce accuracy."""
-    rating, time = table.rating, table.time
+def _find_warnings(table: Ratings, report: RowReport) -> list[DataProblem]:
+    """Find problems of usable ratings that are likely to be mistakes or to reduce accuracy, in all rows of repeated pairs."""
+    every, row_of = report.accepted or table, report.rows
+    rating, time = every.rating, every.time
     if not len(rating):
         return []
     warnings = []

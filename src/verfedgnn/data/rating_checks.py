@@ -46,8 +46,9 @@ class CheckedRows(NamedTuple):
     rating: NDArray[np.float64]
     time: NDArray[np.int64] | None
     gone: Mask
-    bad: Mask
-    """Rows with any problem, and those that repeat an earlier pair."""
+    usable: Mask
+    repeated: Mask
+    """Rows that repeat an earlier pair."""
     problems: list[DataProblem]
     notes: tuple[str, ...]
 
@@ -58,15 +59,17 @@ class RowReport:
 
     problems: list[DataProblem] = field(default_factory=list)
     """Problems with their rows, counted from 0."""
+    accepted: Ratings | None = None
+    """Ratings of all usable rows, before the first, the last or the mean of repeated pairs is chosen."""
     rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Row of each rating."""
+    """Row of each of them."""
     table: Table | None = None
     broken: list[int] = field(default_factory=list)
     """Records of a text file that are no rows."""
 
     def within(self, used: NDArray[np.int64], first: NDArray[np.int64]) -> None:
         """Turn rows among those that are `used` into rows of the table; only the `first` rows have a rating."""
-        self.rows = used[self.rows[first]]
+        self.rows, self.accepted = used[self.rows[first]], None
         self.problems = [replace(p, places=tuple(used[list(p.places)].tolist())) for p in self.problems]
 
 
@@ -166,9 +169,11 @@ def check_rows(
     repeated = np.ones(len(pair), bool)
     repeated[np.unique(pair, return_index=True)[1]] = False
     outcome = outcomes.get(duplicates, f"the {duplicates} one is kept")
+    repeated &= what == "rating"  # events of a pair are added up
+    usable = ~bad
     note("repeated", repeated, "repeat a (user, item) pair", remedy, outcome)
     notes = (*parsed.notes, *notes)
-    return CheckedRows(*users, *items, parsed.values, seconds, gone, bad, problems, notes)
+    return CheckedRows(*users, *items, parsed.values, seconds, gone, usable, repeated, problems, notes)
 
 
 def _of_rows(ids: Any, codes: NDArray[np.int32], missing: bool = False) -> Mask:
@@ -177,7 +182,7 @@ def _of_rows(ids: Any, codes: NDArray[np.int32], missing: bool = False) -> Mask:
 
 
 def rate_rows(rows: Mapping[str, Column], *, duplicates: str = "error", **options: Any) -> Ratings:
-    """Return rows as `Ratings`, as `accept_rows` does, with one row for each pair: the "first", the "last" or the "mean".
+    """Return rows as `Ratings`, as `accept_rows` does, with one row for each pair: the "first", the "mean", or the "last" by time.
 
     Times are numbers (seconds or milliseconds since 1970), dates or text.
     """
@@ -187,14 +192,15 @@ def rate_rows(rows: Mapping[str, Column], *, duplicates: str = "error", **option
     kept = np.flatnonzero(~repeated)
     key = table.user.astype(np.int64) * table.n_items + table.item
     if duplicates == "last":
-        kept = np.sort(len(key) - 1 - np.unique(key[::-1], return_index=True)[1])
+        order = np.lexsort((key,) if table.time is None else (table.time, key))
+        kept = np.sort(order[np.append(np.diff(key[order]) > 0, True)])
     elif duplicates == "mean":
         _, pair = np.unique(key, return_inverse=True)
         means = np.bincount(pair, weights=table.rating) / np.bincount(pair)
         table = replace(table, rating=means[pair].astype(np.float32))
     said = count_rows(int(repeated.sum()), "repeat a (user, item) pair")
     outcome = "took the mean rating" if duplicates == "mean" else f"kept the {duplicates}"
-    return table.take(kept).with_notes(f"{said}: {outcome}")
+    return table.take(kept).with_notes(*[f"{said}: {outcome}"] * (duplicates != "error"))
 
 
 def accept_rows(
@@ -219,7 +225,7 @@ def accept_rows(
     notes = (*notes, *checked.notes)
     if report is not None:
         report.problems += checked.problems
-        kept = report.rows = np.flatnonzero(~checked.bad)
+        kept = report.rows = np.flatnonzero(checked.usable)
     else:
         at = where or (lambda row: f"row {row} of {name} (counted from 0)")
         _refuse(checked, rows["rating"], name, at)
@@ -250,7 +256,9 @@ def accept_rows(
         name=name,
         notes=notes,
     )
-    return table, checked.bad[kept]
+    if report is not None:
+        report.accepted = table
+    return table, checked.repeated[kept]
 
 
 def _refuse(rows: CheckedRows, rating: Any, name: str, at: Callable[[int], str]) -> None:
