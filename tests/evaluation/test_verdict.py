@@ -109,6 +109,24 @@ def test_one_word_for_several_groups() -> None:
     assert combine_words([NO_DIFFERENCE, UNCLEAR]) == combine_words([]) == UNCLEAR
 
 
+def test_a_party_that_would_not_use_the_federated_model_says_so() -> None:
+    nothing = (0.0, 0.0)
+    first, second, third, _ = answers(lift_of({"shop": [nothing, SAME, nothing, WIDE]}))[0]["sentences"]
+    assert first == (
+        "Of 100 new customers, 40.0 find something they like among the first 20, with or without the others: "
+        "shop would not use the federated model, since its own is as good."
+    )
+    assert "would not use" not in second
+    assert third.endswith("shop would not use the federated model, since its own is as good.")
+    other_order = lift_of({"shop": [nothing] * 4})
+    row = other_order["lists"]["parties"][0]
+    row["ndcg@20"] = row["ndcg@20"] | {"federated": 0.3}
+    texts = answers(other_order)[0]["sentences"]
+    assert ["would not use" in text for text in texts] == [True, False, True, True], (
+        "other lists, the same hits"
+    )
+
+
 def test_what_customers_see_decides_not_predicted_stars() -> None:
     """Lists lose while predicted ratings gain: five shops for which an earlier headline said yes."""
     lift = lift_of({"shop": [WIDE, LOSS, GAIN, GAIN]})

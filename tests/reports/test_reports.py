@@ -373,6 +373,7 @@ def test_the_gate_in_words(lifted: vf.Run) -> None:
     )
     assert format_weights({"means": -0.25, "federated": 1.25}) == "1.25 federated, -0.25 means"
     assert format_weights({"means": 0.0}) == "-"
+    assert format_weights({"popularity": 0.004, "EASE": 0.0, "federated": 0.0}) == "popularity"
     rows = gate_rows(lifted.metrics)
     assert [row[:2] for row in rows] == [
         [f"party-{n}", what] for n in (0, 1, 2) for what in ("ratings", "lists")

@@ -166,10 +166,10 @@ def shared_word(lift: Lift) -> str:
 
 
 def _row(table: Mapping[str, Any], party: str | None) -> Row:
-    if party is None:
+    if party is None and len(table["parties"]) > 1:
         overall: Row = table["overall"]
         return overall
-    return next(row for row in table["parties"] if row["name"] == party)
+    return next(row for row in table["parties"] if party in (None, row["name"]))
 
 
 def party_names(lift: Lift) -> list[str]:
@@ -213,9 +213,16 @@ def _describe(row: Row, customers: str, metric: str) -> str:
         what = f"Of 100 {customers}, {after} find something they like among the first 20"
         change = f", where it was {before} without the others ({low} to {high} of 100)"
     if row["pays"] == NO_DIFFERENCE:
-        return f"{what}, with or without the others."
+        why = f": {row.get('name')} would not use the federated model, since its own is as good"
+        return f"{what}, with or without the others{why if 'name' in row and _is_unused(row) else ''}."
     start = WORDS[row["pays"]].start
     return f"{start}{_small(what) if start else what}{change}."
+
+
+def _is_unused(row: Row) -> bool:
+    """Return whether a party serves the same with the federation as without: no figure of any customer differs."""
+    figures = row.get("ndcg@20", row)
+    return not any(scale_gain(row)) and bool(figures[row["reference"]] == figures["federated"])
 
 
 def _show_figures(row: Row, metric: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ federation.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,7 @@ def make_run(
     `final` trainings. With privacy of single ratings, another training would cost budget: the parties only repeat what they do at
     home.
     """
+    began = time.perf_counter()
     if config.trains_lists and not config.federates_lists:
         # each party orders lists by its own models
         empty = [own_models.model_without_items(party.input) for party in prepared]
@@ -75,6 +77,7 @@ def make_run(
     except Interrupted:
         what = "the federation is trained, but the parties' own models are not"
         raise Interrupted(what, resume_hint(folder)) from None
+    run.metrics["at_home"] = {"seconds": round(time.perf_counter() - began, 3)}
     if folder is not None:
         run.complete_folder(folder)
     return run
