@@ -127,6 +127,17 @@ def test_the_check_adds_up_the_events_of_a_pair_as_training_does(tmp_path: Path)
     assert "repeated" not in kinds(found)
 
 
+def test_the_columns_that_are_guessed_have_times_and_titles(tmp_path: Path) -> None:
+    path = put(tmp_path / "t.csv", "client,film_no,points,seen_date,film_title\n1,a,3,2001-01-05,Alien\n")
+    with on_command_line():
+        (flag,) = check_source("t", path).columns
+    assert flag == "user=client,item=film_no,rating=points,time=seen_date,title=film_title"
+    read = read_ratings(path, columns=dict(each.split("=") for each in flag.split(",")))
+    assert read.time is not None
+    assert read.titles is not None
+    assert read.titles.tolist() == ["Alien"]
+
+
 def test_wrong_encoding(tmp_path: Path) -> None:
     path = put(tmp_path / "t.csv", "user,item,rating\nJosé,a,3\n1,b,x\nRené,b,2\n".encode("latin-1"))
     (problem,) = check_source("t", path).problems

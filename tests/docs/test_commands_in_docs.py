@@ -228,6 +228,9 @@ READY: dict[str, list[Callable[[Path], None]]] = {
     "docs/privacy.md": [movielens, lambda folder: run_folder(folder, "mine")],
     "docs/serving.md": [lambda folder: run_folder(folder, "demo"), clicks],
     "docs/terminal.md": [three_files],
+    "docs/tutorials/does-joining-pay.md": [
+        lambda folder: shutil.copytree(ROOT / "examples", folder / "examples")  # type: ignore[list-item]
+    ],
     "docs/tutorials/every-night.md": [three_files],
     "docs/tutorials/own-gnn.md": [lambda folder: shutil.copy(ROOT / "examples" / "my_gnn.py", folder)],  # type: ignore[list-item]
 }

@@ -23,7 +23,7 @@ Data:
     events: Weigh the kinds of events, as view=1,purchase=5 (5: one event is a like). Without ratings and this option,
         each row is a like.
     read: Read an unusual table: missing=drop, duplicates=last (by time; or first, mean), encoding=latin-1, delimiter=;,
-        scale=1,5, catalogue=30000 (the items that you offer) or ids=number (16, 0016 and 16.0 are one user; lower,
+        scale=1,5, catalogue=30000 (items that you offer) or ids=number (16, 0016 and 16.0 are one user; lower,
         mail). Repeatable; NAME:scale=1,5 for one of several sources. Preset private needs scale and catalogue.
     parties: Number of parties among which the items of one data set are divided at random. Default: 10.
     by: Divide items by a column, such as genre. With --parties N, the N - 1 most frequent values get a party each and

@@ -57,6 +57,7 @@ _HINTS = {
     "rating": "rating stars score grade mark vote points note value feedback",
     "event": "event action behavior behaviour interaction",
     "time": "time date",
+    "title": "title name",
 }
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".inter", ".parquet", ".pq")
@@ -226,8 +227,10 @@ def match_columns(
         return names
     left = [column for column in there if column not in names.values() or column == names.get("title")]
     lacking = [role for role in (*wanted, *missing) if role not in names]
-    guesses = _guess(lacking, left)
-    named = {role: names.get(role) or guesses.get(role, UNKNOWN_COLUMN) for role in (*wanted, *missing)}
+    more = {"time", "title"} - names.keys() - wanted.keys()
+    guesses = _guess([*lacking, *sorted(more)], left)
+    asked = (*wanted, *missing, *sorted(more & guesses.keys()))
+    named = {role: names.get(role) or guesses.get(role, UNKNOWN_COLUMN) for role in asked}
     lack = f"no column for {', '.join(missing)}"
     if absent:
         lack = f"{option('columns')} names {', '.join(absent)}, which does not exist"
@@ -244,13 +247,14 @@ def match_columns(
 
 
 def _guess(roles: Sequence[str], left: Sequence[str]) -> dict[str, str]:
-    """Return the columns that a reader may have meant: for each role, the shortest name with a hint in it."""
+    """Return the columns that a reader may have meant: for each role, the shortest name with a hint in it, a title last."""
     guesses: dict[str, str] = {}
     for role in roles:
         hints = _HINTS.get(role, "").split()
         free = [column for column in left if column not in guesses.values()]
         if similar := [column for column in free if any(hint in normalise_name(column) for hint in hints)]:
-            guesses[role] = min(similar, key=len)
+            names = {column: normalise_name(column).endswith(("title", "name")) for column in similar}
+            guesses[role] = min(similar, key=lambda column: (names[column], len(column)))
     return guesses
 
 

@@ -86,7 +86,11 @@ def find_record(config: Config) -> Mapping[str, Any]:
 
 def describe_learnt(config: Config, parties: int = 0) -> str:
     """Return what others learn, from the record of the preset's audit if it applies, and what two `parties` see of each other."""
-    learnt = str(find_record(config).get("learnt", "See `verfedgnn audit` and `settings visibility`."))
+    learnt = str(
+        find_record(config).get(
+            "learnt", "See `settings visibility`, and `verfedgnn audit` of packages/verfedgnn-research."
+        )
+    )
     return f"The other party sees your {describe_seen(config)}. {learnt}" if parties == 2 else learnt
 
 

@@ -89,7 +89,7 @@ def _describe_audit(run: Run, folder: Path | None) -> str:
     except (OSError, ValueError, KeyError):
         measured = find_record(run.config).get("data")
         record = f"What others learn was measured on {measured}. " if measured else ""
-        return f"{record}`verfedgnn audit` attacks this run."
+        return f"{record}`verfedgnn audit` attacks this run (`pip install packages/verfedgnn-research`)."
 
 
 def accuracy_table(metrics: Mapping[str, Any]) -> Table:
