@@ -55,7 +55,10 @@ HEAD = "user,item,rating\n"
                 'did you mean columns={"item": "film"}?',
             ],
         ),
-        ("1,2,good\n4,5,bad\n", ["no column for user, item, rating", "1, 2, good", "add a header"]),
+        (
+            "1,2,good\n4,5,bad\n",
+            ["no column for user, item, rating (tables of purchases need no rating)", "add a header"],
+        ),
         (
             HEAD + "1,2,3\n\n1,4,great\n",
             ["'great'", "line 4 of", "is not a number", "correct or remove them"],
@@ -104,6 +107,21 @@ def test_an_error_of_ratings_names_no_customer(tmp_path):
     text = fails(lambda: read_ratings(table(tmp_path, HEAD + "alice,secret,3\nalice,secret,4\n")), "line 3")
     assert "alice" not in text
     assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"user": "customer17", "item": "secret"}\n',
+        '\ufeff [{"user": "customer17", "item": "secret"}]\n',
+        "customer17,secret,4,9,2024\n",
+        "alice@customer.org,secret\n",
+    ],
+)
+def test_an_error_of_a_table_without_header_shows_no_cell(tmp_path, text):
+    message = fails(lambda: read_ratings(table(tmp_path, text)), "Parquet" if "{" in text else "add a header")
+    assert "customer" not in message
+    assert "secret" not in message
 
 
 def test_columns_that_are_not_there(tmp_path):

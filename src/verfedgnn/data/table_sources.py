@@ -170,6 +170,8 @@ def open_table(
                 return file.read(columns=list(names))
 
         return Table(match(schema.names, source=str(path)), load, path.name)
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+        raise DataError(f"{path} is JSON: convert it to CSV or Parquet")
     line = head.split(b"\n", 1)[0]
     likely = max(",\t;|", key=lambda character: line.count(character.encode()))
     text = TextTable(path, delimiter or likely, encoding=encoding or "utf-8")
@@ -232,8 +234,15 @@ def match_columns(
     asked = (*wanted, *missing, *sorted(more & guesses.keys()))
     named = {role: names.get(role) or guesses.get(role, UNKNOWN_COLUMN) for role in asked}
     lack = f"no column for {', '.join(missing)}"
+    if "rating" in missing[1:]:
+        lack += " (tables of purchases need no rating)"
     if absent:
         lack = f"{option('columns')} names {', '.join(absent)}, which does not exist"
+    # Without a single known name, a text with numbers is a first row: ids are never shown.
+    if advice and not names and any(re.search(r"\d\d|^\d|@", column) for column in there):
+        raise DataError(
+            f"{source}: {lack}; its first line looks like data: add a header, such as user,item,rating"
+        )
     likes = None
     advice = "" if UNKNOWN_COLUMN not in named.values() else advice
     if missing == ["rating"] and not absent:
