@@ -395,6 +395,31 @@ def test_a_customer_known_elsewhere_is_told_why_a_list_is_personal(
         assert not visit.troubles
 
 
+def test_the_page_says_where_a_party_serves_its_own_model(run: vf.Run, chromium: Any) -> None:
+    metrics, (party, *_) = deepcopy(run.metrics), run.parties
+    for row in metrics["parties"]:
+        row["list_gate"] = {who: {"popularity": 0.1, "federated": 1.0} for who in ("known", "newcomers")}
+    metrics["parties"][0]["list_gate"] = {who: {"popularity": 1.0} for who in ("known", "newcomers")}
+    own = f"At {party.name} its own model is served, since the federated one was not better on its validation part."
+    with (
+        serving(make_app(Catalogue(replace(run, metrics=metrics), "own"))) as address,
+        Visit(chromium, f"{address}/#party={party.name}") as visit,
+    ):
+        page = visit.page
+        expect(page.locator("#best-note")).to_contain_text(own)
+        expect(page.locator("#best-note")).not_to_contain_text("together")
+        page.get_by_role("button", name=re.compile("new here, known elsewhere")).click()
+        expect(page.locator("#personal")).to_contain_text(
+            f"{party.name} alone knows nothing about user {page.locator('#user').input_value()}"
+        )
+        expect(page.locator("#personal")).not_to_contain_text("another order")
+        page.select_option("#party", "")
+        expect(page.locator("#best-note")).to_contain_text(f"Trained by all organisations together. {own}")
+        page.select_option("#party", run.parties[1].name)
+        expect(page.locator("#best-note")).not_to_contain_text("own model")
+        assert not visit.troubles
+
+
 def test_with_a_key(run: vf.Run, chromium: Any) -> None:
     with (
         serving(make_app(Catalogue(run, "trial"), keys=[ApiKey("key", digest_key(KEY))])) as address,
