@@ -44,7 +44,7 @@ REVEALS = {
 }
 """What each method shows to the coordinator and to keyholders."""
 RULE_REVEALS = {
-    "any": "Parties learn the number of users in the federation, not which of their own users others have.",
+    "any": "The alignment alone shows parties the number of users, not which of their own users others have.",
     "all": "Parties learn which of their users all the others have.",
     "some": "Parties learn which of their users are at {} parties or more, not at which.",
 }
