@@ -59,7 +59,7 @@ def test_two_data_frames_reach_a_verdict(tmp_path: Path) -> None:
     for page in pages[1:]:
         assert re.search(r"[Jj]oining", page)
         assert "<svg" in page
-    assert "by ratings there" in pages[1]
+    assert "by items there" in pages[1]
     assert (tmp_path / "two-shops.html").is_file()
     assert (tmp_path / "runs" / "two-shops" / "metrics.json").is_file()
 

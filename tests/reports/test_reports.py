@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 import verfedgnn as vf
@@ -18,7 +19,7 @@ from helpers import page_text
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.runs_commands import report
 from verfedgnn.evaluation.chance import format_gain
-from verfedgnn.evaluation.verdict import answers, headline, judged_tables, list_points, party_word
+from verfedgnn.evaluation.verdict import answers, headline, judged_tables, list_points, shared_word
 from verfedgnn.privacy.visibility import who_sees_what
 from verfedgnn.reports.document import (
     Banner,
@@ -32,7 +33,7 @@ from verfedgnn.reports.document import (
 )
 from verfedgnn.reports.lift_report import TONES, format_weights, gate_rows, lift_html
 from verfedgnn.reports.phrases import warn_of_lists
-from verfedgnn.reports.run_report import AUDIT, run_document, run_html
+from verfedgnn.reports.run_report import AUDIT, accuracy_table, run_document, run_html
 from verfedgnn.reports.svg_charts import (
     BAD_COLOUR,
     GOOD_COLOUR,
@@ -229,7 +230,7 @@ def test_a_report_begins_with_the_verdict_and_folds_every_figure(lifted: vf.Run,
     document = run_document(lifted, "x")
     lift = lifted.metrics["lift"]
     first = document.blocks[0]
-    assert first == Banner(TONES[party_word(lift)], headline(lift), "")
+    assert first == Banner(TONES[shared_word(lift)], headline(lift), "")
     page = document.write(tmp_path / "report.html").read_text()
     text = page_text(page)
     folds = {block.title: block for block in document.blocks if isinstance(block, Fold)}
@@ -254,12 +255,28 @@ def test_a_report_begins_with_the_verdict_and_folds_every_figure(lifted: vf.Run,
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
 
 
+def test_the_report_of_likes_names_no_ratings_and_the_word_comes_first(tmp_path: Path) -> None:
+    table = vf.data.synthetic_ratings(users=150, items=60, ratings=4000, seed=2)
+    likes = replace(table, rating=np.full(len(table), 5, np.float32))
+    run = vf.train(
+        vf.split_items(likes, parties=3),
+        vf.Config.preset("best").with_values({"epochs": 5, "dim": 8, "final": False}),
+    )
+    document = run_document(run, "run")
+    assert document.title == "Run of party-0, party-1 and party-2"
+    verdicts = next(block for block in document.blocks if isinstance(block, Table))
+    assert verdicts.header[:2] == ["", "joining pays"]
+    text = page_text(document.html()).split("Who sees what")[0]
+    assert f"{len(table):,} likes" in text
+    for word in ("rmse", "★", "stars", "lists=False", " ratings there"):
+        assert word not in text
+    assert "ratings" not in accuracy_table(run.metrics).header
+
+
 def test_groups_show_each_gain_and_mark_the_clear_ones(lifted: vf.Run) -> None:
     fold = next(block for block in run_document(lifted, "x").blocks if isinstance(block, Fold))
     shown = [
-        block
-        for block in fold.blocks
-        if isinstance(block, Table) and block.header[0].endswith("ratings there")
+        block for block in fold.blocks if isinstance(block, Table) and block.header[0].endswith("items there")
     ]
     tables = [
         table
@@ -352,8 +369,10 @@ def test_on_a_phone_nothing_is_cut_off_and_the_verdict_stays_in_sight(lifted: vf
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         table = page.get_by_role("region", name="The verdict of each party")
         assert table.evaluate("(box) => box.scrollWidth > box.clientWidth")
-        verdict = table.locator("tbody td:last-child").first
-        assert verdict.evaluate("(cell) => cell.getBoundingClientRect().right") <= 390
+        for cell in (
+            table.locator("tbody tr").first.locator("td").all()[:3]
+        ):  # the word, new and known customers
+            assert cell.evaluate("(cell) => cell.getBoundingClientRect().right") <= 390
         page.keyboard.press("Tab")
         assert table.evaluate("(box) => box === document.activeElement")
         page.keyboard.press("ArrowRight")
@@ -437,8 +456,8 @@ def test_numbers_are_aligned_right_and_verdicts_have_their_tone() -> None:
     document = Document("x", [table])
     page = document.html()
     assert '<div class="table" tabindex="0" role="region" aria-label="Lift">' in page
-    assert '<td class="good">yes</td>' in page
-    assert '<td class="bad">no</td>' in page
+    assert '<td class="word good">yes</td>' in page
+    assert '<td class="word bad">no</td>' in page
 
 
 def test_lists_that_lose_to_popularity_are_named() -> None:

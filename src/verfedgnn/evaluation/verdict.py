@@ -270,7 +270,7 @@ def verdict_table(lift: Lift) -> tuple[list[str], list[list[str]], list[str]]:
 def headline(lift: Lift) -> str:
     """Return the verdict as a sentence for each word, and what the customers see who earned the first."""
     words = {name: party_word(lift, name) for name in party_names(lift)}
-    said = [f"{phrases.headline.format(_join_names(names))}." for phrases, names in _by_word(words)]
+    said = [f"{phrases.headline.format(join_names(names))}." for phrases, names in _by_word(words)]
     return " ".join([*said, *_quote(lift, words)])
 
 
@@ -299,7 +299,7 @@ def _small(text: str) -> str:
     return text[0].lower() + text[1:]
 
 
-def _join_names(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Return names as part of a sentence, such as `a, b and c`; the last of many names are counted."""
     shown = list(names)
     if len(shown) > MOST_NAMES:
@@ -334,7 +334,7 @@ def _advise(words: Mapping[str, str]) -> str:
     advice = [(phrases.advice, names) for phrases, names in _by_word(words)]
     if len(advice) == 1:
         return advice[0][0]
-    return " ".join(f"For {_join_names(names)}: {_small(text)}" for text, names in advice)
+    return " ".join(f"For {join_names(names)}: {_small(text)}" for text, names in advice)
 
 
 def list_points(lift: Lift) -> Sequence[str]:

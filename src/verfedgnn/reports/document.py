@@ -61,7 +61,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     title: str = ""
     tones: Mapping[str, Tone] = field(default_factory=dict)
-    """The tone of each verdict in the last column, which stays in sight on narrow screens; empty without verdicts."""
+    """The tone of each cell that is a verdict; empty without verdicts."""
 
     @property
     def numeric(self) -> list[bool]:

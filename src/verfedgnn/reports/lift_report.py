@@ -42,11 +42,10 @@ def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
         )
         return
     header, rows, notes = verdict.verdict_table(lift)
-    ordered = [[row[0], *row[2:], row[1]] for row in rows]
     document.add(
         Banner(TONES[verdict.shared_word(lift)], verdict.headline(lift), ""),
         _draw(*verdict.judged_tables(lift)[0]),
-        Table([header[0], *header[2:], header[1]], ordered, "The verdict of each party", TONES),
+        Table(header, rows, "The verdict of each party", TONES),
         *map(Paragraph, notes),
         Points(verdict.list_points(lift)),
     )
@@ -79,8 +78,8 @@ def _groups(table: Mapping[str, Any], title: str) -> Table | None:
     bands = {name: group["from"] for found in groups.values() for name, group in found.items()}
     header = sorted(bands, key=bands.__getitem__)
     rows = [[party, *(_gain_of_group(found.get(name)) for name in header)] for party, found in groups.items()]
-    first = "% less error, by ratings there" if table["metric"] == "rmse" else "more of 100, by ratings there"
-    return Table([first, *header], rows, f"{title} by ratings at the party") if header else None
+    first = f"{'% less error' if table['metric'] == 'rmse' else 'more of 100'}, by items there"
+    return Table([first, *header], rows, f"{title} by their items at the party") if header else None
 
 
 def _gain_of_group(row: Mapping[str, Any] | None) -> str:
@@ -145,12 +144,12 @@ def _rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
             ndcg = ", ".join(
                 f"{row['ndcg@20'][way]:.4f}" for way in (row["reference"], "federated") if judged
             )
-        return [row["name"], f"{row['users']:,}", *figures, *[ndcg] * judged, gain, row["pays"]]
+        return [row["name"], row["pays"], f"{row['users']:,}", *figures, *[ndcg] * judged, gain]
 
     named = [*table["parties"], *([overall | {"name": "**all**"}] if len(table["parties"]) > 1 else [])]
     header = [f"{way} {'HitRate@20' if lists else 'RMSE'}" for way in ways]
-    header += ["NDCG@20 before, after"] * judged + ["gain, of 100" if lists else "gain, %", "verdict"]
-    return ["party", "customers", *header], [cells(row) for row in named]
+    header += ["NDCG@20 before, after"] * judged + ["gain, of 100" if lists else "gain, %"]
+    return ["party", "verdict", "customers", *header], [cells(row) for row in named]
 
 
 def band(row: Mapping[str, Any]) -> str:

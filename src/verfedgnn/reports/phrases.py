@@ -94,10 +94,14 @@ def describe_learnt(config: Config, parties: int = 0) -> str:
     return f"The other party sees your {describe_seen(config)}. {learnt}" if parties == 2 else learnt
 
 
+def name_ratings(metrics: Mapping[str, Any]) -> str:
+    """Return what a run learns from: likes, if it predicts no stars."""
+    return "likes" if metrics["test"].get("rmse") is None else "ratings"
+
+
 def describe_served(metrics: Mapping[str, Any]) -> str:
     """Return on what the judged and the served models were trained."""
-    ratings = sum(party["ratings"] for party in metrics["parties"])
-    what = "likes" if metrics["test"].get("rmse") is None else "ratings"
+    ratings, what = sum(party["ratings"] for party in metrics["parties"]), name_ratings(metrics)
     judged = f"judged {metrics['split']}" if "split" in metrics else "judged on the test part"
     if "final" in metrics:
         return f"models trained on all {ratings:,} {what}; {judged}, with models that had not seen them"

@@ -11,6 +11,7 @@ import numpy as np
 
 from verfedgnn.config import Config
 from verfedgnn.core.installed import installed_version
+from verfedgnn.evaluation.verdict import join_names
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
 from verfedgnn.reports.document import Document, Fold, Heading, Paragraph, Picture, Points, Table
 from verfedgnn.reports.lift_report import GATE_HEADER, GATE_NOTE, add_lift, add_verdict, gate_rows
@@ -19,6 +20,7 @@ from verfedgnn.reports.phrases import (
     find_record,
     format_metric,
     format_size,
+    name_ratings,
     total_bytes,
     warn_of_lists,
 )
@@ -32,7 +34,8 @@ AUDIT = Path("audit", "headline.json")
 def run_document(run: Run, name: str, folder: Path | None = None) -> Document:
     """Build the report of a run, with the headline of the audit in its `folder`. It names no user and no item."""
     metrics, judged = run.metrics, run.judged
-    document = Document(f"Run {name}")
+    names = join_names([party.name for party in run.parties])
+    document = Document(f"Run {name} of {names}" if name != "run" else f"Run of {names}")
     add_verdict(document, metrics.get("lift"))
     about = {
         "Data": describe_data(judged),
@@ -78,7 +81,7 @@ def describe_data(run: Run) -> str:
     ratings = sum(len(party.ratings) for party in run.parties)
     gnn = f", {run.config.model.gnn.upper()}" if run.config.model.form == "propagation" else ""
     preset = f"Preset `{run.config.base}`{gnn}, seed {run.config.seed}."
-    return f"{parties} with {users:,} users and {ratings:,} ratings. {preset}"
+    return f"{parties} with {users:,} users and {ratings:,} {name_ratings(run.metrics)}. {preset}"
 
 
 def _describe_audit(run: Run, folder: Path | None) -> str:
@@ -94,7 +97,7 @@ def _describe_audit(run: Run, folder: Path | None) -> str:
 
 def accuracy_table(metrics: Mapping[str, Any]) -> Table:
     """Return the test metrics of each party, of all parties together, of the parties' own means, and of popular items."""
-    names = list(metrics["test"])
+    names = [name for name, figure in metrics["test"].items() if figure is not None]
     compared = {"**all**": metrics["test"], "own means": metrics["means"]}
     if metrics["means"]["rmse"] is None:
         del compared["own means"]
@@ -102,7 +105,7 @@ def accuracy_table(metrics: Mapping[str, Any]) -> Table:
     about = [([p["name"], f"{p['items']:,}", f"{p['ratings']:,}"], p["test"]) for p in metrics["parties"]]
     about += [([name, "", ""], figures) for name, figures in compared.items()]
     rows = [[*cells, *(format_metric(figures.get(name)) for name in names)] for cells, figures in about]
-    return Table(["party", "items", "ratings", *names], rows, "Accuracy on the test part")
+    return Table(["party", "items", name_ratings(metrics), *names], rows, "Accuracy on the test part")
 
 
 def training_curves(run: Run) -> Picture:
@@ -139,7 +142,11 @@ def _overlap(run: Run) -> Paragraph | None:
 def _describe_settings(run: Run) -> list[str]:
     """Return the settings that differ from the preset, and what identifies the run."""
     preset = Config.preset(run.config.base).values()
-    changed = [f"{name}={value}" for name, value in run.config.values().items() if preset.get(name) != value]
+    chosen = {
+        **run.config.values(),
+        **({"lists": preset["lists"]} if run.config.ranks else {}),
+    }  # all are lists
+    changed = [f"{name}={value}" for name, value in chosen.items() if preset.get(name) != value]
     environment = ", ".join(f"{name} {version}" for name, version in run.metrics["environment"].items())
     return [
         f"Beside preset `{run.config.base}`: {', '.join(changed) or 'none'}.",
