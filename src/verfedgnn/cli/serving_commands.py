@@ -47,7 +47,6 @@ def recommend(
         everybody: Recommend to every user; needs --out.
         out: Parquet file to write with --all.
     """
-
     if everybody != (out is not None) or [everybody, user is not None, bool(rated)].count(True) != 1:
         raise ConfigError(
             "choose the users: --user ID for one, --rated ITEM=RATING for someone new, or --all --out FILE.parquet for all"
@@ -163,10 +162,6 @@ def _write_all(
         )
     if out.exists():
         raise RunError(f"{out} already exists; choose another --out")
-    if not out.parent.is_dir():
-        raise RunError(
-            f"cannot write {out.name}: the folder {out.parent} does not exist; create it or choose another --out"
-        )
     loaded = vf.Run.load(run)
     with output.busy("scoring"):
         rows = write_table(Catalogue(loaded, run.resolve().name, party, split), out, top)

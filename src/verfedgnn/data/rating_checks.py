@@ -67,11 +67,6 @@ class RowReport:
     broken: list[int] = field(default_factory=list)
     """Records of a text file that are no rows."""
 
-    def within(self, used: NDArray[np.int64], first: NDArray[np.int64]) -> None:
-        """Turn rows among those that are `used` into rows of the table; only the `first` rows have a rating."""
-        self.rows, self.accepted = used[self.rows[first]], None
-        self.problems = [replace(p, places=tuple(used[list(p.places)].tolist())) for p in self.problems]
-
 
 CHECK = "; check "
 """Before the place of a row, in notes that are warnings."""
@@ -166,10 +161,9 @@ def check_rows(
     remedy = f"keep one with {option('duplicates', 'first')}, or use last or mean"
     pair = users[0].astype(np.int64) * len(items[1]) + items[0]
     pair[bad] = -1 - np.flatnonzero(bad)
-    repeated = np.ones(len(pair), bool)
+    repeated = np.full(len(pair), what == "rating")  # events of a pair are added up
     repeated[np.unique(pair, return_index=True)[1]] = False
     outcome = outcomes.get(duplicates, f"the {duplicates} one is kept")
-    repeated &= what == "rating"  # events of a pair are added up
     usable = ~bad
     note("repeated", repeated, "repeat a (user, item) pair", remedy, outcome)
     notes = (*parsed.notes, *notes)

@@ -265,7 +265,8 @@ def rate_events(
     key = table.user.astype(np.int64) * table.n_items + table.item
     _, first, pair = np.unique(key, return_index=True, return_inverse=True)
     if report is not None:
-        report.within(used, first)
+        report.rows, report.accepted = used[report.rows[first]], None
+        report.problems = [replace(p, places=tuple(used[[*p.places]].tolist())) for p in report.problems]
     # Weights are added from the smallest on, so that the order of rows changes no bit.
     order = np.lexsort((table.rating, pair))
     strength = np.bincount(pair[order], weights=table.rating[order])

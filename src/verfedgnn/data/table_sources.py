@@ -262,8 +262,9 @@ def _guess(roles: Sequence[str], left: Sequence[str]) -> dict[str, str]:
         hints = _HINTS.get(role, "").split()
         free = [column for column in left if column not in guesses.values()]
         if similar := [column for column in free if any(hint in normalise_name(column) for hint in hints)]:
-            names = {column: normalise_name(column).endswith(("title", "name")) for column in similar}
-            guesses[role] = min(similar, key=lambda column: (names[column], len(column)))
+            guesses[role] = min(
+                similar, key=lambda name: (name.lower().endswith(("title", "name")), len(name))
+            )
     return guesses
 
 

@@ -189,12 +189,11 @@ def write_predictions(run: Run, path: Path, k: int = 20) -> int:
     for p, party in enumerate(judged.prepared()):
         table = party.party.ratings
         for others, pairs in (("unjudged", party.test), ("new", party.newcomers)):
-            user, item = (part.cpu().numpy() for part in (pairs.user, pairs.item))
-            trained = np.isin(user, party.train.user.cpu().numpy())
+            user, item, trained = (x.cpu().numpy() for x in (pairs.user, pairs.item, party.train.user))
             liked = (pairs.rating >= upper_quarter(table.scale)).cpu().numpy()
             columns = {
                 "party": np.full(len(user), party.party.name),
-                "customers": np.where(trained, "known", others),
+                "customers": np.where(np.isin(user, trained), "known", others),
                 "user": table.user_ids[user],
                 "item": table.item_ids[item],
                 "rating": pairs.rating.cpu().numpy(),

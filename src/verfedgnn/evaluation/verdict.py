@@ -213,16 +213,14 @@ def _describe(row: Row, customers: str, metric: str) -> str:
         what = f"Of 100 {customers}, {after} find something they like among the first 20"
         change = f", where it was {before} without the others ({low} to {high} of 100)"
     if row["pays"] == NO_DIFFERENCE:
-        why = f": {row.get('name')} would not use the federated model, since its own is as good"
-        return f"{what}, with or without the others{why if 'name' in row and _is_unused(row) else ''}."
+        figures = row.get("ndcg@20", row)
+        unused = (
+            "name" in row and not any(scale_gain(row)) and figures[row["reference"]] == figures["federated"]
+        )
+        why = f": {row.get('name')} would not use the federated model, since its own is as good" * unused
+        return f"{what}, with or without the others{why}."
     start = WORDS[row["pays"]].start
     return f"{start}{_small(what) if start else what}{change}."
-
-
-def _is_unused(row: Row) -> bool:
-    """Return whether a party serves the same with the federation as without: no figure of any customer differs."""
-    figures = row.get("ndcg@20", row)
-    return not any(scale_gain(row)) and bool(figures[row["reference"]] == figures["federated"])
 
 
 def _show_figures(row: Row, metric: str) -> tuple[str, str]:

@@ -55,8 +55,8 @@ def describe_cost(metrics: Mapping[str, Any]) -> str:
     """Return what a run cost each party: rounds, bytes, and seconds of all trainings, own models and judging."""
     parts, size = trainings_of(metrics).values(), total_bytes(metrics)
     each = format_size((size["up"] + size["down"]) / max(1, len(metrics["parties"])))
-    spent = [*parts, metrics.get("at_home", {"seconds": 0.0})]
-    seconds = format_duration(sum(part["seconds"] for part in spent))
+    at_home = metrics.get("at_home", {"seconds": 0.0})
+    seconds = format_duration(sum(part["seconds"] for part in (*parts, at_home)))
     return f"{sum(part['rounds'] for part in parts):,} rounds, {each} for each party, {seconds} of training and judging"
 
 

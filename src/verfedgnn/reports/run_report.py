@@ -47,10 +47,8 @@ def run_document(run: Run, name: str, folder: Path | None = None) -> Document:
         add_lift(document, metrics["lift"])
     mixtures, warned = gate_rows(metrics), warn_of_lists(metrics)
     warning = Paragraph(f"**Warning:** {warned}") if warned else None
-    note = Paragraph(
-        "Customers whom the party did not withhold, also those without a training rating there, whom the verdict leaves out. "
-        "Only RMSE and MAE are better when lower."
-    )
+    who = "Of all customers who are not withheld; the verdict takes only those with training ratings."
+    note = Paragraph(f"{who} Only RMSE and MAE are better when lower.")
     up, down = (format_size(total_bytes(metrics)[way]) for way in ("up", "down"))
     traffic = Paragraph(f"All trainings sent {up} to the coordinator and {down} to parties.")
     folds = [

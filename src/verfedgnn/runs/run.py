@@ -248,8 +248,7 @@ class Run:
                 "whom to recommend to? Pass the id of a user, or ratings={item: stars} of a newcomer"
             )
         ids = np.array([id_text(each, "user") or "" for each in ([user] if one else user)], str)
-        rows = self.find_users(ids, "for a newcomer, pass ratings={item: stars}")
-        ids = self.parties[0].ratings.user_ids[rows]
+        self.find_users(ids, "for a newcomer, pass ratings={item: stars}")
         lists = [self._answers.recommend(each, {}, chosen, k) for each in ids.tolist()]
         return lists[0] if one else lists
 

@@ -157,8 +157,7 @@ class RecommendationsResponse(Answer):
     """Bucket of the user in a split test, for the log of clicks. It is absent without a split test, for a newcomer without id, and
     if the request names a model."""
     own_models: list[str] | None = None
-    """Parties that serve this user their own models, because the federated one was not better on their validation part. It is
-    absent if there are none."""
+    """Parties whose own models made this list, since the federated one was not better on their validation part; absent if none."""
 
 
 class SimilarResponse(Answer):

@@ -185,11 +185,10 @@ class UserProfile:
     @property
     def own_models(self) -> list[str]:
         """Names of the parties whose federated lists follow for this user from their own models only."""
-        catalogue, federated = self.catalogue, self.user.model == FEDERATED
-        known = self.user.find_ratings(catalogue, self.parties, training=True)
-        mixes = catalogue.run.mixes_federated
-        parties = [p for p in self.parties if federated and not mixes(catalogue.chosen[p], known=p in known)]
-        return [catalogue.parties[p].name for p in parties]
+        run, chosen = self.catalogue.run, self.catalogue.chosen
+        known = self.user.find_ratings(self.catalogue, self.parties, training=True)
+        own = [p for p in self.parties if not run.mixes_federated(chosen[p], known=p in known)]
+        return [run.parties[chosen[p]].name for p in own if self.user.model == FEDERATED]
 
     def make_queries(self, k: int, filters: Filters = NO_FILTERS) -> list[tuple[ItemRanker, RankingQuery]]:
         """Return the queries for the user's k best items, one per party."""
