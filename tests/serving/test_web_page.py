@@ -279,6 +279,21 @@ def test_the_verdict_is_first_and_fits_one_screen(run: vf.Run, chromium: Any, si
         assert not visit.troubles
 
 
+def test_a_run_of_likes_shows_no_stars_and_no_ratings(chromium: Any) -> None:
+    table = synthetic_ratings(users=120, items=60, ratings=2500, seed=5)
+    likes = replace(table, rating=table.rating * 0 + 5)
+    run = vf.train(vf.split_items(likes, parties=3), vf.Config.preset("best", epochs=3, final=False))
+    with serving(make_app(Catalogue(run, "trial"))) as address, Visit(chromium, address) as visit:
+        expect(visit.page.locator("#liked-note")).to_contain_text("Bought or liked: ")
+        expect(visit.page.locator("#best-note")).to_contain_text(
+            "Items the user bought or liked are left out."
+        )
+        assert visit.page.locator(".stars").count() == 0
+        shown = " ".join(visit.texts("#examples") + visit.texts("#liked-box") + visit.texts("#best"))
+        assert "rating" not in shown
+        assert not visit.troubles
+
+
 def test_without_a_gate_the_page_says_that_nothing_was_judged(run: vf.Run, chromium: Any) -> None:
     metrics = {name: part for name, part in run.metrics.items() if name != "lift"}
     party = metrics["parties"][0]

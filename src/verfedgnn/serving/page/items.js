@@ -11,8 +11,11 @@ function kindOf(item) {
   return [...(item.party === state.party ? [] : [item.party]), ...kinds.map(([, value]) => value)].join(" · ");
 }
 
+// What a customer has: ratings, or items that were bought or liked, which have no stars.
+const noun = () => (state.run.predicts ? "rating" : "item");
+
 function stars(value) {
-  return make("span", { class: "stars" }, round(value));
+  return state.run.predicts ? make("span", { class: "stars" }, round(value)) : null;
 }
 
 // The title of an item with its kind; an item without a title shows its id.

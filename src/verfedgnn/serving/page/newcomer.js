@@ -45,6 +45,7 @@ async function readGiven(text) {
 // A choice of ratings: every whole step of the scale, from the highest; a number field for long scales.
 function ratingField(item, rating) {
   const [low, high] = partyOf(item.party).scale, label = `Rating of ${nameOf(item)}`;
+  if (!state.run.predicts) return make("span", {}, "liked");
   if (high - low > 10 || !Number.isInteger(low) || !Number.isInteger(high)) {
     return make("input", { type: "number", min: low, max: high, step: "any", value: rating, "aria-label": label, required: "" });
   }

@@ -35,7 +35,7 @@ function drawParty() {
   const party = partyOf(state.party), columns = Object.entries(party?.columns ?? {});
   $("party").value = state.party;
   const choices = examplesOf(state.party).map((example) => {
-    const button = make("button", { type: "button", "data-user": example.user }, make("b", {}, example.user), ` ${example.label}`);
+    const button = make("button", { type: "button", "data-user": example.user }, make("b", {}, example.user), ` ${example.label.replace("ratings", `${noun()}s`)}`);
     button.addEventListener("click", () => chooseUser(example.user));
     return button;
   });
@@ -164,8 +164,9 @@ function showLiked(history) {
 function describeLiked(history, shown) {
   const where = state.party || "all organisations", from = [...new Set((state.party ? [partyOf(state.party)] : state.run.parties).map((party) => round(party.liked_from)))];
   const bar = from.length === 1 ? `${from[0]} ★ or more` : "the upper quarter of the scale";
-  if (history.count === 0) return `No ratings at ${where} yet.`;
+  if (history.count === 0) return `No ${noun()}s at ${where} yet.`;
   const first = shown < history.liked ? `The highest ${shown} of them.` : "";
+  if (!state.run.predicts) return `Bought or liked: ${plural(history.liked, "item")} at ${where}. ${shown < history.liked ? `${shown} of them.` : ""}`.trim();
   return `${history.liked.toLocaleString("en")} of ${plural(history.count, "rating")} at ${where} ${history.liked === 1 ? "is" : "are"} ${bar}. ${first}`.trim();
 }
 
@@ -195,7 +196,7 @@ function showBest() {
   const together = own.length < (party ? 1 : state.run.parties.length) ? "Trained by all organisations together. " : "";
   const apart = own.length ? `At ${own.join(" and at ")} its own model is served, since the federated one was not better on its validation part.` : "";
   const trained = model === "alone" ? `Trained by ${party ? party.name : "each organisation"} alone.` : `${together}${apart}`.trim();
-  $("best-note").textContent = best.length === 0 ? "No items match this filter." : `${trained} ${ordering(state.run, party)} Items the user has rated are left out.${withoutTitles(party)}`;
+  $("best-note").textContent = best.length === 0 ? "No items match this filter." : `${trained} ${ordering(state.run, party)} Items the user ${state.run.predicts ? "has rated" : "bought or liked"} are left out.${withoutTitles(party)}`;
   say(`${plural(best.length, "recommendation")} for ${whoIs()}, ${model}.`);
 }
 
@@ -205,7 +206,7 @@ function describePersonal(model, best) {
   const where = state.party || "any organisation", who = whoIs(), shown = plural(best.length, "item"), is = (count) => (count === 1 ? "is" : "are");
   const unusual = best.filter((item) => isPersonal(item.why)).length, usual = `every new customer would see the same items${model === "alone" || state.lists[model].own.length ? "" : ", perhaps in another order"}`;
   const list = `the first ${SHOWN} of ${state.party ? "a" : "any organisation's"} list for a new customer`;
-  if (state.count > 0 && unusual > 0 && 3 * unusual < best.length) return `Hardly personal: ${best.length - unusual} of these ${shown} are among ${list}. More ratings make it more personal.`;
+  if (state.count > 0 && unusual > 0 && 3 * unusual < best.length) return `Hardly personal: ${best.length - unusual} of these ${shown} are among ${list}. More ${noun()}s make it more personal.`;
   if (state.count > 0) return unusual ? `Personal: ${unusual} of these ${shown} ${is(unusual)} not among ${list}.` : `Not personal: ${usual}.`;
   if (model === "alone" || state.lists[model].own.includes(state.party)) return `Not personal: the model of ${where} alone knows nothing about ${who}, so ${usual}.`;
   const others = state.elsewhere > 1 ? `to ${state.elsewhere} other organisations` : state.elsewhere === 1 ? "to another organisation" : "elsewhere";
@@ -256,7 +257,7 @@ function showChanged() {
 
 const userSearch = suggest($("user"), $("users"), {
   find: async (starts) => (await ask("v1/users", { starts, party: state.party, k: 8 })).users,
-  show: (user) => [make("span", {}, user.user), make("small", {}, plural(user.ratings, "rating"))],
+  show: (user) => [make("span", {}, user.user), make("small", {}, plural(user.ratings, noun()))],
   choose: (user) => chooseUser(user.user),
   typed: chooseUser,
   none: "No user id starts with this text.",
