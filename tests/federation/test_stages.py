@@ -452,6 +452,10 @@ def test_likes_without_ratings_train_lists_alone_if_the_members_agree(
     federated = trial(tmp_path / "lists", likes, config)
     federated.run()
     assert_same(federated, local(likes, config))
+    assert [stage.name for stage in list_stages(federated.agreement)] == ["lists"]
+    status = {"stage": "lists", "valid_error": 0.75}
+    assert re.search(r"training of +lists", page(make_tables(status)))
+    assert re.search(r"validation +NDCG@20 0.25", page(make_tables(status)))
     metrics = federated.runs["party-0"].metrics
     assert metrics["test"]["rmse"] is None
     assert metrics["test"]["hitrate@20"] > 0

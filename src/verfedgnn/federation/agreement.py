@@ -324,12 +324,12 @@ class Stage:
 def list_stages(agreement: Agreement) -> list[Stage]:
     """Return the trainings that the members agreed on, in their order."""
     config = agreement.sized_config
-    stages = [Stage("ratings", config)]
+    stages = [Stage("lists" if config.ranks else "ratings", config)]
     if config.federates_lists:
         stages.append(Stage("lists", config.for_lists(), LISTS))
     if config.trains_final and config.model.solved:
         final = config.for_final()
-        stages.append(Stage("final", final, FINAL, continues=0))
+        stages.append(Stage("final lists" if config.ranks else "final", final, FINAL, continues=0))
         if config.federates_lists:
             stages.append(Stage("final lists", final.for_lists(), f"{FINAL}/{LISTS}", continues=1))
     return stages

@@ -57,7 +57,7 @@ _FACTS = {
     "next": "what happens next",
     "round": "round",
     "rounds": "of",
-    "valid_error": "validation error",
+    "valid_error": "validation",
     "best_error": "best",
     "seconds_per_round": "seconds per round",
     "seconds_left": "seconds left",
@@ -213,6 +213,8 @@ def _format_value(status: dict[str, Any], key: str) -> str:
         return "–"
     if key == "waits_since":
         return f"{_age(status, value)} ago"
+    if key in ("valid_error", "best_error") and str(status.get("stage")).endswith("lists"):
+        return f"NDCG@20 {1 - value:.4g}"
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.files import make_folder, write_all, writing
-from verfedgnn.federation.agreement import Agreement, Member
+from verfedgnn.federation.agreement import Agreement, Member, list_stages
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_warning
 from verfedgnn.federation.roster import MemberIdentity, is_signed
@@ -152,7 +152,7 @@ class Transcript:
     def _count(self, way: str, kind: str, peer: str, stage: str, size: int) -> None:
         hosts = self.identity.is_coordinator
         direction: Direction = "up" if (way == "in") == hosts else "down"
-        ledger = self.ledgers["ratings" if stage == ALIGNMENT else stage]
+        ledger = self.ledgers[list_stages(self.identity.agreement)[0].name if stage == ALIGNMENT else stage]
         ledger.record(kind, direction, peer if hosts else self.identity.name, size)
 
     def total(self, direction: Direction, party: str | None = None) -> int:
