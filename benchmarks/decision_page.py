@@ -16,7 +16,7 @@ from typing import Any
 
 from scipy import stats
 
-from verfedgnn.config.sections import choose_sizes
+from verfedgnn.config import Config
 from verfedgnn.core.errors import RunError
 from verfedgnn.evaluation.verdict import judged_tables
 from verfedgnn_research.baselines import METHODS
@@ -159,7 +159,9 @@ def gain_row(name: str, records: list[Record]) -> list[str]:
 
 def numbers_per_user(record: Record) -> int:
     """Return how many numbers about each user a party released (docs/model.md): two and one in first rounds, then gradients."""
-    sizes = choose_sizes(record["users"], record["all_ratings"])
+    shape = record["users"], record["all_ratings"], record["parties"]
+    sizes = Config.preset("best").for_data(*shape).model
+    lists = Config.preset("best").for_lists().for_data(*shape).model.dim
     stars = sizes.dim + 1 + (3 * sizes.raters + 1 if sizes.raters else 0)
     final = record["final"] or {}
     rounds = [record.get("ratings"), record.get("lists"), final, final.get("lists")]
@@ -168,7 +170,7 @@ def numbers_per_user(record: Record) -> int:
         found = [0, found[0], 0, found[2]]  # the only training is of lists
     return sum(
         first + (count - 1) * size
-        for count, first, size in zip(found, (2, 1) * 2, (stars, sizes.lists) * 2, strict=True)
+        for count, first, size in zip(found, (2, 1) * 2, (stars, lists) * 2, strict=True)
         if count
     )
 

@@ -49,7 +49,7 @@ def planted_system(noise: float) -> tuple[ReleaseView, torch.Tensor, torch.Tenso
         users=0.3 * draw(len(has), ROUNDS, DIM + 1),
         raters=None,
         exact={},
-        added=noise,
+        added=torch.full((DIM + 1,), noise),
         own_items=items,
         target_items=items,
     )
