@@ -94,19 +94,21 @@ def test_records_of_several_or_changed_commits_make_no_page(
 
 def test_numbers_about_a_user_by_hand(page: ModuleType) -> None:
     """20 ratings a user: 16 + 1 numbers a round of ratings and 64 of lists; with 63, the second model adds 3 · 64 + 1."""
-    record = {"users": 10, "all_ratings": 200, "final": None, "lift": {"metric": "rmse"}}
+    record = {"users": 10, "parties": 3, "all_ratings": 200, "final": None, "lift": {"metric": "rmse"}}
     record |= {"ratings": {"rounds": 3}, "lists": {"rounds": 2}}
     page.judged_tables = lambda lift: [("known", {"metric": "rmse"})]
     assert page.numbers_per_user(record) == 2 + 2 * 17 + 1 + 64
     record["all_ratings"] = 630
     assert page.numbers_per_user(record) == 2 + 2 * (17 + 193) + 1 + 64
+    record["parties"] = 2  # whose second model is short
+    assert page.numbers_per_user(record) == 2 + 2 * (17 + 49) + 1 + 64
 
 
 def test_docs_say_how_many_numbers_about_a_user_leave_a_party(page: ModuleType) -> None:
     """The most rounds of docs/model.md with few and with many ratings a user; preset private has 40 rounds of D + 1."""
     most = []
     for ratings in (5, 50):
-        record = {"users": 10, "all_ratings": 10 * ratings, "lift": {}}
+        record = {"users": 10, "parties": 3, "all_ratings": 10 * ratings, "lift": {}}
         record |= {"ratings": {"rounds": 30}, "lists": {"rounds": 22}}
         record["final"] = {"rounds": 15, "lists": {"rounds": 6}}
         page.judged_tables = lambda lift: [("known", {"metric": "rmse"})]
