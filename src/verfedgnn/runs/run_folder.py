@@ -36,7 +36,7 @@ FORGET_RECORD = "forget.json"
 FORGOTTEN = "forgotten.json"
 """File in a run's folder with its list of forgotten users, which stays when the run is overwritten."""
 FORGET_JOURNAL = "forget.journal.json"
-"""File in a run's folder while users or items are being forgotten."""
+"""File in a run's folder while users are being forgotten."""
 SPLIT_SECRET = "split-test.key"
 """File in a run's folder with the secret of its split test, which stays when the run is overwritten."""
 _KEPT = (LOCK, FORGOTTEN, SPLIT_SECRET)

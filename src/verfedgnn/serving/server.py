@@ -52,7 +52,7 @@ class _RunState:
     forgotten: Versions
     changes: Versions
     forgetting: bool
-    """Whether users or items are being forgotten, or a `forget` was killed."""
+    """Whether users are being forgotten, or a `forget` was killed."""
 
 
 def _read_state(link: Path) -> _RunState:
