@@ -236,7 +236,10 @@ def _as_name(text: str) -> str:
 SPELLINGS: dict[str, tuple[str, Callable[[str], str]]] = {
     "mail": ("the domains of mail addresses", _as_name),
     "lower": ("capitals or spaces", lambda text: "".join(text.casefold().split())),
-    "number": ("leading zeros or a .0", lambda text: re.sub(r"^(\D*)0*([0-9]+)(\.0+)?$", r"\1\2", text)),
+    "number": (
+        "leading zeros or a .0",
+        lambda text: re.sub(r"^(\D*)0*(0|[1-9][0-9]*)(\.0+)?$", r"\1\2", text),
+    ),
 }
 """Ways to spell user ids alike, in the order in which several apply: in what the ids differ, and the rule."""
 WAYS = ["+".join(ways) for count in (1, 2, 3) for ways in combinations(SPELLINGS, count)]
