@@ -256,6 +256,25 @@ def test_a_user_who_is_forgotten_while_two_runs_are_compared_is_not_promoted(
     assert os.readlink(link) == "monday"
 
 
+def test_a_run_is_not_promoted_over_one_that_is_served_no_more(
+    nights: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run was promoted meanwhile; users may have been forgotten in it."""
+    shutil.copytree(nights, tmp_path, symlinks=True, dirs_exist_ok=True)
+    link = tmp_path / "current"
+    shutil.copytree(tmp_path / "tuesday", tmp_path / "wednesday")
+
+    def judge(*given: Any, **options: Any) -> dict[str, Any]:
+        switch_link(link, tmp_path / "wednesday")
+        return judge_challenger(*given, **options)
+
+    monkeypatch.setattr("verfedgnn.evaluation.run_difference.judge_challenger", judge)
+    words = ("promote", tmp_path / "tuesday", "--over", link, "--link", link, "--tolerance", "100")
+    code, _, err = command(*words)
+    assert (code, "leads to wednesday, but" in " ".join(err.split())) == (2, True), err
+    assert os.readlink(link) == "wednesday"
+
+
 def test_a_run_without_the_run_before_it_brings_no_forgotten_user_back(
     nights: Path, small_parties: list[vf.PartyData], tmp_path: Path, command: Command
 ) -> None:

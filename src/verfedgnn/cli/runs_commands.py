@@ -250,11 +250,12 @@ def promote(
         raise RunError(
             f"{challenger} and {over} are the same run, so there is nothing to compare; give another run"
         )
-    if link is not None and link.exists() and link.resolve() != served:
-        raise RunError(
-            f"{link} leads to {link.resolve().name}, but {challenger} would be compared with {over}; pass --over {link}"
-        )
-    champion, run = (vf.Run.load(folder, added=False) for folder in (served, challenger))
+
+    def check_link() -> None:
+        if link is not None and link.exists() and link.resolve() != served:
+            raise RunError(
+                f"{link} leads to {link.resolve().name}, but {challenger} would be compared with {over}; pass --over {link}"
+            )
 
     def check_forgotten() -> None:
         gone = read_forgotten_users(served).find(run.parties[0].ratings.user_ids)
@@ -262,6 +263,8 @@ def promote(
             count = format_count(int(gone.sum()), "user")
             raise RunError(f"{challenger} has {count} forgotten in {over}; forget them in {challenger}, too")
 
+    check_link()
+    champion, run = (vf.Run.load(folder, added=False) for folder in (served, challenger))
     check_forgotten()
     best = read_best(served)
     others = {path: vf.Run.load(path, added=False) for path in set(best.values()) - {served}}
@@ -272,6 +275,7 @@ def promote(
     if judgement["promoted"]:
         text = f"promoted: {challenger}"
         with lock_folder(served), lock_folder(challenger):  # nobody is forgotten there meanwhile
+            check_link()  # nor has another run been promoted over this one
             check_forgotten()
             # trainings after this run leave out whom the runs before it have forgotten
             read_forgotten_users(challenger, served).write(challenger / FORGOTTEN)
