@@ -22,6 +22,7 @@ from verfedgnn.federation.agreement import MARK
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
 from verfedgnn.runs.forget_record import gather_forgotten, note_forgotten, read_forgotten_users
 from verfedgnn.runs.party_model import read_model, write_model
+from verfedgnn.runs.party_tables import read_party_tables, write_party_tables
 from verfedgnn.runs.prepared_data import prepare as prepare_data
 from verfedgnn.runs.run import write_json
 from verfedgnn.runs.run_folder import FORGET_JOURNAL, SPLIT_SECRET, empty_run
@@ -486,6 +487,24 @@ def test_no_spelling_finds_the_row_of_a_forgotten_user(folder: Path) -> None:
     run.parties = [vf.PartyData(each.name, replace(each.ratings, ids="lower")) for each in run.parties]
     with pytest.raises(RunError, match="1 user not in training"):
         run.find_users(np.array([" "]))
+
+
+def test_a_user_is_forgotten_by_an_id_as_the_data_has_it(folder: Path) -> None:
+    """The run has the id without the domain, and a party knows the mail address."""
+    parties, parts = read_party_tables(folder / "parties")
+    parties = [vf.PartyData(each.name, replace(each.ratings, ids="mail")) for each in parties]
+    write_party_tables(folder / "parties", parties, parts)
+    record = forgetting.forget(folder, [USER, f"{USER.upper()}@a.org"])
+    assert record is not None
+    assert len(record["users"]) == 1
+    assert traces(folder) == []
+    assert read_forgotten_users(folder).find(np.array([USER, f"{USER}@a.org", "u0008"])).tolist() == [
+        True,
+        True,
+        False,
+    ]
+    with pytest.raises(RunError, match="1 user not in"):
+        forgetting.forget(folder, [f"{USER}@a.org"])
 
 
 @pytest.mark.parametrize("file", ["model/_public", "lists/model/party-0", "final/model/alone/party-0"])

@@ -29,7 +29,7 @@ from verfedgnn.core.array_files import ArrayFile, read_arrays, write_arrays
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import lock_folder, parsing, writing
 from verfedgnn.data import TRAIN, PartyData
-from verfedgnn.data.ids import find_positions
+from verfedgnn.data.ids import find_positions, spell
 from verfedgnn.data.ratings import format_count
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
@@ -88,13 +88,17 @@ def forget(folder: Path, users: Sequence[str] = ()) -> dict[str, Any] | None:
 def _plan(folder: Path, users: Sequence[str]) -> Journal:
     parties, _ = read_party_tables(folder / "parties")
     wanted = np.array(sorted(set(users)), np.str_)
-    rows = find_positions(wanted, parties[0].ratings.user_ids)
-    rows[wanted == ""] = -1
+    ids = parties[0].ratings.user_ids
+    rows = find_positions(wanted, ids)
+    for way in {party.ratings.ids for party in parties if party.ratings.ids}:  # ids as the data has them
+        rows = np.where(rows < 0, find_positions(spell(wanted, way), ids), rows)
+    rows[ids[rows] == ""] = -1
     if (rows < 0).any():
         missing = format_count(int((rows < 0).sum()), "user")
         raise RunError(
             f"{missing} not in {folder}; check the ids. Users who were forgotten before are not there either"
         )
+    rows = np.unique(rows)
     if len(rows) == len(parties[0].ratings.known_users):
         raise RunError(f"{folder} has no other users; delete the folder instead")
     items, ratings = {}, {}
@@ -102,7 +106,7 @@ def _plan(folder: Path, users: Sequence[str]) -> Journal:
         mine = np.isin(party.ratings.user, rows)
         items[file] = np.unique(party.ratings.item[mine]).tolist()
         ratings[party.name] = int(mine.sum())
-    return Journal(np.unique(rows).tolist(), items, ratings, note_forgotten(folder, wanted))
+    return Journal(rows.tolist(), items, ratings, note_forgotten(folder, ids[rows]))
 
 
 def _finish(folder: Path) -> dict[str, Any] | None:
