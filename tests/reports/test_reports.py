@@ -388,11 +388,13 @@ def test_on_a_phone_nothing_is_cut_off_and_the_verdict_stays_in_sight(lifted: vf
 
 def test_the_gate_in_words(lifted: vf.Run) -> None:
     assert format_weights({"means": 0.1, "federated": 0.6, "EASE": 0.0, "alone": 0.3}) == (
-        "0.60 federated, 0.30 alone, 0.10 means"
+        "0.6 federated, 0.3 alone, 0.1 means"
     )
-    assert format_weights({"means": -0.25, "federated": 1.25}) == "1.25 federated, -0.25 means"
+    assert format_weights({"means": -0.25, "federated": 1.25}) == "1.2 federated, -0.25 means"
     assert format_weights({"means": 0.0}) == "-"
-    assert format_weights({"popularity": 0.004, "EASE": 0.0, "federated": 0.0}) == "popularity"
+    assert format_weights({"popularity": 0.004, "EASE": 0.0, "federated": 0.0}) == "0.004 popularity"
+    few = {"EASE": 0.8, "federated": 0.046}  # a small weight of large scores moves lists
+    assert format_weights(few) == "0.8 EASE, 0.046 federated"
     rows = gate_rows(lifted.metrics)
     assert [row[:2] for row in rows] == [
         [f"party-{n}", what] for n in (0, 1, 2) for what in ("ratings", "lists")

@@ -159,9 +159,9 @@ def band(row: Mapping[str, Any]) -> str:
 
 
 def format_weights(weights: Mapping[str, float]) -> str:
-    """Format the weights of a gate, largest first, such as `0.60 federated, 0.30 alone, 0.10 means`; if all are tiny, the names."""
-    used = sorted(((weight, name) for name, weight in weights.items() if abs(weight) >= 0.05), reverse=True)
-    return ", ".join([f"{weight:.2f} {name}" for weight, name in used] or filter(weights.get, weights)) or "-"
+    """Format the weights of a gate, largest first, such as `0.6 federated, 0.3 alone, 0.012 means`."""
+    used = sorted(((weight, name) for name, weight in weights.items() if weight), reverse=True)
+    return ", ".join(f"{weight:.2g} {name}" for weight, name in used) or "-"
 
 
 def gate_rows(metrics: Mapping[str, Any]) -> list[list[str]]:
