@@ -273,12 +273,9 @@ def _differences(way: str) -> str:
 def suspect_spelling(ids: StrArray) -> str:
     """Say how most of these ids could be spelled in another way, as others may do; "" if they could not.
 
-    Only numbers and mail addresses are doubted. Capitals and spaces do not matter where users are aligned.
+    Capitals and spaces do not matter where users are aligned.
     """
     plain = spell(ids, "lower")
-    plain = plain[
-        np.strings.isdecimal(np.strings.replace(plain, ".", "")) | (np.strings.find(plain, "@") > 0)
-    ]
     ways = [way for way in SPELLINGS if 2 * (spell(plain, way) != plain).sum() > len(ids)]
     return (
         f"Most user ids here have {_differences('+'.join(ways))}; if others write them in another way, agree on "

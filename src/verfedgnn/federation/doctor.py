@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from verfedgnn.core.errors import ConfigError, VerFedGNNError
 from verfedgnn.core.installed import installed_version
 from verfedgnn.data import Ratings
@@ -67,7 +69,13 @@ def examine(
             what = "likes" if table.likes == ratings else "ratings"
             text = f"{ratings:,} {what} by {users:,} users on {table.n_items:,} items"
             findings.append(Finding("data", "ok", text))
-            if not identity.agreement.ids and (doubt := suspect_spelling(table.user_ids)):
+            ids = (
+                table.user_ids
+            )  # those such as u0001 are a scheme of their own, which nobody writes in another way
+            ids = ids[
+                np.strings.isdecimal(np.strings.replace(ids, ".", "")) | (np.strings.find(ids, "@") > 0)
+            ]
+            if not identity.agreement.ids and (doubt := suspect_spelling(ids)):
                 findings.append(Finding("ids", "warning", doubt))
             if users < (least := identity.agreement.min_users):
                 findings.append(Finding("overlap", "warning", f"fewer users than min_users = {least:,}"))
