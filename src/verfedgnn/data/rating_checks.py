@@ -62,7 +62,7 @@ class RowReport:
     accepted: Ratings | None = None
     """Ratings of all usable rows, before the first, the last or the mean of repeated pairs is chosen."""
     rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Row of each of them."""
+    """The row in which each of them stands."""
     table: Table | None = None
     broken: list[int] = field(default_factory=list)
     """Records of a text file that are no rows."""

@@ -88,7 +88,7 @@ class RoundSecrets:
     request: str
     """Name of the coordinator's request."""
     self_seed: bytes = field(default_factory=lambda: secrets.token_bytes(SEED))
-    """Seed of the self-mask."""
+    """The seed from which a party draws the mask that it adds for itself."""
     key: MaskKey = field(default_factory=lambda: MaskKey(secrets.token_bytes(SEED)))
     """Mask key of this attempt."""
     keys: dict[int, str] = field(default_factory=dict)

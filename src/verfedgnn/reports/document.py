@@ -90,7 +90,7 @@ class Fold:
     blocks: list[Block | None] = field(default_factory=list)
 
     def add(self, *blocks: Block | None) -> None:
-        """Append blocks."""
+        """Append blocks to the end of the document."""
         self.blocks.extend(blocks)
 
 
