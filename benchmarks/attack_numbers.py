@@ -2,8 +2,7 @@
 
     VERFEDGNN_DATA=... .venv/bin/python benchmarks/attack_numbers.py [--cases ml-100k ciao-any douban] [--seeds 0 1 2] [--one-model]
 
-Douban has two parties, which add noise; it is also attacked without noise, and with a long second model. ML-100K is also attacked with
-noise. Finished attacks are kept. `--one-model` attacks trainings of ratings without the second model, and writes CASE-one-model.json.
+ML-100K and Douban add noise; they are also attacked without it, and Douban with a long second model. Finished attacks are kept. `--one-model` attacks trainings of ratings without the second model, and writes CASE-one-model.json.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "results" / "attacks"
 CASES = ("ml-100k", "ciao-any", "douban")
 VARIANTS: dict[str, dict[str, dict[str, float]]] = {
     "douban": {"default": {}, "noise 0": {"gradients.noise": 0.0}, "H 64": {"model.raters": 64}},
-    "ml-100k": {"default": {}, "noise 0.1": {"gradients.noise": 0.1}},
+    "ml-100k": {"default": {}, "noise 0": {"gradients.noise": 0.0}},
 }
 VICTIMS = {"ml-100k": 200}
 ITEMS = 200

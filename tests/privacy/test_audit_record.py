@@ -26,7 +26,7 @@ def test_every_record_says_what_others_learn_and_where_it_was_measured() -> None
     [
         ("best", {}, True),
         ("best", {"training.epochs": 7, "lists": False}, True),
-        ("best", {"gradients.noise": 0.25}, True),
+        ("best", {"gradients.noise": 0.25}, False),
         ("best", {"masking": False}, False),
         ("best", {"unprotected": ["noise"]}, False),
         ("private", {}, True),
@@ -43,7 +43,7 @@ def test_a_record_is_told_only_of_what_protects_as_its_preset(
 
 
 def test_two_parties_are_told_that_they_see_each_other() -> None:
-    config = vf.Config.preset("best").for_parties(2)
+    config = vf.Config.preset("best")
     assert describe_learnt(config, 2).startswith("The other party sees your rounded gradients, with noise. ")
     rows = {what: other for what, _, other in who_sees_what(config, 2)}
     assert rows["gradient of public parameters"].startswith("the other party's own (rounded")

@@ -129,17 +129,17 @@ REST: dict[str, Any] = {"parties": [], "validations": 2, "randomness": ""}
 
 def test_report_composes() -> None:
     ternary_report = privacy_report(
-        Config.preset("paper", r=50), releases=10, exchanges=10, exchange=PROJECTED, **REST
+        protection_of(Config.preset("paper", r=50)), releases=10, exchanges=10, exchange=PROJECTED, **REST
     )["gradients"]
     assert ternary_report["per_round"] == {"epsilon": 0.0, "delta": 0.02}
     assert ternary_report["composed"]["delta"] == pytest.approx(1 - 0.98**10)
-    many = privacy_report(Config.preset("paper"), releases=6000, exchanges=6000, exchange=PROJECTED, **REST)[
-        "gradients"
-    ]
+    many = privacy_report(
+        protection_of(Config.preset("paper")), releases=6000, exchanges=6000, exchange=PROJECTED, **REST
+    )["gradients"]
     assert many["composed"]["delta"] == 1.0
     assert "no guarantee over the whole run" in many["guarantee"]
     noisy = privacy_report(
-        Config.preset("paper", mechanism="laplace"),
+        protection_of(Config.preset("paper", mechanism="laplace")),
         releases=4,
         exchanges=4,
         exchange=PROJECTED,
@@ -149,7 +149,7 @@ def test_report_composes() -> None:
     )
     assert noisy["gradients"]["composed"] == {"epsilon": 4.0, "delta": 0.0}
     bare = privacy_report(
-        Config.preset("paper", exchange=0, unprotected="projection"),
+        protection_of(Config.preset("paper", exchange=0, unprotected="projection")),
         releases=4,
         exchanges=4,
         exchange=IdentityProjection(9),

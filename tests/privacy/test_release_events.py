@@ -16,6 +16,7 @@ import verfedgnn as vf
 from verfedgnn.config.sections import SkellamGradients
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.privacy.accounting import privacy_report
+from verfedgnn.privacy.protections import protection_of
 from verfedgnn.privacy.release_events import (
     ORDERS,
     Release,
@@ -111,7 +112,7 @@ def test_total_variation_composes_to_what_two_coins_have(parts: list[tuple[float
 
 def test_a_report_lists_every_release_and_epsilon_is_that_of_its_events() -> None:
     config = vf.Config.preset("private")
-    report = privacy_report(config, releases=40, exchanges=0, validations=4, **REST)
+    report = privacy_report(protection_of(config), releases=40, exchanges=0, validations=4, **REST)
     what = {each["what"]: each for each in report["events"]}
     assert set(what) == {"user gradients", "item gradients", "validation errors", "validation counts"}
     assert what["user gradients"]["count"] == 40
@@ -120,13 +121,17 @@ def test_a_report_lists_every_release_and_epsilon_is_that_of_its_events() -> Non
     exact = 1 / (2 * config.gradients.noise_multiplier**2)
     assert exact < what["user gradients"]["rho"] < 1.15 * exact
     assert report["gradients"]["composed"]["epsilon"] == pytest.approx(4.0, rel=2e-3)
-    paper = privacy_report(vf.Config.preset("paper"), releases=800, exchanges=160, validations=80, **REST)
+    paper = privacy_report(
+        protection_of(vf.Config.preset("paper")), releases=800, exchanges=160, validations=80, **REST
+    )
     assert [(each["what"], each["event"]) for each in paper["events"]] == [
         ("gradients", "total variation"),
         ("neighbourhoods", None),
         ("validation errors", None),
     ]
-    best = privacy_report(vf.Config.preset("best"), releases=32, exchanges=0, validations=32, **REST)
+    best = privacy_report(
+        protection_of(vf.Config.preset("best")), releases=32, exchanges=0, validations=32, **REST
+    )
     assert [(each["what"], each["event"]) for each in best["events"]] == [
         ("gradients", None),
         ("validation errors", None),
@@ -136,7 +141,8 @@ def test_a_report_lists_every_release_and_epsilon_is_that_of_its_events() -> Non
 def test_laplace_composes_better_than_it_adds_up() -> None:
     config = vf.Config.preset("paper", mechanism="laplace", **{"gradients.epsilon": 0.1})
     few, many = (
-        privacy_report(config, releases=r, exchanges=1, validations=1, **REST)["gradients"] for r in (2, 3000)
+        privacy_report(protection_of(config), releases=r, exchanges=1, validations=1, **REST)["gradients"]
+        for r in (2, 3000)
     )
     assert few["composed"] == {"epsilon": pytest.approx(0.2), "delta": 0.0}
     assert many["composed"]["delta"] == 1e-6

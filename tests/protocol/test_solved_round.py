@@ -116,7 +116,7 @@ def test_a_release_is_integers_of_eight_bits(small_parties: list[vf.PartyData]) 
 
 
 def test_the_first_round_shares_exact_counts_and_means(small_parties: list[vf.PartyData]) -> None:
-    runtime = federation(small_parties, solved(masking=False))
+    runtime = federation(small_parties, solved(masking=False, **{"gradients.noise": 0.0}))
     runtime.round()
     model, replica = runtime.coordinator.model, runtime.coordinator.replica
     views = model.views(replica.parameters)
@@ -201,14 +201,25 @@ def test_two_parties_blur_gradients_and_most_those_of_the_second_model(
         assert float(spread) == pytest.approx(wanted, rel=0.1)
 
 
-@pytest.mark.parametrize(("parties", "raters", "noise"), [(2, 16, 0.25), (3, 64, None)])
-def test_two_parties_add_noise_and_have_a_short_second_model(
-    parties: int, raters: int, noise: float | None
+@pytest.mark.parametrize(
+    ("ratings", "parties", "raters", "noise", "in_lists"),
+    [
+        (10_000, 2, 16, 0.25, 0.25),
+        (10_000, 3, 64, 0.1, 0.0),
+        (1_000, 2, 0, 0.25, 0.25),
+        (1_000, 3, 0, 0.0, 0.0),
+    ],
+)
+def test_two_parties_and_a_second_model_need_noise_where_none_is_set(
+    ratings: int, parties: int, raters: int, noise: float, in_lists: float
 ) -> None:
-    config = vf.Config.preset("best").for_data(100, 10_000, parties)
-    assert (config.model.raters, config.gradients.noise) == (raters, noise)
-    chosen = vf.Config.preset("best").with_values({"raters": 8, "gradients.noise": 0.0})
-    assert chosen.for_data(100, 10_000, parties).values() == chosen.for_data(100, 10_000, 5).values()
+    config = vf.Config.preset("best").for_data(100, ratings, parties)
+    assert (config.model.raters, config.noise_of(parties)) == (raters, noise)
+    assert protection_of(config, parties).noise == noise
+    assert config.for_lists().noise_of(parties) == in_lists
+    chosen = vf.Config.preset("best").with_values({"raters": 8, "gradients.noise": 0.5})
+    assert chosen.for_data(100, ratings, parties).noise_of(parties) == 0.5
+    assert vf.Config.preset("paper").noise_of(2) == 0.0
 
 
 def test_replicas_stay_equal_and_updates_are_integers(small_parties: list[vf.PartyData]) -> None:

@@ -209,11 +209,6 @@ class _AnyMechanism(Section):
         """Name what leaves a party, such as `rounded`."""
         return self.mechanism
 
-    @property
-    def adds_noise(self) -> bool:
-        """Return whether a release holds noise besides rounding."""
-        return self.noisy
-
 
 class _RescaledGradients(_AnyMechanism):
     """The setting of every mechanism that works on rescaled gradients."""
@@ -294,14 +289,10 @@ class RoundedGradients(_AnyMechanism):
     needs_everybody: ClassVar[bool] = True
     noise: float | None = Field(None, ge=0, le=10)
     """Standard deviation of the noise that a party adds to a column, as a multiple of the column's root mean square; three times
-    that for the second model. unset: 0.25 for two parties, who see each other's gradients, and none for more."""
+    that for the second model. unset: 0.25 for two parties, who see each other's gradients; for more, 0.1 if there is a second model,
+    else none."""
     clip: ClassVar[None] = None
     rescale: ClassVar[float] = 1.0
-
-    @property
-    def adds_noise(self) -> bool:
-        """Return whether a release holds noise besides rounding."""
-        return bool(self.noise)
 
 
 GradientConfig = Annotated[

@@ -35,8 +35,8 @@ from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.option_names import worded
 
 PRESETS = Path(__file__).with_name("presets")
-TWO_PARTIES_NOISE = 0.25
-"""Noise on the gradients of two parties (`gradients.noise`)."""
+TWO_PARTIES_NOISE, RATERS_MODEL_NOISE = 0.25, 0.1
+"""Noise on the gradients of two parties, and of more parties with a second model (`gradients.noise`)."""
 TWO_PARTIES_RATERS = 16
 """Largest H of two parties: longer rows tell each of them more about the other's ratings, and predict no better."""
 
@@ -174,25 +174,30 @@ class Config(Section):
         every = {"training.epochs": rounds, "training.evaluate_every": rounds, "training.patience": 0}
         return self.with_values({"split.kind": "all"} | every)
 
-    def for_parties(self, count: int) -> Config:
-        """Return the configuration that `count` parties use: two parties see each other's gradients, so they add noise."""
-        if count != 2 or self.gradients.mechanism != "rounded" or self.gradients.noise is not None:
-            return self
-        return self.with_values({"gradients.noise": TWO_PARTIES_NOISE})
+    def noise_of(self, parties: int) -> float:
+        """Return the noise that each of so many parties adds to its rounded gradients, in multiples of a column's size.
+
+        Where none is set, two parties add it because they see each other's gradients, and more of them if there is a second model,
+        whose gradients tell most about single items.
+        """
+        if self.gradients.mechanism != "rounded":
+            return 0.0
+        if self.gradients.noise is not None:
+            return self.gradients.noise
+        return TWO_PARTIES_NOISE if parties == 2 else RATERS_MODEL_NOISE if self.model.raters > 0 else 0.0
 
     def for_data(self, users: int, ratings: int, parties: int) -> Config:
         """Return the configuration of so many parties, with the sizes that their users and ratings need, where none are set."""
-        config = self.for_parties(parties)
-        if config.model.form != "solved":
-            return config
+        if self.model.form != "solved":
+            return self
         sizes = choose_sizes(users, ratings)
         found = {}
-        if not config.model.dim:
+        if not self.model.dim:
             found["model.dim"] = sizes.lists if self.ranks else sizes.dim
-        if config.model.raters < 0:
+        if self.model.raters < 0:
             raters = min(sizes.raters, TWO_PARTIES_RATERS) if parties == 2 else sizes.raters
             found["model.raters"] = 0 if self.ranks else raters
-        return config.with_values(found)
+        return self.with_values(found)
 
     def judged(self, error: float) -> dict[str, float]:
         """Return a validation error under its metric's name: RMSE, or NDCG@20 = 1 - error for lists."""

@@ -390,7 +390,7 @@ class PartyService:
         finished = party.finish(message)
         ledger = self.ledger
         privacy = privacy_report(
-            self.config,
+            party.replica.protection,
             releases=ledger.count(GRADIENT),
             exchanges=ledger.count(NEIGHBOURHOODS),
             exchange=party.exchange,

@@ -13,7 +13,7 @@ from verfedgnn.config import Config
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.privacy import release_events as events
 from verfedgnn.privacy.projection import Exchange
-from verfedgnn.privacy.protections import PROTECTIONS, name_epsilon, protection_of
+from verfedgnn.privacy.protections import PROTECTIONS, Protection, name_epsilon
 from verfedgnn.privacy.rating_dp import training_releases, validation_releases
 from verfedgnn.privacy.release_events import DELTA, Release, ReleaseEvent
 from verfedgnn.privacy.visibility import list_disclosures
@@ -29,7 +29,7 @@ PUBLIC_NOISE = (
 
 
 def privacy_report(
-    config: Config,
+    protection: Protection,
     *,
     releases: int,
     exchanges: int,
@@ -41,7 +41,7 @@ def privacy_report(
     """Build the `privacy` section of metrics.json.
 
     Args:
-        config: Configuration of the training.
+        protection: Protection of the gradients, with the configuration of the training.
         releases: Number of gradients that the busiest party sent.
         exchanges: Number of neighbourhoods that the busiest party sent.
         exchange: How neighbourhoods were sent.
@@ -49,8 +49,7 @@ def privacy_report(
         randomness: Source of the parties' noise, `SIMULATED` or `SECRET`.
         parties: Data of the parties that the report is for, for the guarantee of their most active users.
     """
-    protection = protection_of(config)
-    sent = protection.releases(releases)
+    config, sent = protection.config, protection.releases(releases)
     if config.exchange != "off":
         sent.append(Release("neighbourhoods", exchanges))
     sent += protection.validation_releases(validations)

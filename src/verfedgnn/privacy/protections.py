@@ -253,7 +253,7 @@ class RoundedProtection(Protection):
     """Releases of solved models, rounded at random to 8 bits (`protocol/solved_round.py`)."""
 
     def __init__(self, config: Config, parties: int = 1) -> None:
-        self.noise = getattr(config.gradients, "noise", None) or 0.0
+        self.noise = config.noise_of(parties)
         self.shown = "rounded to 8 bits" + (", with noise" if self.noise else "")
         self.largest = largest_rounded(parties)
         self.bits = bits_of_sum(self.largest, parties)

@@ -23,8 +23,8 @@ def who_sees_what(config: Config, parties: int | None = None) -> list[tuple[str,
     private = config.gradients.protects_ratings
     return [
         ("ratings, item ids, titles, item embeddings", NOBODY, NOBODY),
-        ("gradient of public parameters", *_released(config, others)),
-        *_own_rows(config, others),
+        ("gradient of public parameters", *_released(config, others, parties or 1)),
+        *_own_rows(config, others, parties or 1),
         ("validation error and its count", "yes, with noise" if private else "yes, exactly", NOBODY),
         (
             "number of training ratings",
@@ -42,11 +42,10 @@ def who_sees_what(config: Config, parties: int | None = None) -> list[tuple[str,
 
 def describe_seen(config: Config) -> str:
     """Return what either of two parties sees of the other, such as `rounded gradients, with noise`."""
-    gradients = config.for_parties(2).gradients
-    seen = f"{gradients.named} gradients"
+    seen = f"{config.gradients.named} gradients"
     if config.exchange != "off":
         seen += " and projected neighbourhoods"
-    return f"{seen}, with noise" if gradients.adds_noise else seen
+    return f"{seen}, with noise" if config.gradients.noisy or config.noise_of(2) else seen
 
 
 def describe_two_parties(config: Config) -> str:
@@ -58,19 +57,19 @@ def describe_two_parties(config: Config) -> str:
     )
 
 
-def _released(config: Config, others: str) -> tuple[str, str]:
+def _released(config: Config, others: str, parties: int) -> tuple[str, str]:
     """Return who sees what is summed over the parties; with the sum, each party sees that of the `others`, too."""
     from verfedgnn.privacy.protections import protection_of
 
-    how = protection_of(config).shown
+    how = protection_of(config, parties).shown
     one = f"only the sum of all parties' ({how})" if config.masking else f"each party's, {how}"
     return one, f"{others} ({how})"
 
 
-def _own_rows(config: Config, others: str) -> list[tuple[str, str, str]]:
+def _own_rows(config: Config, others: str, parties: int) -> list[tuple[str, str, str]]:
     """Return the rows that only some forms of the model have."""
     if config.model.solved:
-        released = _released(config, others)
+        released = _released(config, others, parties)
         counts = ("number of each user's ratings and the sum of what item means leave of them", *released)
         return [counts, ("mean squares of the columns of item embeddings", *released)]
     if config.model.form != "propagation":

@@ -7,8 +7,8 @@ gradient of the users, and a few small sums. Everything that is summed is an int
   sums, so they are public. The number of parties decides how large a rounded value may be (`largest_rounded`);
 - a count, a sum of residuals or a small sum is in fixed point, cut into digits that are small with any number of parties.
 
-Two parties see each other's releases, so each adds noise to all of them (`gradients.noise`). A party with few items shares only the
-size of a small sum, not its directions, which would be those of its items.
+Two parties see each other's releases, and a second model tells most about single items: there, parties add noise (`gradients.noise`).
+A party with few items shares only the size of a small sum, not its directions, which would be those of its items.
 
 The coordinator computes the step and sends it as integers of 8 bits with an exponent per column, so that all replicas stay
 bit-identical on machines whose linear algebra differs in the last bit.

@@ -76,12 +76,11 @@ def find_record(config: Config) -> Mapping[str, Any]:
     from verfedgnn.config import Config
 
     record = audit_records().get(config.base, {})
-    preset = Config.preset(config.base)
-    own, *audited = (
+    own, audited = (
         (each.gradients, each.exchange, each.masking, each.unprotected)
-        for each in (config, preset, preset.for_parties(2))
+        for each in (config, Config.preset(config.base))
     )
-    return record if own in audited else {}
+    return record if own == audited else {}
 
 
 def describe_learnt(config: Config, parties: int = 0) -> str:

@@ -111,11 +111,12 @@ class TrainingLoop:
 
     def _trained(self, finished: Sequence[FinishedTraining]) -> Trained:
         best = self.coordinator.best
+        party = next(iter(self.runtime.parties.values()))
         privacy = privacy_report(
-            self.config,
+            party.replica.protection,
             releases=max(counts["gradients"] for counts in self.releases.values()),
             exchanges=max(counts["neighbourhoods"] for counts in self.releases.values()),
-            exchange=next(iter(self.runtime.parties.values())).exchange,
+            exchange=party.exchange,
             validations=len(self.history),
             randomness=SIMULATED,
             parties=[each.input for each in self.prepared],
