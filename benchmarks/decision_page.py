@@ -70,6 +70,9 @@ def read_proof() -> tuple[list[Record], dict[str, list[Record]]]:
         path.parent.name: [json.loads(line) for line in path.read_text("utf-8").splitlines()]
         for path in sorted(PROOF.glob("*/cells.jsonl"))
     }
+    twice = [key for key, n in Counter((r["data"], r["seed"]) for r in records).items() if n > 1]
+    if twice:
+        raise RunError(f"{PROOF} has records of {twice[0]} twice; delete the older file")
     one_commit("bench", records)
     one_commit("compare", [record for group in cells.values() for record in group])
     return records, cells
@@ -87,11 +90,15 @@ def one_commit(command: str, records: Sequence[Record]) -> str:
 
 def over_seeds(values: Sequence[float], digits: int = 1) -> str:
     """Return the mean with the half width of its 95 % t-interval; without the latter for fewer than three seeds."""
-    mean = f"{statistics.mean(values):+.{digits}f}"
+    mean, half = f"{statistics.mean(values):+.{digits}f}", half_width(values)
+    return mean if half is None else f"{mean} ± {half:.{digits}f}"
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Return the half width of the 95 % t-interval of the mean; None for fewer than three values."""
     if len(values) < 3:
-        return mean
-    half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
-    return f"{mean} ± {half:.{digits}f}"
+        return None
+    return float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
 
 
 def by_data(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -118,14 +125,31 @@ def gains(records: Iterable[Record], metric: str, customers: str) -> list[float]
     return [gain["percent"] if metric == "rmse" else 100 * gain["value"] for gain in found]
 
 
-def all_data_row(groups: dict[str, list[Record]]) -> list[str]:
-    """Return the row of all data sets: the mean of their gains, with an interval over data sets."""
-    row = ["all data", "", "", "", ""]
+def all_data_rows(groups: dict[str, list[Record]]) -> list[list[str]]:
+    """Return the rows of all data sets: the mean of their gains, and where the gain of one training on new data lies."""
+    mean, new = ["all data", "", "", "", ""], ["one training on new data", "", "", "", ""]
     for _, metric, customers in QUESTIONS:
-        each = [gains(records, metric, customers) for records in groups.values()]
-        means = [statistics.mean(found) for found in each if found]
-        row.append(over_seeds(means) + " %" * (metric == "rmse") if means else "–")
-    return [*row, *[""] * 4]
+        each = [found for records in groups.values() if (found := gains(records, metric, customers))]
+        unit = " %" * (metric == "rmse")
+        mean.append(over_seeds([statistics.mean(found) for found in each]) + unit if each else "–")
+        new.append(expected(each, unit))
+    return [[*row, *[""] * 4] for row in (mean, new)]
+
+
+def expected(groups: Sequence[Sequence[float]], unit: str = "") -> str:
+    """Return the 95 % prediction interval of the gain of one training on a new data set, given the gains of others by seed.
+
+    It is a t-interval over data sets. Their means vary by the data and by the mean of their seeds; one seed varies more.
+    In brackets are the smallest and the largest gain of one training.
+    """
+    if len(groups) < 3:
+        return "–"
+    means = [statistics.mean(group) for group in groups]
+    seeds = [statistics.variance(group) * (1 - 1 / len(group)) for group in groups if len(group) > 1]
+    variance = statistics.variance(means) * (1 + 1 / len(means)) + (statistics.mean(seeds) if seeds else 0.0)
+    middle, half = statistics.mean(means), stats.t.ppf(0.975, len(means) - 1) * variance**0.5
+    ends = middle - half, middle + half, min(map(min, groups)), max(map(max, groups))
+    return "{:+.1f} to {:+.1f}{unit} (seen {:+.1f} to {:+.1f}{unit})".format(*ends, unit=unit)
 
 
 def gain_row(name: str, records: list[Record]) -> list[str]:
@@ -217,6 +241,13 @@ def compared_rows(cells: dict[str, list[Record]]) -> list[list[str]]:
                 known = [method + suffix for method in SIMPLE if method + suffix in valid]
                 chosen = (min if stars else max)(known, key=valid.__getitem__)
                 best[suffix] = f"{shown(chosen)} ({METHODS[chosen].title.removesuffix(', alone')})"
+            cells_of_row = [
+                best["-alone"],
+                *map(shown, ("pipeline-alone", "best-gated", "pipeline")),
+                best[""],
+            ]
+            figures_of_row = [float(text.split()[0]) for text in cells_of_row]
+            top = (min if stars else max)(figures_of_row)
             way = test["pipeline"] - test["pipeline-alone"]
             share = (test["best-gated"] - test["pipeline-alone"]) / way if way else 0.0
             worth = abs(way) > 0.005 * test["pipeline-alone"] and (way < 0) == stars
@@ -224,11 +255,10 @@ def compared_rows(cells: dict[str, list[Record]]) -> list[list[str]]:
                 [
                     TITLES[name],
                     title,
-                    best["-alone"],
-                    shown("pipeline-alone"),
-                    f"**{shown('best-gated')}**",
-                    shown("pipeline"),
-                    best[""],
+                    *(
+                        f"**{text}**" if figure == top else text
+                        for text, figure in zip(cells_of_row, figures_of_row, strict=True)
+                    ),
                     f"{share:.0%}" if worth else "–",
                 ]
             )
@@ -248,12 +278,21 @@ def newcomer_rows(cells: dict[str, list[Record]]) -> list[list[str]]:
     return rows
 
 
+def better_than_federated(cells: dict[str, list[Record]]) -> str:
+    """Return which methods order newcomers' lists better than the federation, by HitRate@20, and on which data."""
+    hits = {name: figures(cells[name], "test", "newcomers", "hitrate@20") for name in TITLES if name in cells}
+    found = []
+    for method in CROSS:
+        where = [name for name, hit in hits.items() if hit.get(method, 0) > hit.get("best-gated", 1)]
+        found += [f"{METHODS[method].title} ({', '.join(where)})"] * bool(where)
+    return "; ".join(found) or "none"
+
+
 def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
     """Return results/README.md."""
     groups = by_data(records)
     compared, newcomers = compared_rows(cells), newcomer_rows(cells)
     there = {record["method"] for group in cells.values() for record in group}
-    missing = [METHODS[method].title for method in SIMPLE if method not in there]
     seeds = {name: len({cell["seed"] for cell in group}) for name, group in cells.items()}
     counted = ", ".join(f"{TITLES[name]} {seeds[name]}" for name in TITLES if name in seeds)
     header = ["data", "seeds", "parties", "users", "ratings", *(title for title, _, _ in QUESTIONS)]
@@ -261,14 +300,20 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
     simple = ["data", "question", "best simple, alone", "pipeline, alone", "federated"]
     simple += ["pipeline, pooled", "best simple, pooled", "share of pooling"]
     cross = ["data", *(METHODS[method].title for method in CROSS)]
+    most = max((len(group) for group in groups.values()), default=0)
+    repeated = max((len({cell["seed"] for cell in group}) for group in cells.values()), default=0)
+    names = [name for name in TITLES if name in cells]
+    left = [TITLES[name] for name in groups if name not in cells]
+    left += [METHODS[method].title for method in SIMPLE if method not in there]
     return "\n".join(
         [
             "# What joining is worth",
             "",
             "One page that decides. Preset `best` with its defaults, on data sets that are public.",
-            "All figures are test figures, and means over seeds.",
+            "All figures are test figures, and means over as many seeds as a table says.",
             "",
-            *(["![What joining gains of what pooling would gain](gains.svg)", ""] if compared else []),
+            "![What joining gains, with 95 % intervals over seeds](gains.svg)",
+            "",
             "## What customers see",
             "Without the others → with them. *Lists*: of 100 customers, how many find something they like among",
             "the first 20; higher is better. *Stars*: error of predicted stars; lower is better. By date where",
@@ -278,9 +323,13 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
             "interval says how a repetition varies, not other customers. Those intervals are in every report.",
             "",
             markdown(
-                header, [*(gain_row(name, group) for name, group in groups.items()), all_data_row(groups)]
+                header, [*(gain_row(name, group) for name, group in groups.items()), *all_data_rows(groups)]
             ),
             "*All data*: the mean gain of the data sets, each of equal weight, with an interval over data sets.",
+            "*One training on new data*: where its gain lies, with 95 %, if your data are drawn as these are (a t-interval",
+            "over data sets, with the spread of seeds), and the smallest and largest gain of a training here. Several rows",
+            "are cuts of MovieLens: they gain most in stars, and count as data sets of their own in both intervals.",
+            "Where an interval includes 0, expect no gain before you have measured it.",
             "The words count every party, question and seed ([what they mean](../docs/model.md#does-joining-pay)).",
             "MB: all trainings of a night, up and down. CPU seconds: all parties on one core, the verdict and the",
             "training on all ratings included. *Numbers*: most that a party released about one user, in all rounds.",
@@ -288,34 +337,40 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
             "for a rating ([Budgets](privacy.md)).",
             "",
             "```sh",
-            f"verfedgnn bench {' '.join(groups)} --seeds 5 --jobs 16 --out results/proof/best.json",
+            f"verfedgnn bench {' '.join(groups)} --seeds {most} --out results/proof/best.json",
             "```",
             "",
             "## Against simple methods, alone and pooled",
             "The same split, customers and figures. The *pipeline* is preset best without a federation: means, EASE,",
             "factors, raters and lists, mixed on the validation part. *Pooled*, it treats all ratings as one",
-            "catalogue, which helps where tastes are shared, and is no bound: where platforms differ, a party's own",
-            "models fit its items better. Simple methods (popularity, means, ItemKNN, EASE, iALS, biased MF, SVD++,",
-            "I-AutoRec; pooled also LightGCN and EMCDR) try nine options each on the validation part; means try 30, popularity none. The one",
-            "that is best for the question *on the validation part* is shown. *Share of pooling*: what the federation",
-            "realises of the way from the pipeline alone to the pooled one, where that is more than 0.5 %.",
+            "catalogue, which helps where tastes are shared, and is no bound. Where platforms differ, a party's own",
+            "models fit its items better. It also has one mixture for all customers, and the federation a separate one",
+            "for those who are new at a party. So a share above 100 % does not mean that joining beats pooling.",
+            "Simple methods (popularity, means, ItemKNN, EASE, iALS, biased MF, SVD++, I-AutoRec; pooled also LightGCN",
+            "and EMCDR) try nine options each on the validation part; means try 30, popularity none. The one that is",
+            "best for the question *on the validation part* is shown. The best figure of a row is bold. *Share of",
+            "pooling*: what the federation realises of the way from the pipeline alone to the pooled one, where pooling",
+            "gains more than 0.5 %.",
+            "",
+            f"Seeds: {counted or 'none'}. A figure of one seed has no interval: read small differences as none.",
             "",
             markdown(simple, compared) if compared else "Not measured yet.\n",
-            f"Not measured yet: {', '.join(missing) or 'none'}.",
+            f"Not compared: {'; '.join(left) or 'none'}.",
             "EASE has the 4,096 items with the most ratings, ItemKNN 8,192: of one party alone, of all pooled.",
             "",
+            f"NAME is {' or '.join(names) or 'a data set'}:",
+            "",
             "```sh",
-            f"verfedgnn compare --data NAME --seeds 5 --jobs 16 --out results/proof/NAME {SPLIT} \\",
+            f"verfedgnn compare --data NAME --seeds {repeated} --out results/proof/NAME {SPLIT} \\",
             f"  --methods {','.join(m for m in METHODS if m.removesuffix('-alone') in (*SIMPLE, 'pipeline', 'best-gated'))}",
             "```",
             "",
             "## Newcomers, against cross-domain methods",
-            "HitRate@20 of 100 / NDCG@20 of the same withheld users. All but popularity and the federation have pooled",
-            "data; EMCDR hands over users' vectors. Pooled iALS is CMF: parties share users, with equal weights.",
+            "HitRate@20 of 100 / NDCG@20 of the same withheld users and seeds. All but popularity and the federation have",
+            "pooled data; EMCDR hands over users' vectors. Pooled iALS is CMF: parties share users, with equal weights.",
+            f"Higher HitRate@20 than the federation: {better_than_federated(cells)}.",
             "",
             markdown(cross, newcomers) if newcomers else "Not measured yet.\n",
-            f"Seeds of both tables: {counted or 'none'}.",
-            "",
             "## Behind this page",
             "[Rounds](rounds.md), [joining](lift.md), [all ratings](life.md), [attacks](attacks.md),",
             "[budgets](privacy.md), [persons](persons.md), [forgetting](forget.md), [federation](federation.md),",
@@ -329,29 +384,42 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
     )
 
 
-def draw(cells: dict[str, list[Record]], path: Path) -> None:
-    """Draw, for each data set and figure, the share of pooling's gain that the federation realises."""
+def draw(records: list[Record], path: Path) -> None:
+    """Draw the gain of each data set with its interval over seeds: of lists and of stars, for new and for known customers."""
     import matplotlib.pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "verfedgnn"
-    rows = [row for row in compared_rows(cells) if row[-1] != "–"]
-    figure, axes = plt.subplots(figsize=(7, 0.4 * len(rows) + 1))
-    labels = [f"{row[0]}: {row[1]}" for row in rows]
-    shares = [float(row[-1].rstrip("%")) for row in rows]
-    axes.barh(labels, shares, color=["#2a6f97" if "stars" in row[1] else "#e07a1f" for row in rows])
-    axes.axvline(100, color="black", linewidth=0.8)
-    axes.invert_yaxis()
-    axes.set_xlabel("of the gain of pooling all ratings, realised by the federation (%)")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    groups = by_data(records)
+    figure, both = plt.subplots(1, 2, sharey=True, figsize=(9, 0.5 * len(groups) + 1))
+    for axes, metric, unit in zip(
+        both, ("hitrate@20", "rmse"), ("lists, of 100 customers", "stars, %"), strict=True
+    ):
+        for step, (customers, colour) in enumerate((("newcomers", "#e07a1f"), ("known", "#2a6f97"))):
+            label = "new customers" if customers == "newcomers" else "known customers"
+            for row, group in enumerate(groups.values()):
+                found = gains(group, metric, customers)
+                if found:
+                    error = half_width(found) or 0.0
+                    place = row + 0.2 * step - 0.1
+                    axes.errorbar(
+                        statistics.mean(found), place, xerr=error, fmt="o", color=colour, label=label
+                    )
+                    label = "_"
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set_xlabel(f"gain in {unit}")
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    both[0].set_yticks(range(len(groups)), [TITLES[name] for name in groups])
+    both[0].invert_yaxis()
+    both[0].legend(frameon=False)
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    plt.close(figure)
 
 
 def main() -> None:
     records, cells = read_proof()
     (ROOT / "results" / "README.md").write_text(page(records, cells))
-    if compared_rows(cells):
-        draw(cells, ROOT / "results" / "gains.svg")
+    draw(records, ROOT / "results" / "gains.svg")
 
 
 if __name__ == "__main__":

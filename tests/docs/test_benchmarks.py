@@ -60,10 +60,11 @@ def test_the_best_simple_method_is_chosen_on_the_validation_part(page: ModuleTyp
     ((name, question, alone, *ways, pooled, share),) = page.compared_rows({"amazon": cells})
     assert (name, question) == (page.TITLES["amazon"], "lists, new customers")
     assert alone == "10.0 (Popularity)"
-    assert ways == ["20.0", "**50.0**", "60.0"]
+    assert ways == ["20.0", "50.0", "**60.0**"]
     assert pooled == "30.0 (ItemKNN)"
     assert share == "75%"
     assert page.newcomer_rows({"amazon": cells})[0][2] == "50.0 / 0.500"
+    assert page.better_than_federated({"amazon": cells}) == "Pipeline of preset best (amazon)"
 
 
 def test_methods_are_compared_on_seeds_that_all_have(page: ModuleType) -> None:
@@ -77,10 +78,28 @@ def test_an_interval_over_seeds_by_hand(page: ModuleType) -> None:
     assert page.over_seeds([-1.0]) == "-1.0"
 
 
-def test_the_row_of_all_data_weighs_data_sets_equally(page: ModuleType) -> None:
+def test_the_rows_of_all_data_weigh_data_sets_equally(page: ModuleType) -> None:
     page.tables = lambda gain, metric, customers: [{"overall": {"gain": {"value": gain, "percent": gain}}}]
-    row = page.all_data_row({"amazon": [0.01], "genre": [0.02, 0.04, 0.03], "ml-1m": [0.02]})
-    assert row[:1] + row[5:8] == ["all data", "+2.0 ± 2.5", "+2.0 ± 2.5", "+0.0 ± 0.0 %"]
+    mean, new = page.all_data_rows({"amazon": [0.01], "genre": [0.02, 0.04, 0.03], "ml-1m": [0.02]})
+    assert mean[:1] + mean[5:8] == ["all data", "+2.0 ± 2.5", "+2.0 ± 2.5", "+0.0 ± 0.0 %"]
+    assert new[0] == "one training on new data"
+    assert new[5] == page.expected([[1.0], [2.0, 4.0, 3.0], [2.0]])
+    assert new[7] == page.expected([[0.01], [0.02, 0.04, 0.03], [0.02]], " %")
+
+
+def test_what_to_expect_of_new_data_by_hand(page: ModuleType) -> None:
+    """Means 1, 2 and 3 have variance 1, and a new mean 1 + 1/3: 4.303 sqrt(4/3) = 4.97. Two seeds of variance 2 add 1: 6.57."""
+    assert page.expected([[1.0], [2.0], [3.0]]) == "-3.0 to +7.0 (seen +1.0 to +3.0)"
+    assert page.expected([[0.0, 2.0], [1.0, 3.0], [2.0, 4.0]]) == "-4.6 to +8.6 (seen +0.0 to +4.0)"
+    assert page.expected([[1.0], [2.0]]) == "–"
+
+
+def test_a_training_that_is_recorded_twice_makes_no_page(page: ModuleType, tmp_path: Path) -> None:
+    for name in ("best.json", "best-amazon.json"):
+        (tmp_path / name).write_text('[{"data": "amazon", "seed": 0, "commit": "a"}]')
+    page.PROOF = tmp_path
+    with pytest.raises(RunError, match=r"\('amazon', 0\) twice"):
+        page.read_proof()
 
 
 @pytest.mark.parametrize("commits", [["a", "b"], ["a+"], [None]])
