@@ -2,7 +2,8 @@
 
     VERFEDGNN_DATA=... .venv/bin/python benchmarks/attack_numbers.py [--cases ml-100k ciao-any douban] [--seeds 0 1 2] [--one-model]
 
-ML-100K and Douban add noise; they are also attacked without it, and Douban with a long second model. Finished attacks are kept. `--one-model` attacks trainings of ratings without the second model, and writes CASE-one-model.json.
+ML-100K and Douban add noise; they are also attacked without it, and Douban with a long second model. Finished attacks are kept, those of
+another commit are repeated. `--one-model` attacks trainings of ratings without the second model, and writes CASE-one-model.json.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def main() -> None:
     for seed in options.seeds:
         for case in options.cases:
             path = RESULTS / f"{case}{'-one-model' * options.one_model}.json"
-            found = json.loads(path.read_text()) if path.exists() else {"commit": commit()}
+            found = json.loads(path.read_text()) if path.exists() else {}
+            if found.get("commit") != commit():
+                found = {"commit": commit()}
             variants = VARIANTS.get(case, {"default": {}})
             if options.one_model:
                 variants = {"one model": {"model.raters": 0}}

@@ -1,4 +1,4 @@
-"""Numbers that README and docs/ take from results/ equal those in results/.
+"""Numbers that README and docs/ take from results/ equal those in results/, and those in the text of results/ its records.
 
 `CLAIMS` lists each sentence or table row with `{}` for its numbers, and where each number comes from. A number is compared
 as it is printed: 0.858 and 0.86 agree with 0.8582, and 0.857 does not.
@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import re
 import shutil
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+import decision_page
+import result_tables
 from doc_commands import PAGES, ROOT
+from verfedgnn.evaluation.verdict import judged_tables
 from verfedgnn_research.paper.paper_page import fill_page
 
 RESULTS = ROOT / "results"
@@ -81,7 +85,124 @@ NIGHT = [
     *cell("federation.md", "disk of a party's night, MB", "load 8 to 12"),
     *cell("federation.md", "disk of the coordinator's night, MB", "load 8 to 12"),
 ]
+PROOF, _ = decision_page.read_proof()
+BY_DATA = decision_page.by_data(PROOF)
+LISTS, STARS, NEW, KNOWN = "hitrate@20", "rmse", "newcomers", "known"
+
+
+def gained(data: str, metric: str, customers: str, sign: int = 1) -> Source:
+    """Return a source for the mean gain of a data set: lists in customers of 100, stars in per cent."""
+    return lambda: sign * statistics.mean(decision_page.gains(BY_DATA[data], metric, customers))
+
+
+def brought(data: str, customers: str) -> Source:
+    """Return a source for the share of the gain in stars that shared means bring, in per cent."""
+
+    def source() -> float:
+        rows = [
+            table["overall"]
+            for record in BY_DATA[data]
+            for table in decision_page.tables(record, STARS, customers)
+        ]
+        before, means, after = (
+            statistics.mean(row[row["reference"] if way == "before" else way] for row in rows)
+            for way in ("before", "means", "federated")
+        )
+        return 100 * (before - means) / (before - after)
+
+    return source
+
+
+def words(word: str | None = None) -> Source:
+    """Return a source for how often the parties' tables say a word, or any."""
+    return lambda: sum(
+        word in (None, row["pays"])
+        for record in PROOF
+        for _, table in judged_tables(record["lift"])
+        for row in table["parties"]
+    )
+
+
+def served_better(metric: str) -> list[float]:
+    """Return by how many per cent the served models of results/life.md are better than the judged ones."""
+    records = result_tables.read("life/everything.json")
+    return [100 * abs(record["served"][metric] / record["judged"][metric] - 1) for record in records]
+
+
+def shape(name: str) -> list[Source]:
+    """Return sources for a row of the table of shapes, from users on."""
+    record = result_tables.read(f"scale/{name}.json")
+    parts = record["trainings"]
+    found = [record["shape"][key] for key in ("users", "ratings", "parties")]
+    found += [record["cpu_seconds"], record["peak_gb_of_all_parties"]]
+    found += [parts[part]["rounds"] for part in ("ratings", "lists")]
+    pairs = (("ratings", "lists"), ("final", "final lists"))
+    found += [sum(parts[part]["mb_a_party"] for part in pair) for pair in pairs]
+    return [lambda number=number: float(number) for number in found]  # type: ignore[misc]
+
+
 CLAIMS = [
+    Claim(
+        "results/lift.md",
+        "gain {} of 100 on Amazon, {} on Ciao and {} on sports and clothes. They gain {} on Douban and lose {} on ML-1M, within chance.",
+        [
+            *(gained(data, LISTS, NEW) for data in ("amazon", "ciao-any", "sport-cloth", "douban")),
+            gained("ml-1m", LISTS, NEW, -1),
+        ],
+    ),
+    Claim(
+        "results/lift.md",
+        "gain {} on ML-1M cut at random, {} by genre, {} on Ciao, and at most {} in other shops.",
+        [
+            *(gained(data, LISTS, KNOWN) for data in ("ml-1m", "genre", "ciao-any")),
+            lambda: max(gained(data, LISTS, KNOWN)() for data in ("amazon", "sport-cloth", "douban")),
+        ],
+    ),
+    Claim(
+        "results/lift.md",
+        "ML-100K, cut at random, gains {} and {}.",
+        [gained("ml-100k", LISTS, customers) for customers in (NEW, KNOWN)],
+    ),
+    Claim(
+        "results/lift.md",
+        "**Of {} words, {} are *no* and {} *likely worse***",
+        [words(), words("no"), words("likely worse")],
+    ),
+    Claim(
+        "results/lift.md",
+        "brings {} % of the gain on Amazon, {} % on Ciao, {} % on Douban, and {} to {} % on MovieLens.",
+        [
+            *(brought(data, NEW) for data in ("amazon", "ciao-any", "douban")),
+            lambda: min(brought(data, NEW)() for data in ("genre", "ml-1m", "ml-100k")),
+            lambda: max(brought(data, NEW)() for data in ("genre", "ml-1m", "ml-100k")),
+        ],
+    ),
+    Claim(
+        "results/lift.md",
+        "For known customers it brings {} % on Amazon and {} to {} % on MovieLens.",
+        [
+            brought("amazon", KNOWN),
+            lambda: min(brought(data, KNOWN)() for data in ("genre", "ml-1m", "ml-100k")),
+            lambda: max(brought(data, KNOWN)() for data in ("genre", "ml-1m", "ml-100k")),
+        ],
+    ),
+    Claim(
+        "results/life.md",
+        "better by {} to {} % in stars and by {} to {} % in NDCG@20.",
+        [
+            lambda metric=metric, end=end: end(served_better(metric))
+            for metric in ("rmse", "ndcg@20")
+            for end in (min, max)
+        ],
+    ),
+    *(
+        Claim(
+            "results/rounds.md",
+            f"(scale/{name}.json) {' | {}' * 5} | {{}} + {{}} | {{}} | {{}} |".replace("json)  ", "json) "),
+            shape(name),
+        )
+        for name in ("yelpzip", "five-platforms", "yelp")
+    ),
     Claim("docs/deploy.md", "a night takes {} MB at a party and {} MB at the coordinator", NIGHT),
     Claim(
         "README.md",
@@ -226,6 +347,16 @@ def test_a_wrong_number_is_noticed() -> None:
     assert wrong_numbers(right, "it reaches 0.907 here") == []
     assert wrong_numbers(right, "it reaches 0.9066 here") != []
     assert wrong_numbers(right, "it reaches 0.906 here") != []
+
+
+@pytest.mark.parametrize("name", result_tables.PAGES)
+def test_the_tables_of_results_are_those_of_the_records(name: str) -> None:
+    assert result_tables.fill(name) == (RESULTS / name).read_text("utf-8"), "run benchmarks/result_tables.py"
+
+
+def test_the_page_that_decides_is_that_of_the_records() -> None:
+    page = decision_page.page(*decision_page.read_proof())
+    assert page == (RESULTS / "README.md").read_text("utf-8"), "run benchmarks/decision_page.py"
 
 
 def test_the_paper_page_has_the_tables_of_results(tmp_path: Path) -> None:
