@@ -12,11 +12,13 @@ import verfedgnn as vf
 from helpers import federation, make_ratings, means_errors
 from verfedgnn.core.graph import build_graph
 from verfedgnn.core.key_stream import KeyStream
+from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import NEWCOMER, TRAIN, VALID, PartyData
 from verfedgnn.plugins import load_gnn
 from verfedgnn.protocol.messages import RoundReply
 from verfedgnn.runs.metrics_file import evaluate
+from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.training.local_runtime import local_federation
 from verfedgnn.training.own_models import OwnRatings
@@ -41,6 +43,7 @@ from verfedgnn_research.baselines.simple_methods import (
     ItemKNN,
     SimpleMethod,
     map_users,
+    mix_lists,
 )
 from verfedgnn_research.baselines.solo_training import solo_config
 
@@ -187,6 +190,22 @@ def test_the_pipeline_alone_is_what_a_party_serves_without_the_federation(
             assert torch.equal(model.score(torch.arange(9)), kept.score(torch.arange(9)))
 
 
+def test_pooled_lists_are_mixed_with_those_of_the_party_and_separately_for_newcomers() -> None:
+    """The pooled model knows what users 0 to 39 like, and is wrong about the newcomers, who like the most popular item."""
+    users, items = torch.arange(80), 60
+    pooled = torch.zeros(80, items)
+    pooled[users, 1 + users % 50] = 1.0
+    popular = torch.arange(items, 0, -1.0).repeat(80, 1)
+    wrong = torch.zeros(80, items)
+    popularity, own, whole = (
+        PartyModel(scores, torch.eye(items), torch.eye(items)) for scores in (popular, wrong, pooled)
+    )
+    train = Pairs(users[:40], torch.full((40,), 59), torch.ones(40))
+    valid = Pairs(users, torch.where(users < 40, 1 + users % 50, 0), torch.full((80,), 5.0))
+    mixed = mix_lists([popularity, own, whole], PartyInput("a", 80, items, (1.0, 5.0), train, valid))
+    assert mixed.score(users).argmax(1).tolist() == valid.item.tolist()
+
+
 # -- central methods -------------------------------------------------------------------------------------------------------
 
 
@@ -199,8 +218,6 @@ def test_central_methods_cost_their_ratings_once(small_parties: list[vf.PartyDat
 def test_a_pooled_model_is_cut_into_the_parties_items(small_parties: list[vf.PartyData]) -> None:
     """Row i of a party's part is the item of that id in the pooled table, in whatever order the parties come."""
     table = pool_parties(small_parties)
-    from verfedgnn.runs.party_model import PartyModel
-
     rows = torch.arange(table.n_items, dtype=torch.float32).unsqueeze(1)
     for model, party in zip(
         cut(PartyModel(rows, rows, rows), table, small_parties), small_parties, strict=True

@@ -1,7 +1,7 @@
 """What a practitioner would try first, on pooled data and at each party alone, tuned on the validation part.
 
-*Pooled* is a bound: no federation has all ratings in one place. Its strongest form is the pipeline of preset best itself, the same
-models, mixture and choices, on pooled data without protection.
+No federation has all ratings in one place, as the *pooled* methods have. Their strongest form is the pipeline of preset best itself,
+without protection: its models of all ratings, which each party mixes with its own, as the gate of a federation does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,16 @@ from verfedgnn.training.own_models import (
     residual_model,
     training_counts,
 )
-from verfedgnn.training.stacks import stack_lists, stack_ratings
+from verfedgnn.training.stacks import (
+    FEWEST_NEWCOMERS,
+    MARGIN,
+    NEWCOMER_MARGIN,
+    NEWCOMER_START,
+    judge_users,
+    search_weights,
+    stack_lists,
+    stack_ratings,
+)
 from verfedgnn_research.baselines.central_gnn import CENTRAL, handed_over
 from verfedgnn_research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn_research.baselines.pooled_parties import find_pooled_items, pool_parties, prepare_judged
@@ -84,6 +93,10 @@ class SimpleMethod(Method):
     def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
         """Fit the method on the training part, tuned on the validation part."""
 
+    def finish(self, pooled: Fitted, table: Prepared, config: Config, where: Where) -> Fitted:
+        """Return what a party serves of the pooled models of its items, by default these."""
+        return pooled
+
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
         """Fit the pooled table, or each party's own."""
         began = time.perf_counter()
@@ -94,8 +107,11 @@ class SimpleMethod(Method):
             (table,) = prepare([PartyData("pooled", pool)], config, where.device, [parts])
             whole = self.fit(table, config, where)
             rows = [torch.from_numpy(found).to(where.device) for found in find_pooled_items(parties, pool)]
-            fitted = [
+            parted = (
                 Fitted(*(None if model is None else _cut(model, own) for model in whole)) for own in rows
+            )
+            fitted = [
+                self.finish(each, party, config, where) for each, party in zip(parted, prepared, strict=True)
             ]
             ledger = handed_over(parties)
         else:
@@ -283,22 +299,86 @@ def map_users(elsewhere: Tensor, own: Tensor, known: Tensor, weight: float) -> T
 
 
 class Pipeline(SimpleMethod):
-    """What preset best does at home, on one table: means, EASE, factors, raters and lists, mixed on the validation part."""
+    """What preset best does at home, on one table: means, EASE, factors, raters and lists, mixed on the validation part.
+
+    Of the pooled table, it takes the place of the federation: each party mixes it with its own models, separately for newcomers.
+    """
 
     name = "pipeline"
     title = "Pipeline of preset best"
+    version = 2
 
     def fit(self, table: Prepared, config: Config, where: Where) -> Fitted:
         """Train all models and mix them."""
-        data = table.input
+        ratings, lists = self.train_all(table.input, config, where)
+        mixed = stack_ratings(ratings, table.valid, training_counts(table.input))
+        return Fitted(mixed.model, stack_lists(lists, table.input).model)
+
+    def finish(self, pooled: Fitted, table: Prepared, config: Config, where: Where) -> Fitted:
+        """Mix the pooled models with the party's own."""
+        ratings, lists = self.train_all(table.input, config, where)
+        assert pooled.ratings is not None
+        assert pooled.lists is not None
+        ratings["federated"], lists["federated"] = pooled.ratings, pooled.lists
+        mixed = stack_ratings(ratings, table.valid, training_counts(table.input))
+        return Fitted(mixed.model, mix_lists(list(lists.values()), table.input))
+
+    def train_all(
+        self, data: PartyInput, config: Config, where: Where
+    ) -> tuple[dict[str, PartyModel], dict[str, PartyModel]]:
+        """Return the models of ratings and of lists of one table by name, the simplest first."""
         means = fit_means(data)
         simple = means_model(means, means.user_offset, where.device)
         ratings = {"means": simple, "EASE": residual_model(data, simple, Choices())}
         ratings |= own_rating_models(data, config.seed, Choices(), watch=where.watch, stop=where.stop)
         lists = {"popularity": popularity_model(data), "EASE": ease_model(data, Choices())}
         lists["alone"] = own_list_model(data, config.seed, Choices(), watch=where.watch, stop=where.stop)
-        mixed = stack_ratings(ratings, table.valid, training_counts(data))
-        return Fitted(mixed.model, stack_lists(lists, data).model)
+        return ratings, lists
+
+
+@dataclass(frozen=True)
+class _MixedLists(PartyModel):
+    """Models of lists with weights for known users and for newcomers."""
+
+    models: Sequence[PartyModel] = ()
+    weights: tuple[Sequence[float], Sequence[float]] = ((), ())
+    new: Tensor | None = None
+    """Whether each user is a newcomer (N,)."""
+
+    def score(self, users: Tensor) -> Tensor:
+        """Return the weighted sums of the scores, given users' rows."""
+        assert self.new is not None
+        new = self.new[users.long()].unsqueeze(1)
+        pairs = zip(*self.weights, strict=True)
+        weights = (torch.where(new, newcomers, known) for known, newcomers in pairs)
+        parts = (weight * model.score(users) for weight, model in zip(weights, self.models, strict=True))
+        return torch.stack(list(parts)).sum(0)
+
+
+def mix_lists(models: Sequence[PartyModel], data: PartyInput) -> PartyModel:
+    """Mix a party's models of lists by NDCG@20 on its validation part; popularity is the first, and the last knows newcomers.
+
+    `stack_lists` does this with one model that has weights between items. Here the pooled one has them, too.
+    """
+    wanted = liked(data.valid, data.scale)
+    new = training_counts(data) == 0
+    theirs = new[wanted.user.long()]
+    known = search_weights(judge_users(models, data, wanted.take(~theirs)), None, MARGIN)
+    judged = judge_users([models[0], models[-1]], data, wanted.take(theirs))
+    some = torch.arange(min(FEWEST_NEWCOMERS, data.users), device=data.train.user.device)
+    spread = (
+        judged.spread if len(judged.hidden) else [float(m.score(some).std()) for m in (models[0], models[-1])]
+    )
+    found = [1 / max(spread[0], 1e-9), NEWCOMER_START / max(spread[1], 1e-9)]
+    if len(judged.hidden) >= FEWEST_NEWCOMERS:
+        options = (found, [found[0], 0.0], [0.0, found[1]])
+        found = max(options, key=lambda weights: float(judged.ndcg(weights).mean()))
+        found = search_weights(judged, found, NEWCOMER_MARGIN)
+    newcomers = [found[0], *[0.0] * (len(models) - 2), found[1]]
+    whole = models[-1]
+    return _MixedLists(
+        whole.vectors, whole.items, whole.embeddings, models=models, weights=(known, newcomers), new=new
+    )
 
 
 class AtHome:

@@ -137,6 +137,7 @@ class Cell:
             "parties": len(self.read()),
             **({} if self.users is None else {"users": self.users}),
             "method": self.method,
+            "version": method(self.method).version,
             "gnn": self.gnn,
             "seed": self.seed,
             "settings": dict(self.settings),
