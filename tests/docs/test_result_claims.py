@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import shutil
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,7 @@ import pytest
 import decision_page
 import result_tables
 from doc_commands import PAGES, ROOT
+from verfedgnn.config import Config
 from verfedgnn.evaluation.verdict import judged_tables
 from verfedgnn_research.paper.paper_page import fill_page
 
@@ -339,6 +341,38 @@ def test_every_figure_has_a_source(page: str) -> None:
     sourced = {*re.findall(r"(?<![\d.])\d\.\d{4}(?!\d)", known), *NOT_FROM_RESULTS.get(page, {})}
     without = [m[0] for m in figures if m[0] not in sourced]
     assert without == [], f"{page}: add a claim, a file to FIGURES_FROM or a reason to NOT_FROM_RESULTS"
+
+
+def test_docs_say_how_many_rounds_a_training_has_and_how_many_numbers_a_round() -> None:
+    configs = [
+        part.for_data(10, 10 * ratings, 3)
+        for ratings in (5, 50)
+        for part in (Config.preset("best"), Config.preset("best").for_lists())
+    ]
+    judged = configs[2].training.epochs + configs[3].training.epochs
+    final = configs[2].for_final().training.epochs + configs[3].for_final().training.epochs
+    few, many = (
+        sizes.dim + 3 + (3 * sizes.raters + 1) * bool(sizes.raters)
+        for sizes in (configs[0].model, configs[2].model)
+    )
+    assert f"at most {judged} releases, and at most {final} more on" in prose("docs/model.md")
+    assert f"masked, at most {judged + final} times" in prose("README.md")
+    assert f"masked, in at most {judged + final} rounds" in prose("docs/privacy.md")
+    text = prose("docs/is-it-for-me.md")
+    assert f"at most {judged + final} rounds, {final} of them on all ratings" in text
+    assert f"A round sends {few} to {many} numbers a user" in text
+
+
+def test_the_paper_page_counts_the_verdicts_of_table_2() -> None:
+    rows = [
+        line.rsplit("|", 2)[1].strip(" *")
+        for line in (RESULTS / TABLE2).read_text("utf-8").splitlines()
+        if line.count("|") == 7
+    ]
+    found = Counter(rows)
+    counts = found["confirmed"], found["contradicted"], found["not settled"]
+    said = "of {} claims {} are confirmed, {} contradicted and {} not settled"
+    assert said.format(sum(counts), *counts) in prose("docs/paper.md")
 
 
 def test_a_wrong_number_is_noticed() -> None:
