@@ -2,8 +2,7 @@
 
     .venv/bin/python benchmarks/result_tables.py
 
-Records are those of `verfedgnn bench` in results/rounds/ and results/proof/, and of `attack_numbers.py` in results/attacks/. Text
-around the tables is written by hand, and `tests/docs/test_result_claims.py` compares its numbers with the records.
+The text around them is written by hand, and `tests/docs/test_result_claims.py` compares its numbers with the records.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from verfedgnn_research.paper.paper_page import MARKED
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 KINDS = ("ratings", "lists")
+SPLIT = "--set split.kind=rating --set 'split.fractions=[0.6,0.2,0.2]' --set final=false"
 ATTACKED = {"ml-100k": "ML-100K, ten", "ciao-any": "Ciao, four", "douban": "Douban, two"}
 ATTACKERS = (
     ("party, fakes", "one party with fake accounts", "sums without its own part; one account an item"),
@@ -67,8 +67,7 @@ def rounds() -> str:
         row += [f"{megabytes:.0f}", f"{statistics.mean(r['cpu_seconds'] for r in group):.0f}"]
         rows.append([TITLES[name], group[0]["parties"], len(group), *row])
     header = ["data", "parties", "seeds", "RMSE", "NDCG@20", "rounds, ratings + lists", "MB", "CPU seconds"]
-    split = "--set split.kind=rating --set 'split.fractions=[0.6,0.2,0.2]' --set final=false"
-    command = f"`verfedgnn bench {' '.join(by_data(records))} --seeds {max(row[2] for row in rows)} {split}`"
+    command = f"`verfedgnn bench {' '.join(by_data(records))} --seeds {max(row[2] for row in rows)} {SPLIT}`"
     return f"{markdown(header, rows)}\n{command}, commit {one_commit('bench', records)}.\n"
 
 
@@ -91,8 +90,7 @@ def lift() -> str:
     rows = [[TITLES[name], *row] for name, *row in lift_rows(records)]
     judged = (table for record in records for _, table in judged_tables(record["lift"]))
     words = Counter(row["pays"] for table in judged for row in table["parties"])
-    counted = ", ".join(f"{words[word]} {word}" for word in WORDS if words[word])
-    twins = []
+    counted, twins = ", ".join(f"{words[word]} {word}" for word in WORDS if words[word]), []
     for name, group in by_data(records).items():
         found = [re.match(r"[\d,]+", record["lift"].get("twins") or "0") for record in group]
         left = [int(each[0].replace(",", "")) for each in found if each]
@@ -126,19 +124,19 @@ def attacks() -> str:
         for attacker, *about in (each for each in ATTACKERS if each[0] in found[0][0]):
             figures = [reached(each, attacker, figure) for figure in ("held", "alone") for each in found]
             rows.append([title, *about, *figures])
-    names = {"ciao-any", *(case for case, *_ in VARIANTS)}
-    commit = one_commit("attack", [read(f"attacks/{name}.json") for name in names])
+    files = {"ciao-any", *(case for case, *_ in VARIANTS)}
     header = ["data, parties", "attacker", "sees", *KINDS, *(f"{kind}, two parties only" for kind in KINDS)]
-    return f"{markdown(header, rows)}\nCommit {commit}.\n"
+    made = one_commit("attack", [read(f"attacks/{name}.json") for name in files])
+    return f"{markdown(header, rows)}\nCommit {made}.\n"
 
 
 def variants() -> str:
     """Return what noise and the second model change for one party that attacks."""
     rows = []
     for case, variant, title in VARIANTS:
-        ratings, lists = (attacked(case, kind, variant) for kind in KINDS)
-        row = [reached(found, f"party, {who}") for who in ("fakes", "insider") for found in (ratings, lists)]
-        row.append(reached(ratings, "one rating", "shift", 1))
+        both = [attacked(case, kind, variant) for kind in KINDS]
+        row = [reached(found, f"party, {who}") for who in ("fakes", "insider") for found in both]
+        row.append(reached(both[0], "one rating", "shift", 1))
         rows.append([ATTACKED[case.removesuffix("-one-model")], title, *row])
     header = [f"{who}, {kind}" for who in ("fakes", "insider") for kind in KINDS]
     return markdown(["data, parties", "training", *header, "shift, ratings"], rows)
@@ -151,8 +149,9 @@ def noise() -> str:
         seeds = sorted(record["seed"] for record in noised)
         plain = [each for each in by_data(read("rounds/best.json"))[name] if each["seed"] in seeds]
         one_commit("bench", [*plain, *noised])
-        row = [mean_test(records, part) for part in KINDS for records in (plain, noised)]
-        rows.append([TITLES[name], ", ".join(map(str, seeds)), *row])
+        row = [", ".join(map(str, seeds))]
+        row += [mean_test(records, part) for part in KINDS for records in (plain, noised)]
+        rows.append([TITLES[name], *row])
     return markdown(["data", "seeds", "RMSE", "with noise", "NDCG@20", "with noise"], rows)
 
 
@@ -164,8 +163,8 @@ def one_rating() -> str:
             reached(attacked(case, kind), "one rating", name) for kind in KINDS for name in ("all", "shift")
         ]
         told = [each["overlap"] for each in attacked(case, "ratings") if each["overlap"]["guess"]]
-        best = mean_std((max(value for name, value in each.items() if name != "guess") for each in told), 2)
-        rows.append([title, *row, best, mean_std((each["guess"] for each in told), 2)])
+        best = [max(value for name, value in each.items() if name != "guess") for each in told]
+        rows.append([title, *row, mean_std(best, 2), mean_std((each["guess"] for each in told), 2)])
     header = [f"{kind}, {name}" for kind in KINDS for name in ("AUC", "shift")]
     return markdown(["data, parties", *header, "who is elsewhere, AUC", "guess"], rows)
 

@@ -3,12 +3,15 @@
 import ast
 import importlib
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+import attack_numbers
+import result_tables
 from verfedgnn.config import Config
 from verfedgnn.core.errors import RunError
 
@@ -109,6 +112,35 @@ def test_records_of_several_or_changed_commits_make_no_page(
     with pytest.raises(RunError, match="measure all of them at one clean commit"):
         page.one_commit("bench", [{"commit": commit} for commit in commits])
     assert page.one_commit("bench", [{"commit": "a"}, {"commit": "a"}]) == "a"
+
+
+def test_the_page_says_which_pooled_pipeline_was_measured(page: ModuleType) -> None:
+    cells = [cell("pipeline", 0.5, 0.6), cell("pipeline-alone", 0.1, 0.2), cell("best-gated", 0.4, 0.5)]
+    cells += [cell("popularity", 0.1, 0.1), cell("popularity-alone", 0.1, 0.1)]
+    assert "one mixture for all customers" in page.page([], {"amazon": cells})
+    text = page.page([], {"amazon": [record | {"version": 2} for record in cells]})
+    assert "as the gate of a\nfederation does" in text
+
+
+def test_attacks_of_another_commit_are_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attack(case: str, seed: int, variant: str, values: object, found: dict[str, Any]) -> None:
+        found.setdefault(variant, []).append(seed)
+
+    monkeypatch.setattr(attack_numbers, "RESULTS", tmp_path)
+    monkeypatch.setattr(attack_numbers, "attack", attack)
+    monkeypatch.setattr("sys.argv", ["attack_numbers.py", "--cases", "ciao-any", "--seeds", "0"])
+    for commit, seeds in (("one", [0]), ("one", [0, 0]), ("two", [0])):
+        monkeypatch.setattr(attack_numbers, "commit", lambda commit=commit: commit)
+        attack_numbers.main()
+        found = json.loads((tmp_path / "ciao-any.json").read_text())
+        assert found == {"commit": commit, "default": seeds}
+
+
+def test_a_failed_attack_makes_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_tables, "read", lambda name: {"default": {"lists": {"0": {"failed": "x"}}}})
+    assert result_tables.attacked("douban", "ratings") == []
+    with pytest.raises(RunError, match="has a failed attack of default, lists"):
+        result_tables.attacked("douban", "lists")
 
 
 def test_numbers_about_a_user_by_hand(page: ModuleType) -> None:
