@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ import verfedgnn as vf
 from helpers import config, federation, same
 from verfedgnn.core.metrics import RatingErrors, measure_errors
 from verfedgnn.protocol.coordinator import Coordinator
-from verfedgnn.protocol.messages import RoundReply, RoundStart, encode
+from verfedgnn.protocol.messages import Message, RoundReply, RoundStart, encode
+from verfedgnn.training import local_runtime
 
 
 @pytest.mark.parametrize(("preset", "gnn"), [("paper", "gcn"), ("paper", "gat"), ("best", "gcn")])
@@ -167,6 +169,21 @@ def test_the_ledger_counts_what_was_encoded(small_parties: list[vf.PartyData]) -
     model = next(iter(runtime.parties.values())).model
     ternary, floats = -(-model.size // 5), 2 * 24 * 6 * 4
     assert sizes["up"] / 3 == pytest.approx(ternary + floats, abs=400)
+
+
+def test_a_start_is_encoded_once_for_all_parties(
+    small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encoding takes a large part of a round; the replies come between the starts."""
+    runtime, encoded = federation(small_parties, config()), []
+
+    def count(message: Message) -> bytes:
+        encoded.append(type(message))
+        return encode(message)
+
+    monkeypatch.setattr(local_runtime, "encode", count)
+    runtime.round()
+    assert Counter(encoded) == {RoundStart: 1, RoundReply: len(small_parties)}
 
 
 def test_messages_hold_no_ratings_degrees_or_items(small_parties: list[vf.PartyData]) -> None:

@@ -32,8 +32,8 @@ class LocalRuntime:
         self.coordinator = coordinator
         self.candidates = {candidate.name: candidate for candidate in candidates}
         self.ledger = Ledger()
-        self._carried: tuple[Message | None, int, Message | None] = (None, 0, None)
-        """The last message, its encoded bytes, and what was decoded from them."""
+        self._carried: dict[Direction, tuple[Message, int, Message]] = {}
+        """The last message in each direction, its encoded bytes, and what was decoded from them."""
         self.parties: dict[str, Party] = {}
         for name, candidate in self.candidates.items():
             coordinator.hello(self.carry("up", name, candidate.hello()))
@@ -65,10 +65,10 @@ class LocalRuntime:
 
     def carry(self, direction: Direction, name: str, message: M) -> M:
         """Carry a message; one to many parties is encoded and decoded once, and counted for each."""
-        if self._carried[0] is not message:
+        if direction not in self._carried or self._carried[direction][0] is not message:
             data = encode(message)
-            self._carried = message, len(data), decode(data)
-        _, size, received = self._carried
+            self._carried[direction] = message, len(data), decode(data)
+        _, size, received = self._carried[direction]
         self.ledger.record(type(message).__name__, direction, name, size)
         return cast(M, received)
 
