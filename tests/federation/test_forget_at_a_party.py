@@ -19,6 +19,7 @@ import verfedgnn as vf
 from hub import SERVER, Killed, Trial
 from verfedgnn.config import load_config
 from verfedgnn.core.errors import RunError
+from verfedgnn.data.rating_reader import spell_users
 from verfedgnn.data.synthetic import synthetic_ratings
 from verfedgnn.federation import party_service
 from verfedgnn.federation.doctor import examine
@@ -26,7 +27,7 @@ from verfedgnn.federation.party_service import complete_run
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.messages import Finished, RoundReply, kind_of
-from verfedgnn.runs.forget_record import gather_forgotten, note_forgotten
+from verfedgnn.runs.forget_record import ForgottenUsers, gather_forgotten, note_forgotten, write_party_run
 from verfedgnn.runs.run_folder import LAST_RELEASE
 from verfedgnn.upkeep.forget import forget
 
@@ -224,6 +225,48 @@ def test_an_agreed_spelling_does_not_bring_a_forgotten_user_back(
     findings = examine(again.identities[PARTY], tmp_path / "none", lambda: zeros[1].ratings)
     texts = [finding.text for finding in findings]
     assert "`party` leaves out 2 forgotten users; remove them from your own data, too" in texts
+
+
+def test_mail_addresses_without_their_domains_bring_no_forgotten_user_back(tmp_path: Path) -> None:
+    """The party itself left the domains out as it read, and then compared names with the address that was forgotten."""
+    users = ["ann@example.org", "bob@example.org", "cleo@example.org"]
+    (tmp_path / "film.csv").write_text("user,item,rating\n" + "".join(f"{user},1,4\n" for user in users))
+    note_forgotten(tmp_path, np.array([users[0], "bob@elsewhere.org"]))
+    forgotten = gather_forgotten(tmp_path / "key.pem", tmp_path)
+    table = vf.read_ratings(tmp_path / "film.csv", ids="mail")
+    for agreed in ("", "number", "mail"):
+        assert spell_users(table, agreed, forgotten.find).user_ids.tolist() == ["bob", "cleo"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("film/run", "old/run"), ("film", "films"), ("film/run", None)]
+)
+def test_a_run_that_is_moved_or_deleted_brings_no_forgotten_user_back(
+    parties: list[vf.PartyData], tmp_path: Path, before: str, after: str | None
+) -> None:
+    """The list beside the key learnt who was forgotten in the next training only, from the place where the run had been."""
+    run, user = tmp_path / "film/run", parties[0].ratings.user_ids[:1]
+    run.mkdir(parents=True)
+    (tmp_path / "old").mkdir()
+    write_party_run(run, gather_forgotten(tmp_path / "film/key.pem", run), tmp_path / "film/key.pem")
+    if after is not None:
+        (tmp_path / before).rename(tmp_path / after)
+        run = tmp_path / after if before == "film/run" else tmp_path / after / "run"
+    note_forgotten(run, user)
+    shutil.rmtree(run)
+    key = next(tmp_path.glob("film*/")) / "key.pem"
+    assert gather_forgotten(key, tmp_path / "tomorrow").find(user).all()
+
+
+def test_a_run_of_somebody_else_adds_nobody_to_the_list_of_a_party(tmp_path: Path) -> None:
+    """It may name any file; only a run of the party has the key of the party's list."""
+    run, key_file = tmp_path / "run", tmp_path / "key.pem"
+    run.mkdir()
+    gather_forgotten(key_file)
+    write_party_run(run, ForgottenUsers({"aa": []}), key_file)
+    before = (tmp_path / "key.forgotten.json").read_bytes()
+    note_forgotten(run, np.array(["ann"]))
+    assert (tmp_path / "key.forgotten.json").read_bytes() == before
 
 
 def test_a_user_who_is_forgotten_during_a_training_is_named_at_its_end(

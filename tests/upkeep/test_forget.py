@@ -285,6 +285,18 @@ def test_a_run_in_memory_does_not_bring_a_forgotten_user_back(folder: Path) -> N
     assert vf.Run.load(folder)
 
 
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_run_that_is_saved_elsewhere_brings_no_forgotten_user_back(
+    folder: Path, small_parties: list[vf.PartyData], tmp_path: Path, loaded: bool
+) -> None:
+    """The copy had no list, and so the training after it left nobody out."""
+    forgetting.forget(folder, [USER])
+    config = vf.Config.preset("paper", epochs=1)
+    run = vf.Run.load(folder) if loaded else vf.train(small_parties, config, after=folder)
+    run.save(tmp_path / "copy")
+    assert USER not in vf.train(small_parties, config, after=tmp_path / "copy").parties[0].ratings.user_ids
+
+
 def test_unknown_users_are_refused(folder: Path, command: Command, tmp_path: Path) -> None:
     ids = tmp_path / "ids.txt"
     ids.write_text(f"{USER}\nnobody\n")
@@ -332,6 +344,30 @@ def test_a_new_spelling_of_ids_does_not_bring_a_forgotten_user_back(tmp_path: Pa
     assert "left out 1 forgotten user; remove them from your own data, too" in " ".join(err.split())
     ids = set(vf.Run.load(after).parties[0].ratings.user_ids.tolist())
     assert ids == {str(user) for user in range(40)} - {"7"}
+
+
+def test_mail_addresses_without_their_domains_bring_no_forgotten_user_back(tmp_path: Path) -> None:
+    """In Python, too; and of the namesakes of a forgotten user, nobody goes."""
+    users = [f"ann{number}@example.org" for number in range(40)]
+    for name in ("film", "book"):
+        rows = [f"{user},{name}{i},{1 + (n + i) % 5}" for n, user in enumerate(users) for i in range(9)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["user,item,rating", *rows]))
+    data = {name: tmp_path / f"{name}.csv" for name in ("film", "book")}
+    config = vf.Config.preset("paper", epochs=1)
+    run = tmp_path / "run"
+    vf.train(vf.read_parties(data), config, out=run)
+    note_forgotten(run, np.array([users[7], users[8], "ann9@elsewhere.org"]))
+    book = data["book"]
+    book.write_text(book.read_text().replace(users[8], "ann8@home.org"))
+    trained = vf.train(vf.read_parties(data, ids="mail"), config, after=run, out=tmp_path / "next")
+    ids = trained.parties[0].ratings.user_ids
+    assert {f"ann{number}" for number in range(40)} - {*ids.tolist()} == {"ann7"}
+    (eight,) = np.flatnonzero(ids == "ann8")
+    counts = [int((party.ratings.user == eight).sum()) for party in trained.parties]
+    assert counts == [0, 9], "the address that was forgotten is that of the film service"
+    with pytest.raises(RunError, match="2 users of this run forgotten in"):
+        vf.train(vf.read_parties(data, ids="mail"), config).save(run, overwrite=True)
+    assert b"example" not in b"".join(each.read_bytes() for each in (tmp_path / "next/parties").iterdir())
 
 
 def test_a_user_of_a_model_with_weights_between_items_only_is_forgotten(folder: Path) -> None:

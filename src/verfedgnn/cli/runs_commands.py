@@ -242,7 +242,7 @@ def promote(
     from verfedgnn.core.files import lock_folder, switch_link
     from verfedgnn.data.ratings import format_count
     from verfedgnn.evaluation.run_difference import judge_challenger, read_best, write_best
-    from verfedgnn.runs.forget_record import read_forgotten_users
+    from verfedgnn.runs.forget_record import ForgottenUsers, read_forgotten_users
     from verfedgnn.runs.run_folder import FORGOTTEN
 
     served = over.resolve()
@@ -278,7 +278,8 @@ def promote(
             check_link()  # nor has another run been promoted over this one
             check_forgotten()
             # trainings after this run leave out whom the runs before it have forgotten
-            read_forgotten_users(challenger, served).write(challenger / FORGOTTEN)
+            own = ForgottenUsers.read(challenger / FORGOTTEN)
+            own.add([read_forgotten_users(served)]).write(challenger / FORGOTTEN)
             write_best(challenger, best | dict.fromkeys(judgement["best_in"], challenger))
             if link is not None:
                 switch_link(link, challenger)

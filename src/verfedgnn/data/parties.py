@@ -158,6 +158,10 @@ def place_users(
 
     Columns that do not change are not copied. `users` is the rule by which users are dropped.
     """
+    if ratings.written is not None:
+        written = np.full(len(user_ids), "", ratings.written.dtype)
+        written[rows[rows >= 0]] = ratings.written[rows >= 0]
+        ratings = replace(ratings, written=written)
     if np.array_equal(rows, np.arange(ratings.n_users)):
         return replace(ratings, user_ids=user_ids)
     row = rows.astype(np.int32)

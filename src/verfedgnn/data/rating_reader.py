@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option
 from verfedgnn.core.rating_scale import upper_quarter
-from verfedgnn.data.ids import StrArray, find_positions, number_ids, sort_ids, spell
+from verfedgnn.data.ids import SPELLINGS, StrArray, find_positions, number_ids, sort_ids, spell
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_checks import RowReport, accept_rows, rate_rows
 from verfedgnn.data.ratings import Mask, Ratings, format_count
@@ -136,9 +136,10 @@ def _given(**options: Any) -> dict[str, Any]:
 def spell_users(table: Ratings, way: str | None, leave_out: LeaveOut | None = None) -> Ratings:
     """Return a table with its user ids in one of the `SPELLINGS`, if one is named; raise `DataError` if two become one."""
     ids = spell(table.user_ids, way) if way else table.user_ids
-    if leave_out is not None and (gone := leave_out(ids, table.user_ids)).any():
+    written = table.user_ids if table.written is None else table.written
+    if leave_out is not None and (gone := leave_out(ids, written)).any():
         note = f"{format_count(int(gone.sum()), 'forgotten user')}: left out"
-        table, ids = table.select_users(~gone).with_notes(note), ids[~gone]
+        table, ids, written = table.select_users(~gone).with_notes(note), ids[~gone], written[~gone]
     if not way:
         return table
     if lost := len(ids) - len(np.unique(ids)):
@@ -146,7 +147,9 @@ def spell_users(table: Ratings, way: str | None, leave_out: LeaveOut | None = No
             f"{table.name}: with {option('ids', way)}, {format_count(lost, 'user')} would have the id of another; correct the ids "
             "in the table, or leave the option out"
         )
-    return replace(table, user_ids=ids, ids=way).select_users(find_positions(sort_ids(ids), ids))
+    ways = "+".join(name for name in SPELLINGS if name in f"{table.ids}+{way}".split("+"))
+    spelled = replace(table, user_ids=ids, ids=ways, written=written if "mail" in ways else None)
+    return spelled.select_users(find_positions(sort_ids(ids), ids))
 
 
 def read_table(

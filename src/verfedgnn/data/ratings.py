@@ -41,6 +41,8 @@ class Ratings:
     """Declared number of items, with or without ratings; None if none was declared."""
     ids: str | None = None
     """How user ids were spelled alike (`ids.SPELLINGS`); None if they are as written."""
+    written: StrArray | None = None
+    """The users' mail addresses as written, "" for users of other parties, if `ids` leaves out domains; no run folder has them."""
     name: str
     notes: tuple[str, ...] = ()
     """Sentences about rows that were left out or changed while reading."""
@@ -102,7 +104,8 @@ class Ratings:
         """Return the given users, recoded in the given order, and their ratings; items are unchanged."""
         index, code = _recode(which, self.n_users)
         kept = self.take(code[self.user] >= 0)
-        return replace(kept, user=code[kept.user], user_ids=self.user_ids[index])
+        written = None if self.written is None else self.written[index]
+        return replace(kept, user=code[kept.user], user_ids=self.user_ids[index], written=written)
 
     def with_notes(self, *notes: str) -> "Ratings":
         """Return the same table with more notes."""

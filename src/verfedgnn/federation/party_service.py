@@ -43,10 +43,9 @@ from verfedgnn.protocol.party_state import Policy
 from verfedgnn.protocol.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION
 from verfedgnn.protocol.states import PARTY_STATES, Event, PartyEvent, PartyState
 from verfedgnn.protocol.user_alignment import PartyAlignment, check_user_count, describe_reveals
-from verfedgnn.runs.forget_record import ForgottenUsers, gather_forgotten
+from verfedgnn.runs.forget_record import gather_forgotten, write_party_run
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run import Run, suspect_files
-from verfedgnn.runs.run_folder import FORGOTTEN
 from verfedgnn.training.gate import make_run
 from verfedgnn.training.own_models import liked
 
@@ -150,7 +149,7 @@ def _compare_with_before(store: PartyStore, after: Path, read_ratings: Callable[
 def _warn_of_forgotten(store: PartyStore, run: Run) -> None:
     """Warn of users in a finished run who were forgotten, in another run of the party, after its users were aligned."""
     forgotten = gather_forgotten(store.identity.key_file, store.folder)
-    gone = forgotten.find(run.parties[0].ratings.user_ids)
+    (gone,) = forgotten.find_at(run.parties)
     if gone.any():
         count = format_count(int(gone.sum()), "user")
         log_warning(f"this run has {count} forgotten since the alignment; forget them in {store.folder}, too")
@@ -195,8 +194,7 @@ def align_party(
     data = PartyData(identity.name, placed)
     (prepared,) = prepare([data], config, torch.device("cpu"), secrets=[store.withholding_secret])
     store.save_alignment(prepared, alignment)
-    if forgotten.hashes:
-        ForgottenUsers(forgotten.hashes).write(store.folder / FORGOTTEN)
+    write_party_run(store.folder, forgotten, identity.key_file)
     link.transcript.note(ALIGNMENT, name=alignment, users=placed.n_users)
     link.transcript.sign()
     return placed.n_users

@@ -3,25 +3,27 @@
     RUN/forget.json     what was done and what remains, with a keyed hash instead of each id
     RUN/forgotten.json  the hashes of all forgotten users, by the key of the hashes; also those of the runs before
 
-A party of a federation has such a list beside its private key, too, with the paths of its run folders. So a user who was forgotten in
-one of them stays out of all its later trainings.
+A party of a federation has such a list beside its private key, too, which `forget` in one of its run folders adds to. So a user who
+was forgotten in one of them stays out of all its later trainings.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from verfedgnn.core.files import parsing
+from verfedgnn.data import PartyData
 from verfedgnn.data.ids import StrArray, spell
 from verfedgnn.data.ratings import Mask
 from verfedgnn.privacy.id_matching import normalise_ids
@@ -37,6 +39,8 @@ class ForgottenUsers:
     """Hashes of ids, by their key in hex. The first key is that of new entries."""
     runs: list[str] = field(default_factory=list)
     """Run folders of the party that has the list; none in the list of a run."""
+    party: list[str] = field(default_factory=list)
+    """Places of the party's list, in the list of its run: with one key in both, what is forgotten in the run goes there, too."""
 
     @classmethod
     def read(cls, file: Path) -> ForgottenUsers:
@@ -60,7 +64,7 @@ class ForgottenUsers:
         for other in others:
             for key, users in other.hashes.items():
                 hashes[key] = sorted({*hashes.get(key, []), *users})
-        return ForgottenUsers(hashes, self.runs)
+        return replace(self, hashes=hashes)
 
     def find(self, users: StrArray, written: StrArray | None = None) -> Mask:
         """Return who of `users` is in the list, also as `written` before. Spellings do not matter, also that of a run without domains."""
@@ -76,6 +80,13 @@ class ForgottenUsers:
                     found |= np.fromiter((each in gone for each in _hash(key, ids)), bool, len(ids))
         return np.asarray(found & (users != ""))
 
+    def find_at(self, parties: Sequence[PartyData]) -> list[Mask]:
+        """Return who of the users of parties to leave out at each of them: one party may write the mail address that was forgotten."""
+        tables = [party.ratings for party in parties]
+        everywhere = self.find(tables[0].user_ids)
+        written = [table.user_ids[:0] if table.written is None else table.written for table in tables]
+        return [everywhere | self.find(ids) if len(ids) else everywhere for ids in written]
+
 
 def _spell_alike(ids: StrArray) -> list[str]:
     """Return ids as the alignment spells them, without the differences that options of reading remove."""
@@ -88,6 +99,11 @@ def note_forgotten(folder: Path, users: StrArray) -> list[str]:
     key = next(iter(known.hashes), None) or secrets.token_hex(32)
     new = list(_hash(key, _spell_alike(users)))
     known.add([ForgottenUsers({key: new})]).write(folder / FORGOTTEN)
+    for file in (Path(folder, place) for place in known.party):
+        with suppress(OSError):
+            others = ForgottenUsers.read(file)
+            if key in others.hashes:  # a run of somebody else may name any file
+                others.add([ForgottenUsers({key: new})]).write(file)
     return new
 
 
@@ -98,15 +114,27 @@ def read_forgotten_users(*runs: Path | None) -> ForgottenUsers:
 
 def gather_forgotten(key_file: Path, *runs: Path) -> ForgottenUsers:
     """Return whom a party has forgotten in `runs` or in any earlier run, and remember it beside its private key."""
-    file = key_file.with_suffix(f".{FORGOTTEN}")
+    file = _list_of(key_file)
     known = ForgottenUsers.read(file)
     places = dict.fromkeys([*known.runs, *(str(run.resolve()) for run in runs)])
     lists = (ForgottenUsers.read(Path(place, FORGOTTEN)) for place in places)
-    found = ForgottenUsers(known.add(lists).hashes, list(places))
+    hashes = known.add(lists).hashes or {secrets.token_hex(32): []}
+    found = ForgottenUsers(hashes, list(places))
     with suppress(OSError):  # a key may be in a folder that cannot be written
         if found != known:
             found.write(file)
     return found
+
+
+def write_party_run(folder: Path, forgotten: ForgottenUsers, key_file: Path) -> None:
+    """Write the list of a party's run folder, which leads to the one beside the key, also if both move, or one of them."""
+    file = _list_of(key_file).resolve()
+    places = [str(file), os.path.relpath(file, folder.resolve())]
+    ForgottenUsers(forgotten.hashes, party=places).write(folder / FORGOTTEN)
+
+
+def _list_of(key_file: Path) -> Path:
+    return key_file.with_suffix(f".{FORGOTTEN}")
 
 
 def append_record(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from verfedgnn.runs.metrics_file import evaluate
 from verfedgnn.runs.party_model import Embeddings, PartyModel, read_model, write_model
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
-from verfedgnn.runs.run_folder import FINAL, LISTS, empty_run, holds_run
+from verfedgnn.runs.run_folder import FINAL, FORGOTTEN, LISTS, empty_run, holds_run
 
 if TYPE_CHECKING:
     from verfedgnn.serving.run_answers import RunAnswers
@@ -119,6 +119,8 @@ class Run:
     """The run of the model that orders lists; None if only one model was trained."""
     final_of: Run | None = None
     """The run that was judged, of which this one repeats the choices on all ratings; None if this run was judged itself."""
+    folder: Path | None = None
+    """Folder of this run or, if it has none, of the run before it; its forgotten users stay out of trainings after this run, too."""
 
     @property
     def all_models(self) -> dict[str, tuple[Run, list[PartyModel]]]:
@@ -366,12 +368,14 @@ class Run:
         folder = Path(path)
         replaced = holds_run(folder, overwrite)
         with lock_folder(folder):
-            gone = read_forgotten_users(folder).find(self.parties[0].ratings.user_ids)
+            gone = np.any(read_forgotten_users(folder).find_at(self.parties), 0)
             if gone.any():
                 count = format_count(int(gone.sum()), "user")
                 raise RunError(f"{count} of this run forgotten in {folder}; train again without them")
             if replaced:
                 empty_run(folder)
+            if (forgotten := read_forgotten_users(folder, self.folder)).hashes:
+                forgotten.write(folder / FORGOTTEN)
             begin_folder(folder, self.judged.config, self.judged.parties, self.judged.parts)
             self.complete_folder(folder)
 
@@ -418,6 +422,7 @@ class Run:
         if (folder / FINAL / "metrics.json").is_file():
             whole = [np.full(len(part), TRAIN, np.int8) for part in parts]
             run = cls._read(folder / FINAL, None, parties, whole)._serving(run)
+        run.folder = folder
         if not added:
             return run
         return run.with_added([read_added(added_file(folder, name)) for name in safe_names(parties)])

@@ -76,7 +76,9 @@ def train(
     if config.split.kind == "random" and parts is None:
         prepared = leave_out_twins(prepared, config)
     if folder is None:
-        return _train_and_judge(prepared, config, None, watch, stop, party)
+        run = _train_and_judge(prepared, config, None, watch, stop, party)
+        run.folder = earlier and earlier.resolve()
+        return run
     with lock_folder(folder):
         if read_forgotten_users(earlier, folder) != forgotten:
             raise RunError(f"users were forgotten in {earlier or folder} meanwhile; repeat the command")
@@ -85,7 +87,9 @@ def train(
         if forgotten.hashes:
             forgotten.write(folder / FORGOTTEN)
         begin_folder(folder, config, parties, [data.parts for data in prepared])
-        return _train_and_judge(prepared, config, folder, watch, stop)
+        run = _train_and_judge(prepared, config, folder, watch, stop)
+    run.folder = folder.resolve()
+    return run
 
 
 def resume(
@@ -110,7 +114,9 @@ def resume(
             raise RunError(f"{folder} was begun with {other}; {remedy}")
         parties, parts = read_party_tables(folder / "parties")
         prepared = prepare(parties, config, usable_device(device), parts)
-        return _train_and_judge(prepared, config, folder, watch, stop)
+        run = _train_and_judge(prepared, config, folder, watch, stop)
+        run.folder = folder.resolve()
+        return run
 
 
 def train_final(
@@ -144,14 +150,19 @@ def _leave_out(
     parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]] | None, forgotten: ForgottenUsers
 ) -> tuple[Sequence[PartyData], Sequence[NDArray[np.int8]] | None]:
     """Return the parties and the parts of their ratings without users who were forgotten before."""
-    gone = forgotten.find(parties[0].ratings.user_ids)
-    if not gone.any():
+    gone = forgotten.find_at(parties)
+    if not np.any(gone):
         return parties, parts
+    stay = [~out[party.ratings.user] for party, out in zip(parties, gone, strict=True)]
     if parts is not None:
-        parts = [part[~gone[party.ratings.user]] for party, part in zip(parties, parts, strict=True)]
-    note = f"{format_count(int(gone.sum()), 'forgotten user')}: left out"
-    tables = [party.ratings.select_users(~gone).with_notes(note) for party in parties]
-    return [PartyData(party.name, table) for party, table in zip(parties, tables, strict=True)], parts
+        parts = [part[which] for part, which in zip(parts, stay, strict=True)]
+    tables = [party.ratings.take(which) for party, which in zip(parties, stay, strict=True)]
+    here = np.unique(np.concatenate([table.user for table in tables]))
+    left = []
+    for party, table, out in zip(parties, tables, gone, strict=True):
+        notes = [f"{format_count(int(out.sum()), 'forgotten user')}: left out"] if out.any() else []
+        left.append(PartyData(party.name, table.select_users(here).with_notes(*notes)))
+    return left, parts
 
 
 def _train_and_judge(
