@@ -236,6 +236,25 @@ def test_a_link_that_is_switched_meanwhile_changes_nothing(
     assert traces(other), "the other run is as it was"
 
 
+def test_a_run_that_is_promoted_at_this_moment_does_not_keep_the_user_unnoticed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user was forgotten in the run that was served before, and stayed in the one that is served now."""
+    other, link = folder.with_name("other"), folder.with_name("current")
+    shutil.copytree(folder, other)
+    link.symlink_to("run")
+
+    def promote(place: Path) -> Any:
+        link.unlink()
+        link.symlink_to("other")
+        return lock_folder(place)
+
+    monkeypatch.setattr(forgetting, "lock_folder", promote)
+    with pytest.raises(RunError, match="current leads to other by now; repeat the command"):
+        forgetting.forget(link, [USER])
+    assert not (folder / "forget.json").exists()
+
+
 def test_a_kill_while_a_run_is_overwritten_does_not_bring_a_forgotten_user_back(
     folder: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ import verfedgnn as vf
 from verfedgnn.core.errors import DataError, RunWarning
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.data import TRAIN, synthetic_ratings
+from verfedgnn.data.ids import find_positions
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.upkeep import new_items
@@ -313,6 +314,23 @@ def test_items_are_not_added_without_end(folder: Path, monkeypatch: pytest.Monke
     with pytest.raises(DataError, match="of added items; train again"):
         new.add({"second": AddedItem("second")})
     assert list(read_added(added_file(folder, PARTY))) == ["first"]
+
+
+def test_a_thousand_items_take_one_search_for_their_users(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: one request with 1,000 items to a run of a million users, and `forget` waited for nine minutes."""
+    searched = []
+
+    def find(ids: Any, among: Any) -> Any:
+        searched.append(len(among))
+        return find_positions(ids, among)
+
+    monkeypatch.setattr(new_items, "find_positions", find)
+    items = {name: AddedItem(name, ratings={"u0001": (5.0, None)}) for name in map(str, range(1000, 1050))}
+    report = NewItems(folder, vf.Run.load(folder, added=False), PARTY).add(items)
+    assert {len(item.ratings) for item in report.items} == {1}
+    assert len(searched) <= 3
 
 
 def test_what_is_missing_is_named(folder: Path) -> None:

@@ -72,8 +72,10 @@ def forget(folder: Path, users: Sequence[str] = ()) -> dict[str, Any] | None:
         raise RunError(
             f"{folder} is not finished and still holds every user; finish its training and forget then, or delete the folder"
         )
-    folder = folder.resolve()  # a link may be switched meanwhile
+    given, folder = folder, folder.resolve()  # a link may be switched meanwhile
     with lock_folder(folder):
+        if given.resolve() != folder:  # another run was promoted, which now keeps the users
+            raise RunError(f"{given} leads to {given.resolve().name} by now; repeat the command")
         with parsing(f"a model of {folder}", "restore the folder or train again"):
             _ = [ArrayFile(path) for path in folder.rglob("model/**/*.safetensors")]  # checks sizes only
         record = _finish(folder)

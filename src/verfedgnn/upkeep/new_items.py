@@ -287,7 +287,10 @@ class NewItems:
                 raise DataError(f"{where}; train again, with the new items in the data")
             before = read_added(self._file)
             gone = ForgottenUsers.read(self._folder / FORGOTTEN)  # also since the run was loaded
-            merged = {name: self._merge(item, before.get(name), gone) for name, item in items.items()}
+            rows = self._find_users(items.values())
+            ids = np.array([user for user, row in rows.items() if user and row >= 0], np.str_)
+            here = set(ids[~gone.find(ids)].tolist())
+            merged = {name: _merge(item, before.get(name), here) for name, item in items.items()}
             for item in merged.values():
                 check_item(item)
             stored = self.estimate_all(merged.values(), before.values())
@@ -295,18 +298,11 @@ class NewItems:
         unknown = sum(len(item.ratings.keys() - merged[name].ratings.keys()) for name, item in items.items())
         return AddedReport(stored, unknown)
 
-    def _merge(self, item: AddedItem, before: AddedItem | None, gone: ForgottenUsers) -> AddedItem:
-        """Return an item with what was known of it before, and without ratings of unknown and forgotten users."""
-        known = AddedItem(item.item) if before is None else before
-        ids = np.array(list(item.ratings), dtype=np.str_)
-        trained = (find_positions(ids, self.table.user_ids) >= 0) & (ids != "")
-        here = ids[trained & ~gone.find(ids)].tolist()
-        return AddedItem(
-            item.item,
-            item.title or known.title,
-            {**known.columns, **item.columns},
-            {**known.ratings, **{user: item.ratings[user] for user in here}},
-        )
+    def _find_users(self, items: Collection[AddedItem]) -> dict[str, int]:
+        """Return the row of each user who rated an item, -1 for those who were not in training. One search is for all of them."""
+        ids = list(dict.fromkeys(user for item in items for user in item.ratings))
+        found = find_positions(np.array(ids, np.str_), self.table.user_ids)
+        return dict(zip(ids, found.tolist(), strict=True))
 
     def estimate_all(self, items: Collection[AddedItem], others: Iterable[AddedItem] = ()) -> list[AddedItem]:
         """Return items with the vectors that follow from their ratings.
@@ -317,9 +313,9 @@ class NewItems:
         if self.table.time is not None and len(self.table.time):
             given = [at for item in (*items, *others) for _, at in item.ratings.values() if at is not None]
             newest = max([int(self.table.time.max()), *given])
-        estimated = []
+        estimated, found = [], self._find_users(items)
         for item in items:
-            rows = find_positions(np.array(list(item.ratings), dtype=np.str_), self.table.user_ids)
+            rows = np.array([found[user] for user in item.ratings], np.int64)
             values = np.array([rating for rating, _ in item.ratings.values()], np.float32)
             exposure = self._exposure([at for _, at in item.ratings.values()], newest)
             vectors = {
@@ -356,6 +352,17 @@ class NewItems:
                     raise DataError(
                         f"item '{item.item}' has a rating at the time {at:.3g}; give seconds since 1970, up to now"
                     )
+
+
+def _merge(item: AddedItem, before: AddedItem | None, users: Collection[str]) -> AddedItem:
+    """Return an item with what was known of it before, and with the ratings of `users` only."""
+    known = AddedItem(item.item) if before is None else before
+    return AddedItem(
+        item.item,
+        item.title or known.title,
+        {**known.columns, **item.columns},
+        {**known.ratings, **{user: given for user, given in item.ratings.items() if user in users}},
+    )
 
 
 def add_items(
