@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,16 @@ def test_a_status_from_elsewhere(tmp_path: Path, command: Command) -> None:
     assert code == 0
     assert "owned" in out
     assert is_harmless(out + err)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [{"parties": 3}, {"parties": {"a": {"up": "x"}}}, {"updated": "x"}, {"members": {"members": []}}],
+)
+def test_a_status_that_is_none_is_named(tmp_path: Path, command: Command, status: dict[str, Any]) -> None:
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    code, _, err = command("status", tmp_path)
+    assert (code, "the status of" in err) == (2, True)
 
 
 def test_a_table_of_ratings_and_its_errors(tmp_path: Path, command: Command) -> None:

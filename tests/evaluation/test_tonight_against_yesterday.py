@@ -298,6 +298,16 @@ def spoil(folder: Path, share: float) -> None:
         file.write_bytes(safetensors.numpy.save(arrays | {"users": arrays["users"] * np.float32(share)}))
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"rmse": 3}'])
+def test_best_runs_that_cannot_be_read_are_named(
+    nights: Path, tmp_path: Path, command: Command, text: str
+) -> None:
+    shutil.copytree(nights, tmp_path, symlinks=True, dirs_exist_ok=True)
+    (tmp_path / "monday" / "best-promoted.json").write_text(text)
+    code, _, err = command("promote", tmp_path / "tuesday", "--over", tmp_path / "current")
+    assert (code, "best-promoted.json cannot be read" in " ".join(err.split())) == (2, True), err
+
+
 def test_a_worse_run_is_refused_with_the_reason(nights: Path, tmp_path: Path, command: Command) -> None:
     shutil.copytree(nights, tmp_path, symlinks=True, dirs_exist_ok=True)
     spoil(tmp_path / "tuesday", 0.8)

@@ -295,7 +295,8 @@ def test_a_user_who_is_forgotten_during_a_training_is_named_at_its_end(
 
 def test_a_list_that_cannot_be_read_is_named(trained: Trained, tmp_path: Path) -> None:
     run = Path(shutil.copytree(trained.folder, tmp_path / "run"))
-    for text in ("{", "[]", '{"hashes": {"zz": []}}', '{"hashes": 1}', '{"other": 1}'):
+    mixed = '{"hashes": {"aa": [1, "x"]}}'
+    for text in ("{", "[]", '{"hashes": {"zz": []}}', '{"hashes": 1}', '{"other": 1}', mixed):
         (run / "forgotten.json").write_text(text)
         with pytest.raises(RunError, match="nobody knows who was forgotten"):
             forget(run, [trained.user])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -451,6 +452,16 @@ def test_a_link_in_a_circle_does_not_wait_for_its_own_lock(folder: Path, command
     (folder / "added").symlink_to(".")
     code, _, err = command("forget", folder, "--user", USER)
     assert (code, "a folder around the link" in " ".join(err.split())) == (2, True), err
+
+
+@pytest.mark.parametrize("file", ["ledger.json", "model/_public.safetensors"])
+def test_a_pipe_in_a_run_is_named(folder: Path, command: Command, file: str) -> None:
+    """Reading it never ended, also at a server that follows a link."""
+    (folder / file).unlink()
+    os.mkfifo(folder / file)
+    for words in (("evaluate", folder), ("forget", folder, "--user", USER)):
+        code, _, err = command(*words)
+        assert (code, "is a pipe" in " ".join(err.split())) == (2, True), err
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '{"test": [1]}', '{"parties": 1}'])

@@ -23,6 +23,7 @@ from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.tables import run_texts
 from verfedgnn.core.connection_table import is_loopback
 from verfedgnn.core.errors import ConfigError, RunError
+from verfedgnn.core.files import parsing
 from verfedgnn.federation.status import StatusPublisher, describe_process, make_members_tables, make_tables
 
 if TYPE_CHECKING:
@@ -236,21 +237,23 @@ def status(where: str, output: Output = STANDARD) -> None:
     Args:
         where: A run folder, the folder of a member or of its nights (the last one counts), or http://HOST:PORT of a --status page.
     """
-    if where.startswith(("http://", "https://")):
-        about, run = _fetch_status(where), Path()
-    else:
-        file = _find_status(Path(where))
-        about, run = dict(json.loads(file.read_text("utf-8"))), file.parent
-    shared = make_members_tables(about)[1:] if about.get("members") else ()
-    output.result(about, *(table for table in (*make_tables(about), *shared) if table.row_count))
+    with parsing(f"the status of {where}", "start the member again, which writes it anew"):
+        if where.startswith(("http://", "https://")):
+            about, run = _fetch_status(where), Path()
+        else:
+            file = _find_status(Path(where))
+            about, run = dict(json.loads(file.read_text("utf-8"))), file.parent
+        tables = (*make_tables(about), *(make_members_tables(about)[1:] if about.get("members") else ()))
+        process = describe_process(about)
+    output.result(about, *(table for table in tables if table.row_count))
     finished = about.get("state") == "finished" and str(about.get("role")).startswith("party")
     words = ["serve", str(run)] if finished and (run / "metrics.json").is_file() else ["status", where]
-    show_next(output, [describe_process(about)], words)
+    show_next(output, [process], words)
 
 
 def _find_status(folder: Path) -> Path:
     for patterns in (["status.json"], ["*/status.json", "nights/*/status.json"]):
-        files = [file for pattern in patterns for file in folder.glob(pattern)]
+        files = [file for pattern in patterns for file in folder.glob(pattern) if file.is_file()]
         if files:
             return max(files, key=lambda file: file.stat().st_mtime)
     raise RunError(

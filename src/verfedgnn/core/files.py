@@ -97,7 +97,7 @@ def check_file_name(name: object) -> str:
 
 
 def check_links(folder: Path) -> None:
-    """Raise `RunError` if a link in `folder` leads out of it or in a circle, as in a run that somebody else has prepared."""
+    """Raise `RunError` if a link in `folder` leads out of it or in a circle, or for a pipe, as in a run that somebody else has prepared."""
     inside = os.path.realpath(folder)  # raises nothing, also where links lead in a circle
     for place, folders, names in os.walk(folder):
         for path in (Path(place, name) for name in (*folders, *names)):
@@ -108,6 +108,8 @@ def check_links(folder: Path) -> None:
                     raise RunError(
                         f"{path} is a link to {where}; replace it by the file if you trust the run"
                     )
+            elif path.is_fifo():
+                raise RunError(f"{path} is a pipe, and reading it might never end; remove it")
 
 
 def _create_private(path: Path) -> BinaryIO:

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import writing
+from verfedgnn.core.files import parsing, writing
 from verfedgnn.core.metrics import rank_each
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.core.rating_scale import upper_quarter
@@ -297,8 +297,9 @@ def judge_challenger(
 def read_best(folder: Path) -> dict[str, Path]:
     """Return the best run, by metric, of those promoted up to the one in `folder`: that run itself if its folder names none."""
     file = folder / BEST
-    named = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    best = {metric: (folder / named.get(metric, ".")).resolve() for metric in _NAMES}
+    with parsing(str(file), "restore it, or remove it to compare with the served run only"):
+        named = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        best = {metric: (folder / named.get(metric, ".")).resolve() for metric in _NAMES}
     gone = next((path for path in best.values() if not path.is_dir()), None)
     if gone is not None:
         raise RunError(

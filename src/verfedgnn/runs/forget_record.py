@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter
 
 from verfedgnn.core.files import parsing
 from verfedgnn.data import PartyData
@@ -35,6 +36,7 @@ from verfedgnn.runs.run_folder import FORGET_RECORD, FORGOTTEN
 class ForgottenUsers:
     """A list of forgotten users, without ids."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     hashes: dict[str, list[str]] = field(default_factory=dict)
     """Hashes of ids, by their key in hex. The first key is that of new entries."""
     runs: list[str] = field(default_factory=list)
@@ -48,10 +50,8 @@ class ForgottenUsers:
         if not file.is_file():
             return cls()
         with parsing(str(file), "nobody knows who was forgotten: restore it from a backup"):
-            found = cls(**json.loads(file.read_text("utf-8")))
-            for key, users in found.hashes.items():
-                bytes.fromhex(key), set(users)
-            list(map(Path, found.runs))
+            found = TypeAdapter(cls).validate_json(file.read_bytes())
+            _ = [*map(bytes.fromhex, found.hashes), *map(os.path.realpath, (*found.runs, *found.party))]
         return found
 
     def write(self, file: Path) -> None:
