@@ -480,6 +480,16 @@ def test_a_killed_night_has_metrics_that_others_may_read(nights: Nights) -> None
     assert (nights.folder / HISTORY).stat().st_mode & 0o777 == 0o600
 
 
+def test_metrics_are_not_written_through_a_link(nights: Nights, tmp_path: Path) -> None:
+    """Attack: who may write to the folder of the metrics has the night overwrite another file."""
+    other = tmp_path / "other"
+    other.write_text("mine")
+    nights.metrics.with_suffix(".part").symlink_to(other)
+    nights.night("mon")
+    assert other.read_text() == "mine"
+    assert "verfedgnn_night_result" in nights.metrics.read_text()
+
+
 def test_alerts_name_metrics_that_exist(nights: Nights) -> None:
     nights.night("mon")
     written = {line.split("{")[0].split(" ")[0] for line in nights.metrics.read_text().splitlines()}

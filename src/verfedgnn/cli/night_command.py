@@ -27,7 +27,7 @@ from verfedgnn.cli.output import STANDARD, Output
 from verfedgnn.cli.shared_options import Count
 from verfedgnn.cli.tables import make_table
 from verfedgnn.core.errors import ConfigError, Interrupted, NotPromoted, RunError
-from verfedgnn.core.files import check_file_name, make_folder, switch_link, writing
+from verfedgnn.core.files import check_file_name, make_folder, replacing, switch_link, writing
 from verfedgnn.federation.event_log import configure_log, event_text
 from verfedgnn.runs.nights import DONE, EXITS, HISTORY, Night, Word, read_nights
 
@@ -348,7 +348,6 @@ def _write_metrics(path: Path, folder: Path) -> None:
     }
     with writing(path):
         make_folder(path.parent)
-        part = path.with_suffix(".part")
-        part.write_text("".join(f"verfedgnn_{name} {value}\n" for name, value in values.items()), "utf-8")
-        part.chmod(0o644)  # node_exporter is another user
-        part.replace(path)
+        with replacing(path) as part:
+            part.write("".join(f"verfedgnn_{name} {value}\n" for name, value in values.items()).encode())
+            os.fchmod(part.fileno(), 0o644)  # node_exporter is another user

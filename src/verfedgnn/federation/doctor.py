@@ -69,12 +69,9 @@ def examine(
             what = "likes" if table.likes == ratings else "ratings"
             text = f"{ratings:,} {what} by {users:,} users on {table.n_items:,} items"
             findings.append(Finding("data", "ok", text))
-            ids = (
-                table.user_ids
-            )  # those such as u0001 are a scheme of their own, which nobody writes in another way
-            ids = ids[
-                np.strings.isdecimal(np.strings.replace(ids, ".", "")) | (np.strings.find(ids, "@") > 0)
-            ]
+            ids, digits = table.user_ids, np.strings.replace(table.user_ids, ".", "")
+            # others such as u0001 are a scheme of their own, which nobody writes in another way
+            ids = ids[np.strings.isdecimal(digits) | (np.strings.find(ids, "@") > 0)]
             if not identity.agreement.ids and (doubt := suspect_spelling(ids)):
                 findings.append(Finding("ids", "warning", doubt))
             if users < (least := identity.agreement.min_users):

@@ -47,9 +47,9 @@ class ForgottenUsers:
     @classmethod
     def read(cls, file: Path) -> ForgottenUsers:
         """Read a list; it is empty if there is no file."""
-        if not file.is_file():
-            return cls()
         with parsing(str(file), "nobody knows who was forgotten: restore it from a backup"):
+            if not file.is_file():
+                return cls()
             found = TypeAdapter(cls).validate_json(file.read_bytes())
             _ = [*map(bytes.fromhex, found.hashes), *map(os.path.realpath, (*found.runs, *found.party))]
         return found
@@ -99,7 +99,7 @@ def note_forgotten(folder: Path, users: StrArray) -> list[str]:
     key = next(iter(known.hashes), None) or secrets.token_hex(32)
     new = list(_hash(key, _spell_alike(users)))
     known.add([ForgottenUsers({key: new})]).write(folder / FORGOTTEN)
-    for file in (Path(folder, place) for place in known.party):
+    for file in (Path(folder, place) for place in known.party if place.endswith(f".{FORGOTTEN}")):
         with suppress(OSError):
             others = ForgottenUsers.read(file)
             if key in others.hashes:  # a run of somebody else may name any file

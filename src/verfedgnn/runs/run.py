@@ -320,9 +320,7 @@ class Run:
         row = find_positions(ids, table.user_ids)
         for way in self.spellings:
             row = np.where(row < 0, find_positions(spell(ids, way), table.user_ids), row)
-        row[
-            table.user_ids[row] == ""
-        ] = -1  # the id of forgotten users, and of other parties' users in a federation
+        row[table.user_ids[row] == ""] = -1  # forgotten users, and in a federation other parties' users
         if (row < 0).any():
             unknown = np.unique(ids[row < 0])
             raise RunError(
