@@ -258,6 +258,19 @@ def test_a_run_that_is_moved_or_deleted_brings_no_forgotten_user_back(
     assert gather_forgotten(key, tmp_path / "tomorrow").find(user).all()
 
 
+def test_a_party_with_a_new_key_takes_its_list_along(tmp_path: Path) -> None:
+    """As in Deploying: without the list, whoever was forgotten under the key before came back."""
+    old, new, run = (tmp_path / name for name in ("film", "film-2", "film/run"))
+    run.mkdir(parents=True)
+    new.mkdir()
+    write_party_run(run, gather_forgotten(old / "key.pem", run), old / "key.pem")
+    note_forgotten(run, np.array(["ann"]))
+    shutil.copy(old / "key.forgotten.json", new)
+    note_forgotten(run, np.array(["bob"]))
+    found = gather_forgotten(new / "key.pem", new / "run").find(np.array(["ann", "bob", "cleo"]))
+    assert found.tolist() == [True, True, False]
+
+
 def test_a_run_of_somebody_else_adds_nobody_to_the_list_of_a_party(tmp_path: Path) -> None:
     """It may name any file; only a run of the party has the key of the party's list."""
     run, key_file = tmp_path / "run", tmp_path / "key.pem"
