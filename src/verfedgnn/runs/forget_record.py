@@ -82,10 +82,8 @@ class ForgottenUsers:
 
     def find_at(self, parties: Sequence[PartyData]) -> list[Mask]:
         """Return who of the users of parties to leave out at each of them: one party may write the mail address that was forgotten."""
-        tables = [party.ratings for party in parties]
-        everywhere = self.find(tables[0].user_ids)
-        written = [table.user_ids[:0] if table.written is None else table.written for table in tables]
-        return [everywhere | self.find(ids) if len(ids) else everywhere for ids in written]
+        everywhere, written = self.find(parties[0].ratings.user_ids), [p.ratings.written for p in parties]
+        return [everywhere if ids is None else everywhere | self.find(ids) for ids in written]
 
 
 def _spell_alike(ids: StrArray) -> list[str]:
@@ -114,7 +112,7 @@ def read_forgotten_users(*runs: Path | None) -> ForgottenUsers:
 
 def gather_forgotten(key_file: Path, *runs: Path) -> ForgottenUsers:
     """Return whom a party has forgotten in `runs` or in any earlier run, and remember it beside its private key."""
-    file = _list_of(key_file)
+    file = key_file.with_suffix(f".{FORGOTTEN}")
     known = ForgottenUsers.read(file)
     places = dict.fromkeys([*known.runs, *(str(run.resolve()) for run in runs)])
     lists = (ForgottenUsers.read(Path(place, FORGOTTEN)) for place in places)
@@ -128,13 +126,9 @@ def gather_forgotten(key_file: Path, *runs: Path) -> ForgottenUsers:
 
 def write_party_run(folder: Path, forgotten: ForgottenUsers, key_file: Path) -> None:
     """Write the list of a party's run folder, which leads to the one beside the key, also if both move, or one of them."""
-    file = _list_of(key_file).resolve()
+    file = key_file.with_suffix(f".{FORGOTTEN}").resolve()
     places = [str(file), os.path.relpath(file, folder.resolve())]
     ForgottenUsers(forgotten.hashes, party=places).write(folder / FORGOTTEN)
-
-
-def _list_of(key_file: Path) -> Path:
-    return key_file.with_suffix(f".{FORGOTTEN}")
 
 
 def append_record(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def make_run(
         raise Interrupted(what, resume_hint(folder)) from None
     run.metrics["at_home"] = {"seconds": round(time.perf_counter() - began, 3)}
     if folder is not None:
+        run.folder = folder.resolve()
         run.complete_folder(folder)
     return run
 

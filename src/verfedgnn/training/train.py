@@ -87,9 +87,7 @@ def train(
         if forgotten.hashes:
             forgotten.write(folder / FORGOTTEN)
         begin_folder(folder, config, parties, [data.parts for data in prepared])
-        run = _train_and_judge(prepared, config, folder, watch, stop)
-    run.folder = folder.resolve()
-    return run
+        return _train_and_judge(prepared, config, folder, watch, stop)
 
 
 def resume(
@@ -114,9 +112,7 @@ def resume(
             raise RunError(f"{folder} was begun with {other}; {remedy}")
         parties, parts = read_party_tables(folder / "parties")
         prepared = prepare(parties, config, usable_device(device), parts)
-        run = _train_and_judge(prepared, config, folder, watch, stop)
-        run.folder = folder.resolve()
-        return run
+        return _train_and_judge(prepared, config, folder, watch, stop)
 
 
 def train_final(
@@ -156,13 +152,10 @@ def _leave_out(
     stay = [~out[party.ratings.user] for party, out in zip(parties, gone, strict=True)]
     if parts is not None:
         parts = [part[which] for part, which in zip(parts, stay, strict=True)]
-    tables = [party.ratings.take(which) for party, which in zip(parties, stay, strict=True)]
+    note = f"{format_count(int(np.any(gone, 0).sum()), 'forgotten user')}: left out"
+    tables = [p.ratings.take(which).with_notes(note) for p, which in zip(parties, stay, strict=True)]
     here = np.unique(np.concatenate([table.user for table in tables]))
-    left = []
-    for party, table, out in zip(parties, tables, gone, strict=True):
-        notes = [f"{format_count(int(out.sum()), 'forgotten user')}: left out"] if out.any() else []
-        left.append(PartyData(party.name, table.select_users(here).with_notes(*notes)))
-    return left, parts
+    return [PartyData(p.name, t.select_users(here)) for p, t in zip(parties, tables, strict=True)], parts
 
 
 def _train_and_judge(
