@@ -215,6 +215,24 @@ def test_ids_that_are_read_otherwise_do_not_bring_a_forgotten_user_back(
     assert found.tolist() == [True, False, False, False]
 
 
+@pytest.mark.parametrize(
+    ("gone", "stays"), [("007", "7"), ("7", "007"), ("BOB", "bob"), ("ann", "ann@example.org")]
+)
+def test_who_differs_only_in_spelling_from_a_forgotten_user_is_not_forgotten(
+    folder: Path, small_parties: list[vf.PartyData], gone: str, stays: str
+) -> None:
+    """Attack: register as BOB and be forgotten, and bob was left out of all later trainings."""
+    parties, parts = read_party_tables(folder / "parties")
+    ids = small_parties[0].ratings.user_ids.astype("U20")
+    ids[ROW : ROW + 2] = gone, stays
+    named = [vf.PartyData(each.name, replace(each.ratings, user_ids=ids)) for each in parties]
+    write_party_tables(folder / "parties", named, parts)
+    forgetting.forget(folder, [gone])
+    data = [vf.PartyData(each.name, replace(each.ratings, user_ids=ids)) for each in small_parties]
+    (left, *_), _ = _leave_out(data, None, read_forgotten_users(folder))
+    assert {*ids.tolist()} - {*left.ratings.user_ids.tolist()} == {gone}
+
+
 def test_a_link_that_is_switched_meanwhile_changes_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,7 +148,7 @@ def spell_users(table: Ratings, way: str | None, leave_out: LeaveOut | None = No
             "in the table, or leave the option out"
         )
     ways = "+".join(name for name in SPELLINGS if name in f"{table.ids}+{way}".split("+"))
-    spelled = replace(table, user_ids=ids, ids=ways, written=written if "mail" in ways else None)
+    spelled = replace(table, user_ids=ids, ids=ways, written=written)
     return spelled.select_users(find_positions(sort_ids(ids), ids))
 
 

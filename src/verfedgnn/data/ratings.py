@@ -42,7 +42,7 @@ class Ratings:
     ids: str | None = None
     """How user ids were spelled alike (`ids.SPELLINGS`); None if they are as written."""
     written: StrArray | None = None
-    """The users' mail addresses as written, "" for users of other parties, if `ids` leaves out domains; no run folder has them."""
+    """The users' ids as written if `ids` spells them alike, "" for users of other parties; no run folder has them."""
     name: str
     notes: tuple[str, ...] = ()
     """Sentences about rows that were left out or changed while reading."""

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,7 @@ class ForgottenUsers:
             return self.find(users) | self.find(written)
         found = np.zeros(len(users), bool)
         if any(self.hashes.values()):
-            short = spell(users, "mail")
-            forms = [_spell_alike(ids) for ids in ([users, short] if (short != users).any() else [users])]
+            forms = [_mark_exact(users), *_spell_alike(users)]
             for key, hashes in self.hashes.items():
                 gone = set(hashes)
                 for ids in forms:
@@ -86,16 +86,27 @@ class ForgottenUsers:
         return [everywhere if ids is None else everywhere | self.find(ids) for ids in written]
 
 
-def _spell_alike(ids: StrArray) -> list[str]:
-    """Return ids as the alignment spells them, without the differences that options of reading remove."""
-    return list(spell(normalise_ids(ids), "lower+number").tolist())
+def _spell_alike(ids: StrArray) -> list[list[str]]:
+    """Return ids as the alignment spells them, without what options of reading remove; also without the domains, if there are any."""
+    short = spell(ids, "mail")
+    forms = [ids, short] if (short != ids).any() else [ids]
+    return [spell(normalise_ids(each), "lower+number").tolist() for each in forms]
 
 
-def note_forgotten(folder: Path, users: StrArray) -> list[str]:
-    """Add users to the list of a run folder, whose key is created if it is missing, and return their hashes."""
+def _mark_exact(ids: StrArray) -> list[str]:
+    return [f"\0{each}" for each in ids.tolist()]
+
+
+def note_forgotten(folder: Path, users: StrArray, others: StrArray | None = None) -> list[str]:
+    """Add users to the list of a run folder, whose key is created if it is missing, and return their hashes.
+
+    A user whom only the spelling tells from the `others`, who stay, is listed by the exact id, since they are not to go, too.
+    """
     known = ForgottenUsers.read(folder / FORGOTTEN)
     key = next(iter(known.hashes), None) or secrets.token_hex(32)
-    new = list(_hash(key, _spell_alike(users)))
+    taken = set() if others is None else set(chain(*_spell_alike(others)))
+    forms = zip(_spell_alike(users)[0], _mark_exact(users), strict=True)
+    new = list(_hash(key, (exact if alike in taken else alike for alike, exact in forms)))
     known.add([ForgottenUsers({key: new})]).write(folder / FORGOTTEN)
     for file in (Path(folder, place) for place in known.party if place.endswith(f".{FORGOTTEN}")):
         with suppress(OSError):

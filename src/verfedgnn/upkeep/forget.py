@@ -108,7 +108,8 @@ def _plan(folder: Path, users: Sequence[str]) -> Journal:
         mine = np.isin(party.ratings.user, rows)
         items[file] = np.unique(party.ratings.item[mine]).tolist()
         ratings[party.name] = int(mine.sum())
-    return Journal(rows.tolist(), items, ratings, note_forgotten(folder, ids[rows]))
+    who = note_forgotten(folder, ids[rows], np.delete(ids, rows))
+    return Journal(rows.tolist(), items, ratings, who)
 
 
 def _finish(folder: Path) -> dict[str, Any] | None:
