@@ -19,7 +19,6 @@ import verfedgnn as vf
 from hub import SERVER, Killed, Trial
 from verfedgnn.config import load_config
 from verfedgnn.core.errors import RunError
-from verfedgnn.data.rating_reader import spell_users
 from verfedgnn.data.synthetic import synthetic_ratings
 from verfedgnn.federation import party_service
 from verfedgnn.federation.doctor import examine
@@ -234,8 +233,8 @@ def test_mail_addresses_without_their_domains_bring_no_forgotten_user_back(tmp_p
     note_forgotten(tmp_path, np.array([users[0], "bob@elsewhere.org"]))
     forgotten = gather_forgotten(tmp_path / "key.pem", tmp_path)
     table = vf.read_ratings(tmp_path / "film.csv", ids="mail")
-    for agreed in ("", "number", "mail"):
-        assert spell_users(table, agreed, forgotten.find).user_ids.tolist() == ["bob", "cleo"]
+    (party,), _, gone = forgotten.leave_out([vf.PartyData("film", table)])
+    assert (party.ratings.user_ids.tolist(), gone) == (["bob", "cleo"], 1)
 
 
 @pytest.mark.parametrize(

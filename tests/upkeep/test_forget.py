@@ -27,7 +27,6 @@ from verfedgnn.runs.party_tables import read_party_tables, write_party_tables
 from verfedgnn.runs.prepared_data import prepare as prepare_data
 from verfedgnn.runs.run import write_json
 from verfedgnn.runs.run_folder import FORGET_JOURNAL, SPLIT_SECRET, empty_run
-from verfedgnn.training.train import _leave_out
 from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep.new_items import NewItems
 
@@ -196,7 +195,7 @@ def test_a_forgotten_user_stays_out_of_runs_of_the_other_kind(
     ids[ROW] = "Alice@Example.org"
     note_forgotten(folder, ids[ROW : ROW + 1])
     data = [vf.PartyData(each.name, replace(each.ratings, user_ids=ids)) for each in small_parties]
-    (left, *_), _ = _leave_out(data, None, read_forgotten_users(folder))
+    (left, *_), *_ = read_forgotten_users(folder).leave_out(data)
     assert "Alice@Example.org" not in left.ratings.user_ids
     aligned = np.array(["bob", "alice@example.org"])
     assert gather_forgotten(tmp_path / "key.pem", folder).find(aligned).tolist() == [False, True]
@@ -229,7 +228,7 @@ def test_who_differs_only_in_spelling_from_a_forgotten_user_is_not_forgotten(
     write_party_tables(folder / "parties", named, parts)
     forgetting.forget(folder, [gone])
     data = [vf.PartyData(each.name, replace(each.ratings, user_ids=ids)) for each in small_parties]
-    (left, *_), _ = _leave_out(data, None, read_forgotten_users(folder))
+    (left, *_), *_ = read_forgotten_users(folder).leave_out(data)
     assert {*ids.tolist()} - {*left.ratings.user_ids.tolist()} == {gone}
 
 

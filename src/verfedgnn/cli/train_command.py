@@ -20,8 +20,6 @@ from verfedgnn.core.errors import ConfigError, DataError, Interrupted
 from verfedgnn.reports.round_progress import RoundProgress, TrainingPlan
 
 if TYPE_CHECKING:
-    from verfedgnn.data.ids import StrArray
-    from verfedgnn.data.ratings import Mask
     from verfedgnn.data.read_options import ReadOptions
 
 
@@ -116,14 +114,6 @@ class TrainRequest(Request):
 
         if self.out is not None:
             holds_run(self.out, self.overwrite)
-        forgotten = read_forgotten_users(self.after, self.out)
-        gone: set[str] = set()
-
-        def leave_out(users: StrArray, written: StrArray) -> Mask:
-            found = forgotten.find(users, written)
-            gone.update(users[found].tolist())
-            return found
-
         with self.output.busy("reading the data"):
             read = vf.read_parties(
                 self.data or ["synthetic"],
@@ -132,13 +122,13 @@ class TrainRequest(Request):
                 by=self.by,
                 users=config.users,
                 reading=self.reading,
-                leave_out=leave_out,
             )
+            read, _, gone = read_forgotten_users(self.after, self.out).leave_out(read)
         _introduce(read, self.output)
         if len(read) == 2:
             self.output.remark(f"  {describe_two_parties(config)}", style="dim")
         if gone:
-            count = format_count(len(gone), "forgotten user")
+            count = format_count(gone, "forgotten user")
             self.output.warn(f"left out {count}; remove them from your own data, too")
         return read
 

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option
 from verfedgnn.core.rating_scale import upper_quarter
-from verfedgnn.data.ids import SPELLINGS, StrArray, find_positions, number_ids, sort_ids, spell
+from verfedgnn.data.ids import SPELLINGS, find_positions, number_ids, sort_ids, spell
 from verfedgnn.data.publishers import find_layout
 from verfedgnn.data.rating_checks import RowReport, accept_rows, rate_rows
-from verfedgnn.data.ratings import Mask, Ratings, format_count
+from verfedgnn.data.ratings import Ratings, format_count
 from verfedgnn.data.read_options import EventWeights, check_events
 from verfedgnn.data.synthetic import synthetic_ratings
 from verfedgnn.data.table_sources import TABLE_SUFFIXES, Rows, open_table, read_rows, table_stem
@@ -34,7 +34,6 @@ from verfedgnn.data.text_files import missing_file, reading
 from verfedgnn.data.value_parsing import NO_TIME, note_missing_times
 
 DATA_FOLDER = "VERFEDGNN_DATA"
-LeaveOut = Callable[[StrArray, StrArray], Mask]
 FULL = 5.0
 """Total weight of events from which an item counts as liked, at three quarters of the scale."""
 
@@ -64,7 +63,6 @@ def read_ratings(
     events: EventWeights | None = None,
     catalogue: int | None = None,
     ids: str | None = None,
-    leave_out: LeaveOut | None = None,
     report: RowReport | None = None,
     **options: Any,
 ) -> Ratings:
@@ -86,7 +84,6 @@ def read_ratings(
         events: Weights of events ({"view": 1, "purchase": 5}, or one number), for tables of events instead of ratings.
         catalogue: Declared number of items, with or without ratings.
         ids: How user ids are spelled: "number", "lower" or "mail" (`SPELLINGS`); by default as they are written.
-        leave_out: Tells which users to leave out, from their ids as spelled and as written.
         report: Takes the problems of a single plain table instead of an error.
         **options: Further options of synthetic data (users, items, ratings, ...).
     """
@@ -126,22 +123,18 @@ def read_ratings(
         raise DataError(f"{', '.join(texts)}: an option for files; leave it out for the table {name}")
     else:
         table = read_table(source, name, **opening)
-    return spell_users(table, ids, leave_out).with_catalogue(catalogue)
+    return spell_users(table, ids).with_catalogue(catalogue)
 
 
 def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def spell_users(table: Ratings, way: str | None, leave_out: LeaveOut | None = None) -> Ratings:
+def spell_users(table: Ratings, way: str | None) -> Ratings:
     """Return a table with its user ids in one of the `SPELLINGS`, if one is named; raise `DataError` if two become one."""
-    ids = spell(table.user_ids, way) if way else table.user_ids
-    written = table.user_ids if table.written is None else table.written
-    if leave_out is not None and (gone := leave_out(ids, written)).any():
-        note = f"{format_count(int(gone.sum()), 'forgotten user')}: left out"
-        table, ids, written = table.select_users(~gone).with_notes(note), ids[~gone], written[~gone]
     if not way:
         return table
+    ids, written = spell(table.user_ids, way), table.user_ids if table.written is None else table.written
     if lost := len(ids) - len(np.unique(ids)):
         raise DataError(
             f"{table.name}: with {option('ids', way)}, {format_count(lost, 'user')} would have the id of another; correct the ids "

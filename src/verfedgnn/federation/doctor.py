@@ -19,7 +19,7 @@ import numpy as np
 
 from verfedgnn.core.errors import ConfigError, VerFedGNNError
 from verfedgnn.core.installed import installed_version
-from verfedgnn.data import Ratings
+from verfedgnn.data import PartyData, Ratings
 from verfedgnn.data.ids import suspect_spelling
 from verfedgnn.data.rating_reader import spell_users
 from verfedgnn.data.ratings import format_count
@@ -60,8 +60,9 @@ def examine(
         try:
             read = read_ratings()
             forgotten = gather_forgotten(identity.key_file, folder)
-            table = spell_users(read, identity.agreement.ids, forgotten.find)
-            if gone := read.n_users - table.n_users:
+            (party,), _, gone = forgotten.leave_out([PartyData(identity.name, read)])
+            table = spell_users(party.ratings, identity.agreement.ids)
+            if gone:
                 count = format_count(gone, "forgotten user")
                 text = f"`party` leaves out {count}; remove them from your own data, too"
                 findings.append(Finding("data", "warning", text))

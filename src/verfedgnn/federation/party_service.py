@@ -174,9 +174,9 @@ def align_party(
     identity = store.identity
     earlier = [] if after is None else [after]
     forgotten = gather_forgotten(identity.key_file, *earlier, store.folder)
-    everybody = ratings.n_users
-    ratings = spell_users(ratings, identity.agreement.ids, forgotten.find)
-    if gone := everybody - ratings.n_users:
+    (party,), _, gone = forgotten.leave_out([PartyData(identity.name, ratings)])
+    ratings = spell_users(party.ratings, identity.agreement.ids)
+    if gone:
         count = format_count(gone, "forgotten user")
         log_warning(f"left out {count}; remove them from your own data, too")
     config = identity.agreement.sized_config
@@ -204,10 +204,8 @@ def check_kind(ratings: Ratings, config: Config) -> None:
     """Raise `DataError` if a party has likes and its federation trains ratings, or no like for a training of lists."""
     problem = ""
     if config.trains_lists and ratings.likes == len(ratings):
-        problem, biases = (
-            "likes and no ratings, and this federation trains ratings; agree on lists alone",
-            "false",
-        )
+        problem = "likes and no ratings, and this federation trains ratings; agree on lists alone"
+        biases = "false"
     elif config.ranks and not ratings.likes:
         problem, biases = "ratings without a like, and this federation trains lists; agree on ratings", "true"
     if problem:

@@ -27,7 +27,7 @@ from pydantic import ConfigDict, TypeAdapter
 from verfedgnn.core.files import parsing
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import StrArray, spell
-from verfedgnn.data.ratings import Mask
+from verfedgnn.data.ratings import Mask, format_count
 from verfedgnn.privacy.id_matching import normalise_ids
 from verfedgnn.runs.run import write_json
 from verfedgnn.runs.run_folder import FORGET_RECORD, FORGOTTEN
@@ -67,10 +67,8 @@ class ForgottenUsers:
                 hashes[key] = sorted({*hashes.get(key, []), *users})
         return replace(self, hashes=hashes)
 
-    def find(self, users: StrArray, written: StrArray | None = None) -> Mask:
-        """Return who of `users` is in the list, also as `written` before. Spellings do not matter, also that of a run without domains."""
-        if written is not None and written is not users:
-            return self.find(users) | self.find(written)
+    def find(self, users: StrArray) -> Mask:
+        """Return who of `users` is in the list. Spellings do not matter, also that of a run without domains."""
         found = np.zeros(len(users), bool)
         if any(self.hashes.values()):
             forms = [_mark_exact(users), *_spell_alike(users)]
@@ -84,6 +82,19 @@ class ForgottenUsers:
         """Return who of the users of parties to leave out at each of them: one party may write the mail address that was forgotten."""
         everywhere, written = self.find(parties[0].ratings.user_ids), [p.ratings.written for p in parties]
         return [everywhere if ids is None else everywhere | self.find(ids) for ids in written]
+
+    def leave_out(self, parties: Sequence[PartyData]) -> tuple[list[PartyData], list[Mask], int]:
+        """Return parties without these users, which of their ratings stay, and the number of users."""
+        gone = self.find_at(parties)
+        stay = [~out[party.ratings.user] for party, out in zip(parties, gone, strict=True)]
+        lost = np.any(gone, 0)
+        if not (count := int(lost.sum())):
+            return list(parties), stay, 0
+        note = f"{format_count(count, 'forgotten user')}: left out"
+        tables = [p.ratings.take(which).with_notes(note) for p, which in zip(parties, stay, strict=True)]
+        lost[np.concatenate([table.user for table in tables])] = False
+        left = zip(parties, tables, strict=True)
+        return [PartyData(p.name, table.select_users(~lost)) for p, table in left], stay, count
 
 
 def _spell_alike(ids: StrArray) -> list[list[str]]:

@@ -18,10 +18,9 @@ from verfedgnn.core.errors import ConfigError, RunError, RunWarning
 from verfedgnn.core.files import lock_folder, write_bytes, writing
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData, check_parties
-from verfedgnn.data.ratings import format_count
 from verfedgnn.evaluation.verdict import judged_tables
 from verfedgnn.protocol.party import Party
-from verfedgnn.runs.forget_record import ForgottenUsers, read_forgotten_users
+from verfedgnn.runs.forget_record import read_forgotten_users
 from verfedgnn.runs.metrics_file import Trained
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, choose_config, leave_out_twins, prepare
@@ -69,7 +68,9 @@ def train(
     replaced = folder is not None and holds_run(folder, overwrite)
     earlier = Path(after) if after is not None else None
     forgotten = read_forgotten_users(earlier, folder)
-    parties, parts = _leave_out(parties, parts, forgotten)
+    parties, stay, _ = forgotten.leave_out(parties)
+    if parts is not None:
+        parts = [part[which] for part, which in zip(parts, stay, strict=True)]
     for suspicion in suspect_files(earlier, parties) if earlier is not None else ():
         warnings.warn(suspicion, RunWarning, stacklevel=2)
     prepared = prepare(parties, config, usable_device(device), parts)
@@ -140,22 +141,6 @@ def train_final(
         with lock_folder(folder), writing(folder):
             write_bytes(folder / "config.toml", whole.to_toml().encode())
     return resume(folder, device=device, watch=watch, stop=stop)
-
-
-def _leave_out(
-    parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]] | None, forgotten: ForgottenUsers
-) -> tuple[Sequence[PartyData], Sequence[NDArray[np.int8]] | None]:
-    """Return the parties and the parts of their ratings without users who were forgotten before."""
-    gone = forgotten.find_at(parties)
-    if not np.any(gone):
-        return parties, parts
-    stay = [~out[party.ratings.user] for party, out in zip(parties, gone, strict=True)]
-    if parts is not None:
-        parts = [part[which] for part, which in zip(parts, stay, strict=True)]
-    note = f"{format_count(int(np.any(gone, 0).sum()), 'forgotten user')}: left out"
-    tables = [p.ratings.take(which).with_notes(note) for p, which in zip(parties, stay, strict=True)]
-    here = np.unique(np.concatenate([table.user for table in tables]))
-    return [PartyData(p.name, t.select_users(here)) for p, t in zip(parties, tables, strict=True)], parts
 
 
 def _train_and_judge(
