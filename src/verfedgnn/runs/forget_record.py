@@ -121,9 +121,9 @@ def note_forgotten(folder: Path, users: StrArray, others: StrArray | None = None
     known.add([ForgottenUsers({key: new})]).write(folder / FORGOTTEN)
     for file in (Path(folder, place) for place in known.party if place.endswith(f".{FORGOTTEN}")):
         with suppress(OSError):
-            others = ForgottenUsers.read(file)
-            if key in others.hashes:  # a run of somebody else may name any file
-                others.add([ForgottenUsers({key: new})]).write(file)
+            theirs = ForgottenUsers.read(file)
+            if key in theirs.hashes:  # a run of somebody else may name any file
+                theirs.add([ForgottenUsers({key: new})]).write(file)
     return new
 
 

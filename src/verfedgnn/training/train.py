@@ -68,8 +68,8 @@ def train(
     replaced = folder is not None and holds_run(folder, overwrite)
     earlier = Path(after) if after is not None else None
     forgotten = read_forgotten_users(earlier, folder)
-    parties, stay, _ = forgotten.leave_out(parties)
-    if parts is not None:
+    parties, stay, gone = forgotten.leave_out(parties)
+    if parts is not None and gone:
         parts = [part[which] for part, which in zip(parts, stay, strict=True)]
     for suspicion in suspect_files(earlier, parties) if earlier is not None else ():
         warnings.warn(suspicion, RunWarning, stacklevel=2)
