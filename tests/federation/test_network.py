@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -128,6 +128,15 @@ def test_bytes_go_both_ways_in_order(net: Net) -> None:
         net.server.send("film", (first,), (second,))
     assert [until(net.server, "message", "film").data for _ in messages] == messages
     assert [until(film, "message", SERVER).data for _ in messages] == messages
+
+
+def test_small_messages_do_not_wait_for_acknowledgements(net: Net) -> None:
+    film = net.join("film")
+    until(net.server, "joined", "film")
+    until(film, "joined", SERVER)
+    for transport, peer in ((net.server, "film"), (film, SERVER)):
+        sock = cast(Any, transport)._links[peer].websocket.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_who_leaves_is_noticed_and_may_come_back(net: Net) -> None:
