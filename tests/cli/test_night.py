@@ -275,6 +275,22 @@ def test_a_night_that_is_over_keeps_no_checkpoints(nights: Nights) -> None:
     assert (nights.folder / "mon" / "metrics.json").is_file()
 
 
+def test_a_night_leaves_torch_to_its_training(tmp_path: Path) -> None:
+    """Loading it took a sixth of a night."""
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from verfedgnn.cli.night_command import NightRules, hold_night
+        def train(place, current, seconds):
+            place.mkdir()
+            (place / "metrics.json").touch()
+            return 0, ""
+        assert hold_night(Path(sys.argv[1]), "party", train, "", NightRules()).result == "promoted"
+        assert "torch" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "nights")], check=True)
+
+
 def test_a_coordinator_only_trains(nights: Nights) -> None:
     assert nights.night("mon", command="coordinator") == (0, ["coordinator hub --out mon"])
     assert nights.words() == {"mon": "trained"}

@@ -22,8 +22,8 @@ from verfedgnn.evaluation.run_difference import (
     difference,
     judge_challenger,
     match_parties,
-    read_best,
 )
+from verfedgnn.runs.nights import read_best
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.runs.run_folder import FORGOTTEN, list_runs
 from verfedgnn.upkeep.forget import forget

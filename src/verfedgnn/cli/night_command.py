@@ -29,7 +29,7 @@ from verfedgnn.cli.tables import make_table
 from verfedgnn.core.errors import ConfigError, Interrupted, NotPromoted, RunError
 from verfedgnn.core.files import check_file_name, make_folder, replacing, switch_link, writing
 from verfedgnn.federation.event_log import configure_log, event_text
-from verfedgnn.runs.nights import DONE, EXITS, HISTORY, Night, Word, read_nights
+from verfedgnn.runs.nights import DONE, EXITS, HISTORY, Night, Word, read_best, read_nights
 
 CURRENT = "current"
 """Link in a folder of nights to the run that is served."""
@@ -299,8 +299,6 @@ def _record(folder: Path, result: Night, textfile: Path | None) -> None:
 
 def _prune(folder: Path, keep: int) -> None:
     """Remove the oldest nights that are over, but not the served run and the best ones, and what only resuming the others needs."""
-    from verfedgnn.evaluation.run_difference import read_best
-
     current = folder / CURRENT
     kept = {current.resolve()} if current.exists() else set()
     if (current / "metrics.json").is_file():

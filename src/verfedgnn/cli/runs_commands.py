@@ -241,8 +241,9 @@ def promote(
     """
     from verfedgnn.core.files import lock_folder, switch_link
     from verfedgnn.data.ratings import format_count
-    from verfedgnn.evaluation.run_difference import judge_challenger, read_best, write_best
+    from verfedgnn.evaluation.run_difference import judge_challenger, write_best
     from verfedgnn.runs.forget_record import ForgottenUsers, read_forgotten_users
+    from verfedgnn.runs.nights import read_best
     from verfedgnn.runs.run_folder import FORGOTTEN
 
     served = over.resolve()

@@ -11,7 +11,6 @@ metric, in its folder.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import parsing, writing
+from verfedgnn.core.files import writing
 from verfedgnn.core.metrics import rank_each
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.core.rating_scale import upper_quarter
@@ -31,13 +30,12 @@ from verfedgnn.data import TEST, TRAIN, VALID, Ratings
 from verfedgnn.data.ids import StrArray, find_positions
 from verfedgnn.evaluation.chance import FEWEST_USERS, Floats, format_gain, gain
 from verfedgnn.evaluation.verdict import is_judged
+from verfedgnn.runs.nights import BEST
 from verfedgnn.runs.run import Run, write_json
 
 ABSENT = -1
 """Part, in the earlier run, of a rating that it did not have."""
 
-BEST = "best-promoted.json"
-"""File in the folder of a promoted run: the best run promoted up to it, as a path from that folder, by metric."""
 _NAMES = {"rmse": "RMSE", "ndcg@20": "NDCG@20"}
 
 Ints = NDArray[np.int64]
@@ -292,21 +290,6 @@ def judge_challenger(
         "figures": figures,
         "data": data,
     }
-
-
-def read_best(folder: Path) -> dict[str, Path]:
-    """Return the best run, by metric, of those promoted up to the one in `folder`: that run itself if its folder names none."""
-    file = folder / BEST
-    with parsing(str(file), "restore it, or remove it to compare with the served run only"):
-        named = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-        best = {metric: (folder / named.get(metric, ".")).resolve() for metric in _NAMES}
-    gone = next((path for path in best.values() if not path.is_dir()), None)
-    if gone is not None:
-        raise RunError(
-            f"{gone} is the best run that was promoted, and it is gone; without it, losses of single nights would add up. "
-            "Put it back, or switch the link by hand"
-        )
-    return best
 
 
 def write_best(folder: Path, best: Mapping[str, Path]) -> None:

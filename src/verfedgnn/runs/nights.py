@@ -8,9 +8,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
-from verfedgnn.core.errors import Interrupted, NotPromoted
+from verfedgnn.core.errors import Interrupted, NotPromoted, RunError
 from verfedgnn.core.files import check_file_name, parsing
 
+BEST = "best-promoted.json"
+"""File in the folder of a promoted run: the best run promoted up to it, as a path from that folder, by metric."""
 HISTORY = "nights.jsonl"
 """File in a folder of nights with a line for each night."""
 Word = Literal["promoted", "kept", "trained", "nothing new", "failed", "stopped", "begun", "given up"]
@@ -65,3 +67,18 @@ def read_nights(folder: Path) -> list[Night]:
         whole = file.read_bytes().rpartition(b"\n")[0].decode() if file.is_file() else ""
         nights = [Night(**json.loads(line)) for line in whole.splitlines()]
     return list({each.night: each for each in nights}.values())
+
+
+def read_best(folder: Path) -> dict[str, Path]:
+    """Return the best run, by metric, of those promoted up to the one in `folder`: that run itself if its folder names none."""
+    file = folder / BEST
+    with parsing(str(file), "restore it, or remove it to compare with the served run only"):
+        named = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        best = {metric: (folder / named.get(metric, ".")).resolve() for metric in ("rmse", "ndcg@20")}
+    gone = next((path for path in best.values() if not path.is_dir()), None)
+    if gone is not None:
+        raise RunError(
+            f"{gone} is the best run that was promoted, and it is gone; without it, losses of single nights would add up. "
+            "Put it back, or switch the link by hand"
+        )
+    return best
