@@ -1,9 +1,10 @@
 """Measure a night of a federation: a coordinator and three parties as processes on this machine, with mutual TLS and masks.
 
-    python benchmarks/federated_night.py [--users 2400] [--parties 3]
+    python benchmarks/federated_night.py [--users 2400] [--parties 3] [--together]
 
-Preset best, as shipped: ratings, lists, and both on all ratings. It prints how long a member takes to start, a round in comparison with
-the local runtime in one thread, the whole night once everybody is there, and what a night takes on disk.
+Preset best, as shipped: ratings, lists, and both on all ratings. It prints how long a member takes to start while the others
+wait, or with --together while all start, a round in comparison with the local runtime in one thread, the whole night once everybody is
+there, and what a night takes on disk.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ from federation_round import COMMAND, command, free_port, local_round, write_tab
 from verfedgnn.data import synthetic_ratings
 
 
-def federated_night(parties: list[vf.PartyData], folder: Path) -> dict[str, Any]:
-    """Run a night between processes; return its figures."""
+READY = {"coordinator": "listening", "party": "connected to the coordinator"}
+"""The event that ends the start of a member."""
+
+
+def federated_night(parties: list[vf.PartyData], folder: Path, *, together: bool) -> dict[str, Any]:
+    """Run a night between processes; return its figures. Its members start `together`, or each when the one before is ready."""
     write_tables(folder, parties)
     home = folder / "hub"
     address = f"127.0.0.1:{free_port()}"
@@ -43,16 +48,19 @@ def federated_night(parties: list[vf.PartyData], folder: Path) -> dict[str, Any]
         members[party.name] = words
     started, processes = {}, []
     for name, words in members.items():
-        with (folder / f"{name}.log").open("w") as log:
+        log = folder / f"{name}.log"
+        with log.open("w") as stderr:
             started[name] = time.time()
             night = ["night", folder / name / "nights", "--name", "first", "--", *words, "--log", "json"]
             processes.append(
-                subprocess.Popen([*COMMAND, *map(str, night)], stdout=subprocess.DEVNULL, stderr=log)
+                subprocess.Popen([*COMMAND, *map(str, night)], stdout=subprocess.DEVNULL, stderr=stderr)
             )
+        while not together and f'"{READY[words[0]]}"' not in log.read_text():
+            time.sleep(0.02)
     if any(process.wait() for process in processes):
         raise SystemExit("a process of the federation failed")
     ended = time.time()
-    times = [first_time(folder / f"{name}.log", "connected to the coordinator") for name in list(members)[1:]]
+    times = [first_time(folder / f"{name}.log", READY["party"]) for name in list(members)[1:]]
     place = home / "nights" / "first"
     rounds = [e for e in read_events(folder / "hub.log") if e["event"] == "validated"]
     gaps = [
@@ -89,13 +97,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--users", type=int, default=2_400)
     parser.add_argument("--parties", type=int, default=3)
+    parser.add_argument("--together", action="store_true", help="start all members at the same time")
     options = parser.parse_args()
     torch.set_num_threads(1)
     ratings = synthetic_ratings(users=options.users, items=1_200, ratings=60 * options.users, seed=0)
     parties = vf.split_items(ratings, parties=options.parties, seed=0)
     local = local_round(parties, vf.Config.preset("best", masking=True), 12)
     with tempfile.TemporaryDirectory() as folder:
-        figures = federated_night(parties, Path(folder))
+        figures = federated_night(parties, Path(folder), together=options.together)
     figures |= {
         "local_ms": 1e3 * local,
         "federated_ms": 1e3 * figures.pop("round"),
