@@ -27,7 +27,6 @@ import verfedgnn as vf
 from federation_round import COMMAND, command, free_port, local_round, write_tables
 from verfedgnn.data import synthetic_ratings
 
-
 READY = {"coordinator": "listening", "party": "connected to the coordinator"}
 """The event that ends the start of a member."""
 
