@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
@@ -162,13 +163,33 @@ def test_a_restarted_coordinator_is_found_again(net: Net) -> None:
     assert until(server, "message", "film").data == b"again"
 
 
+def test_who_comes_before_the_coordinator_tries_again_soon(
+    federation: tuple[Agreement, dict[str, MemberIdentity]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members that one clock starts come within a second of each other."""
+    pauses: list[float] = []
+    refused: list[str] = []
+    sleep = asyncio.sleep
+
+    async def record(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", record)
+    film = WebsocketTransport(federation[1]["film"], refused.append)
+    while len(refused) < 3:
+        time.sleep(0.05)
+    film.close()
+    assert sum(pauses[:2]) < 0.5
+
+
 def test_who_has_left_does_not_look_for_the_coordinator(net: Net) -> None:
     film = net.join("film")
     until(film, "joined", SERVER)
     until(net.server, "joined", "film")
     film.close()
     net.server.close()
-    time.sleep(2 * websocket_transport.PAUSES[0])  # a party that looks for it connects again after the first
+    time.sleep(10 * websocket_transport.PAUSES[0])  # a party that looks for it connects again after the first
     assert not any("cannot reach" in reason for reason in net.refused)
 
 

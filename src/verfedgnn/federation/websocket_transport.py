@@ -73,7 +73,7 @@ MOST_PARTS = 4096
 """Number of fragments that a message may have."""
 CLOSE_SECONDS = 2.0
 """Number of seconds for which queued messages are still delivered when a transport closes."""
-PAUSES = (0.5, 1.0, 2.0, 4.0)
+PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 """Seconds between attempts to connect; the last one repeats."""
 _PROCESS = "Verfedgnn-Process"
 _BACKLOG = 1024
