@@ -84,8 +84,8 @@ def persons(column: str) -> list[Source]:
 
 
 NIGHT = [
-    *cell("federation.md", "disk of a party's night, MB", "load 8 to 12"),
-    *cell("federation.md", "disk of the coordinator's night, MB", "load 8 to 12"),
+    *cell("federation.md", "disk of a party's night, MB", "81cc7431"),
+    *cell("federation.md", "disk of the coordinator's night, MB", "81cc7431"),
 ]
 PROOF, _ = decision_page.read_proof()
 BY_DATA = decision_page.by_data(PROOF)
