@@ -419,9 +419,8 @@ class _Listener(socket.socket):
     """A listening socket whose connections are strangers at first."""
 
     def __init__(self, address: tuple[str, int]) -> None:
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         # Only where the protocol is named does asyncio turn off Nagle's algorithm, which delays answers by 40 ms.
-        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        super().__init__(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, proto=socket.IPPROTO_TCP)
         self.strangers = ConnectionTable(patience=0.0)
         try:
             self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
