@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import typer.main
@@ -59,6 +61,14 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Let each test draw the same numbers, whichever tests ran before it in this process."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

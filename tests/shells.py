@@ -42,10 +42,27 @@ def only_one_on_this_machine(what: str) -> Iterator[None]:
         yield
 
 
+CLAIMS: list[socket.socket] = []
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a free port that no connection gets by chance, and claim it until this process ends.
+
+    Linux gives connections ports from 32768. The claim is the UDP port of the same number, so that other test processes see it.
+    """
+    start = 20_000 + os.getpid() % 12_000
+    for port in (*range(start, 32_768), *range(20_000, start)):
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            claim.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            claim.close()
+        else:
+            CLAIMS.append(claim)
+            return port
+    raise AssertionError("every port is taken")
 
 
 class Shells:

@@ -317,7 +317,7 @@ def stop(*_):
     os._exit(4)
 signal.signal({number:d}, stop)
 os.kill(os.getppid(), {number:d})
-time.sleep(60)
+time.sleep(180)
 """
     )
     child.chmod(0o700)
@@ -363,7 +363,7 @@ def test_a_stopped_training_leaves_no_process_and_goes_on(shells: Shells) -> Non
         assert night.poll() is None, shells.logs()
         time.sleep(0.02)
     os.kill(night.pid, signal.SIGTERM)
-    assert night.wait(60) == 4, shells.logs()
+    assert night.wait(180) == 4, shells.logs()
     (stopped,) = read_nights(place.parent)
     assert (stopped.result, stopped.reason) == ("stopped", "by a signal")
     with night_command._alone(place.parent):

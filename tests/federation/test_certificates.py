@@ -203,8 +203,8 @@ def context(side: int, trust: str, key: Path, certificate: str) -> ssl.SSLContex
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str, str]:
     """Connect, send a byte each way, and return the fingerprints that server and client see."""
     left, right = socket.socketpair()
-    left.settimeout(5)
-    right.settimeout(5)
+    left.settimeout(180)
+    right.settimeout(180)
     seen: dict[str, str] = {}
     errors: list[OSError] = []
 

@@ -77,7 +77,7 @@ def test_three_organisations_end_to_end(shells: Shells, tmp_path: Path) -> None:
     wait_for_round(shells, status, 6)
     shells.kill(parties["book"])
     wait_until(shells, status, lambda about: about["state"] == "waiting", "nobody waits for book")
-    with urllib.request.urlopen(f"{status}/metrics", timeout=60) as answer:
+    with urllib.request.urlopen(f"{status}/metrics", timeout=180) as answer:
         assert b"verfedgnn_round " in answer.read()
     assert "away" in shells.now("status", status)
     parties["book"] = shells.start("party", "--federation", "book")

@@ -20,6 +20,7 @@ import pytest
 
 import verfedgnn as vf
 from hub import SERVER, agree
+from shells import free_port
 from verfedgnn.core.installed import installed_version
 from verfedgnn.federation import doctor
 from verfedgnn.federation.agreement import FILE, Agreement, save_agreement
@@ -41,11 +42,8 @@ from verfedgnn.federation.websocket_transport import (
 
 @pytest.fixture
 def federation(tmp_path: Path) -> tuple[Agreement, dict[str, MemberIdentity]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     config = vf.Config.preset("paper", masking=True)
-    agreement, identities = agree(tmp_path, ["film", "book"], config, address=f"127.0.0.1:{port}")
+    agreement, identities = agree(tmp_path, ["film", "book"], config, address=f"127.0.0.1:{free_port()}")
     save_agreement(tmp_path / FILE, agreement)
     return agreement, identities
 

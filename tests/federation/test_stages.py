@@ -444,7 +444,7 @@ def test_likes_without_ratings_train_lists_alone_if_the_members_agree(
         for p in small_parties
     ]
     refused = trial(tmp_path / "ratings", likes, best())
-    refused.start("party-0").join(60)
+    refused.start("party-0").join(180)
     assert "agree on lists alone, with `verfedgnn federation init --set model.biases=false`" in str(
         refused.errors["party-0"][0]
     )

@@ -43,7 +43,7 @@ def client(catalogue: Catalogue) -> Iterator[Any]:
     from served import serving
     from verfedgnn.serving.app import make_app
 
-    with serving(make_app(catalogue)) as address, httpx.Client(base_url=address) as client:
+    with serving(make_app(catalogue)) as address, httpx.Client(base_url=address, timeout=180) as client:
         yield client
 
 

@@ -52,7 +52,7 @@ class Caller:
     """A client with a key."""
 
     def __init__(self, address: str, key: str) -> None:
-        self.client = httpx.Client(base_url=address, headers={"Authorization": f"Bearer {key}"})
+        self.client = httpx.Client(base_url=address, headers={"Authorization": f"Bearer {key}"}, timeout=180)
 
     def get(self, path: str, **parameters: object) -> httpx.Response:
         return self.client.get(path, params={name: str(value) for name, value in parameters.items()})

@@ -324,5 +324,5 @@ def test_an_item_that_is_posted_is_served_without_a_failed_request(
                     return found
                 await asyncio.sleep(0.02)
 
-    served = asyncio.run(asyncio.wait_for(play(), 20))
+    served = asyncio.run(asyncio.wait_for(play(), 180))
     assert next(item["title"] for item in served if item["item"] == "new") == "New"

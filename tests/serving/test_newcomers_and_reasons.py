@@ -59,7 +59,7 @@ def test_a_newcomer_to_a_ranking_is_the_most_probable_one(ranking_run: vf.Run) -
     with serving(make_app(catalogue)) as address:
         ratings = [{"item": str(ranking_run.parties[0].ratings.item_ids[i]), "rating": 5} for i in (0, 3, 5)]
         found = httpx.post(
-            f"{address}/v1/recommendations", json={"ratings": ratings, "k": 3, "why": 2}
+            f"{address}/v1/recommendations", json={"ratings": ratings, "k": 3, "why": 2}, timeout=180
         ).json()
     assert len(found["recommendations"]) == 3
 

@@ -40,7 +40,7 @@ def catalogue(run: vf.Run) -> Catalogue:
 
 @pytest.fixture(scope="module")
 def client(catalogue: Catalogue) -> Iterator[Any]:
-    with serving(make_app(catalogue)) as address, httpx.Client(base_url=address) as client:
+    with serving(make_app(catalogue)) as address, httpx.Client(base_url=address, timeout=180) as client:
         yield client
 
 

@@ -39,8 +39,8 @@ def test_an_internal_error_shows_no_details(
 
     monkeypatch.setattr(ItemRanker, "rank", broken)
     with serving(make_app(catalogue)) as address:
-        answer = httpx.get(f"{address}/v1/recommendations", params={"user": known})
-        assert httpx.get(f"{address}/readyz").status_code == 200
+        answer = httpx.get(f"{address}/v1/recommendations", params={"user": known}, timeout=180)
+        assert httpx.get(f"{address}/readyz", timeout=180).status_code == 200
     assert answer.status_code == 500
     assert "insides" not in answer.text
     assert "content-security-policy" in answer.headers
@@ -78,7 +78,7 @@ def test_errors_have_a_cause_and_a_remedy(client: Any, known: str, path: str, st
 def test_with_a_key_nothing_but_health_and_the_empty_page_is_open(catalogue: Catalogue, known: str) -> None:
     with (
         serving(make_app(catalogue, keys=[ApiKey("key", digest_key(KEY))])) as address,
-        httpx.Client(base_url=address) as client,
+        httpx.Client(base_url=address, timeout=180) as client,
     ):
         assert client.get("/readyz").json() == {"status": "ok"}
         assert client.get("/").status_code == 200

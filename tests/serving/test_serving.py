@@ -74,7 +74,7 @@ def test_many_at_once_get_what_recommend_gives(run: vf.Run, client: Any) -> None
 def test_a_ranking_is_served_in_shares(ranking_run: vf.Run) -> None:
     with (
         serving(make_app(Catalogue(ranking_run, "ranking"))) as address,
-        httpx.Client(base_url=address) as client,
+        httpx.Client(base_url=address, timeout=180) as client,
     ):
         for user in users(ranking_run)[:5]:
             found = client.get("/v1/recommendations", params={"user": user, "k": 5, "why": 2}).json()[
@@ -143,7 +143,7 @@ def test_a_party_that_mixes_only_item_weights_is_served(run: vf.Run, known: str)
     parts = prepare(run.parties, run.config, torch.device("cpu"), run.parts)
     lists = replace(run.lists, models=[ease_model(party.input, Choices()) for party in parts])
     catalogue = Catalogue(replace(run, lists=lists), "items")
-    with serving(make_app(catalogue)) as address, httpx.Client(base_url=address) as client:
+    with serving(make_app(catalogue)) as address, httpx.Client(base_url=address, timeout=180) as client:
         found = client.get("/v1/recommendations", params={"user": known, "k": 5, "why": 2}).json()
         assert same_items(found["recommendations"], catalogue.run.recommend(known, 5))
         assert all(item["why"]["items"] != 0 for item in found["recommendations"])
@@ -167,7 +167,10 @@ def test_an_answer_names_the_parties_that_serve_their_own_models(
     assert not own.mixes_federated(0, known=True)
     assert own.mixes_federated(0, known=False)
     assert own.mixes_federated(1, known=True)
-    with serving(make_app(Catalogue(own, "own"))) as address, httpx.Client(base_url=address) as client:
+    with (
+        serving(make_app(Catalogue(own, "own"))) as address,
+        httpx.Client(base_url=address, timeout=180) as client,
+    ):
         for name, expected in ((party.name, [party.name]), (other.name, None), (None, [party.name])):
             asked = {"user": known} | ({"party": name} if name else {})
             answer = client.get("/v1/recommendations", params=asked).json()
@@ -253,7 +256,9 @@ def test_alone_is_another_model(run: vf.Run, client: Any) -> None:
     ).json()
     assert same_items(found["recommendations"], as_alone(run).recommend(user, 5, party=party))
     with serving(make_app(Catalogue(without_alone(run), "x"))) as address:
-        refused = httpx.get(f"{address}/v1/recommendations", params={"user": user, "model": "alone"})
+        refused = httpx.get(
+            f"{address}/v1/recommendations", params={"user": user, "model": "alone"}, timeout=180
+        )
     assert refused.status_code == 404
     assert "preset best" in refused.json()["error"]["remedy"]
 
@@ -261,7 +266,10 @@ def test_alone_is_another_model(run: vf.Run, client: Any) -> None:
 def test_a_partys_own_run_is_served(run: vf.Run, known: str) -> None:
     own = keep_party(run, 1)
     own.lists = keep_party(run.ranker, 1)
-    with serving(make_app(Catalogue(own, "own"))) as address, httpx.Client(base_url=address) as client:
+    with (
+        serving(make_app(Catalogue(own, "own"))) as address,
+        httpx.Client(base_url=address, timeout=180) as client,
+    ):
         about = client.get("/v1/run").json()
         assert [party["name"] for party in about["parties"]] == [run.parties[1].name]
         found = client.get("/v1/recommendations", params={"user": known, "k": 5}).json()["recommendations"]
@@ -297,7 +305,10 @@ def test_an_id_may_come_in_a_party_s_own_spelling(
     assert [item.item for item in vf.Run.load(tmp_path / "run").recommend(written, 5)] == [
         item.item for item in wanted
     ]
-    with serving(make_app(Catalogue(same, "same"))) as address, httpx.Client(base_url=address) as client:
+    with (
+        serving(make_app(Catalogue(same, "same"))) as address,
+        httpx.Client(base_url=address, timeout=180) as client,
+    ):
         found = client.get("/v1/recommendations", params={"user": written, "k": 5}).json()
         assert same_items(found["recommendations"], wanted)
         assert client.get("/v1/history", params={"user": written}).json()["known"]
@@ -396,7 +407,7 @@ def test_the_command_serves(run: vf.Run, known: str, tmp_path: Path) -> None:
         run.parties[0].name,
     ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    watchdog = threading.Timer(60, server.kill)
+    watchdog = threading.Timer(180, server.kill)
     watchdog.start()
     try:
         assert server.stdout is not None

@@ -34,7 +34,7 @@ def address(run: vf.Run) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(address: str) -> Iterator[Any]:
-    with httpx.Client(base_url=address) as client:
+    with httpx.Client(base_url=address, timeout=180) as client:
         yield client
 
 
@@ -107,7 +107,7 @@ def test_an_overloaded_server_refuses_requests(
 ) -> None:
     monkeypatch.setattr(lists, "LONGEST_QUEUE", 0)
     with serving(make_app(Catalogue(run, "full"))) as address:
-        answer = httpx.get(f"{address}/v1/recommendations", params={"user": people[0]})
+        answer = httpx.get(f"{address}/v1/recommendations", params={"user": people[0]}, timeout=180)
     assert answer.status_code == 503
     assert "try again" in answer.json()["error"]["remedy"]
 
@@ -131,9 +131,10 @@ def command(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_is_a_normal_end(folder: Path, people: list[str], number: signal.Signals) -> None:
     with command(folder) as (server, address):
-        for user in people[:20]:
-            assert httpx.get(f"{address}/v1/recommendations", params={"user": user}).status_code == 200
-        metrics = httpx.get(f"{address}/metrics").text
+        with httpx.Client(base_url=address, timeout=180) as client:
+            for user in people[:20]:
+                assert client.get("/v1/recommendations", params={"user": user}).status_code == 200
+            metrics = client.get("/metrics").text
         server.send_signal(number)
         written = server.communicate(timeout=180)
     assert 'verfedgnn_requests_total{route="/v1/recommendations",status="200"} 20.0' in metrics

@@ -96,7 +96,7 @@ def test_every_answer_is_the_list_of_the_users_bucket_and_names_it(run: vf.Run) 
 
     with (
         serving(make_app(Catalogue(run, "run", split=SPLIT))) as address,
-        httpx.Client(base_url=address) as client,
+        httpx.Client(base_url=address, timeout=180) as client,
     ):
 
         def ask(**given: Any) -> Any:

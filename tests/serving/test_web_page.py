@@ -218,7 +218,7 @@ def test_an_unknown_user_is_served_as_someone_new(run: vf.Run, chromium: Any, ad
         page.keyboard.press("Enter")
         page.wait_for_selector("#best li")
         body = {"ratings": [{"item": popular, "rating": 1, "party": party}], "party": party}
-        found = httpx.post(f"{address}/v1/recommendations", json=body).json()["recommendations"]
+        found = httpx.post(f"{address}/v1/recommendations", json=body, timeout=180).json()["recommendations"]
         assert visit.texts("#best .title") == [item["title"] or f"Item {item['item']}" for item in found]
         assert page.locator("#liked-box").is_hidden()
         assert page.locator("#switch").is_hidden()
@@ -388,7 +388,9 @@ def test_a_customer_known_elsewhere_is_told_why_a_list_is_personal(
         user = page.locator("#user").input_value()
         assert user in party.ratings.user_ids[110:]
         asked = {"user": user, "party": party.name, "why": 1}
-        found = httpx.get(f"{address}/v1/recommendations", params=asked).json()["recommendations"]
+        found = httpx.get(f"{address}/v1/recommendations", params=asked, timeout=180).json()[
+            "recommendations"
+        ]
         scores = [item["score"] for item in found]
         ordered = [item["title"] for item in found if scores.count(item["score"]) == 1]
         assert [title for title in visit.texts("#best .title") if title in ordered] == ordered, "ties aside"
