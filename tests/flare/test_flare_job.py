@@ -6,7 +6,6 @@ import csv
 import json
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -33,6 +32,7 @@ from verfedgnn_flare.job_site import (
     prepare_site,
     read_site_settings,
 )
+from warm_python import warm_python
 
 RUN = """
 import sys
@@ -94,19 +94,17 @@ def simulated(tmp_path_factory: pytest.TempPathFactory, parties: list[vf.PartyDa
     (workspace / "local").mkdir(parents=True)
     place = str(folder / "{site}")
     prepare_site(workspace, {"federation": place, "ratings": f"{place}/ratings.csv"})
-    script = folder / "run.py"
-    script.write_text(RUN)
-    names = [party.name for party in parties]
-    command = [sys.executable, str(script), str(home), str(folder / "simulation"), *names]
     log = folder / "log.txt"
-    if not simulate(command, log) and "Communication error with client" in log.read_text():
-        simulate(command, log)  # the simulator lost a race for the port of one of its processes
+    if not simulate(folder, parties, log) and "Communication error with client" in log.read_text():
+        simulate(folder, parties, log)  # the simulator lost a race for the port of one of its processes
     assert (home / "run" / "metrics.json").is_file(), log.read_text()[-3000:]
     return folder
 
 
-def simulate(command: list[str], log: Path) -> bool:
-    """Run a script of the simulator and return whether it succeeded; none of its processes survives."""
+def simulate(folder: Path, parties: list[vf.PartyData], log: Path) -> bool:
+    """Run the job in the simulator and return whether it succeeded; none of its processes survives."""
+    places = [str(folder / "server"), str(folder / "simulation")]
+    command = [warm_python(), "-c", RUN, *places, *(party.name for party in parties)]
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:
             deadline = time.monotonic() + 300
@@ -136,22 +134,8 @@ def test_a_job_in_the_simulator_equals_the_local_runtime(
     assert status["state"] == "finished"
 
 
-def test_the_next_night_trains_into_new_folders(simulated: Path, parties: list[vf.PartyData]) -> None:
-    """Only the settings of the sites change; the job and the sites' processes stay as they are."""
-    place = str(simulated / "{site}")
-    settings = {"federation": place, "ratings": f"{place}/ratings.csv", "out": f"{place}/run-2"}
-    prepare_site(simulated / "simulation" / "trial", settings | {"after": f"{place}/run"})
-    names = [party.name for party in parties]
-    script, log = simulated / "run.py", simulated / "log-2.txt"
-    simulate(
-        [sys.executable, str(script), str(simulated / "server"), str(simulated / "simulation"), *names], log
-    )
-    for name in names:
-        assert (simulated / name / "run-2" / "metrics.json").is_file(), log.read_text()[-3000:]
-
-
 def test_a_job_a_night_is_judged_and_recorded(simulated: Path, parties: list[vf.PartyData]) -> None:
-    """The same job again, with the run of the first one as yesterday's night of each site."""
+    """Only the settings of the sites change: the run of the first job is yesterday's night of each site."""
     names = [party.name for party in parties]
     for name in names:
         nights = simulated / name / "nights"
@@ -163,17 +147,8 @@ def test_a_job_a_night_is_judged_and_recorded(simulated: Path, parties: list[vf.
     place = str(simulated / "{site}")
     settings = {"federation": place, "ratings": f"{place}/ratings.csv", "nights": f"{place}/nights"}
     prepare_site(simulated / "simulation" / "trial", settings)
-    log = simulated / "log-3.txt"
-    simulate(
-        [
-            sys.executable,
-            str(simulated / "run.py"),
-            str(simulated / "server"),
-            str(simulated / "simulation"),
-            *names,
-        ],
-        log,
-    )
+    log = simulated / "log-2.txt"
+    simulate(simulated, parties, log)
     (night,) = read_nights(simulated / "server" / "nights")
     assert night.result == "trained", (night, log.read_text()[-3000:])
     for name in names:
@@ -244,6 +219,9 @@ def test_preparing_a_site_keeps_its_resources(
     settings = read_site_settings(local, "books")
     assert settings.reading == [("read", "scale=1,5")]
     assert settings.federation.is_absolute()
+    assert command(*words, "--out", "/{site}/run-2", "--after", "/{site}/run")[0] == 0
+    settings = read_site_settings(local, "books")
+    assert (settings.run_folder, settings.after) == (Path("/books/run-2"), Path("/books/run"))
 
 
 def test_a_site_without_usable_settings_says_what_to_do(tmp_path: Path) -> None:
