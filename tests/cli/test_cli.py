@@ -434,8 +434,8 @@ def test_data_synth_writes_what_train_reads(command: Command, tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["shops"]
 
 
-def test_lift_is_accepted_where_a_verdict_is_the_default(command: Command) -> None:
-    words = ("--preset", "means", "--parties", "2", "--json")
+def test_lift_is_accepted_where_a_verdict_is_the_default(command: Command, shops: list[str]) -> None:
+    words = (*shops, "--preset", "means", "--json")
     code, plain, _ = command("train", *words)
     assert code == 0
     code, lifted, _ = command("train", *words, "--lift")

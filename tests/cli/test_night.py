@@ -327,6 +327,7 @@ time.sleep(180)
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("log", [["--log", "json"], ["--log=json"]])
 def test_every_line_is_json_where_the_training_logs_json(tmp_path: Path, log: list[str]) -> None:
     words = ["night", "nights", "--", "party", "--federation", "nowhere", "--ratings", "none.csv", *log]
@@ -356,7 +357,8 @@ def test_a_line_of_a_log_says_a_reason(line: str, reason: str) -> None:
 
 
 def test_a_stopped_training_leaves_no_process_and_goes_on(shells: Shells) -> None:
-    words = ["night", "nights", "--name", "mon", "--", "train", "--data", "synthetic", "--preset", "best"]
+    words = ["night", "nights", "--name", "mon", "--", "train", "--data", "synthetic"]
+    words += ["--set", "lists=false", "--set", "final=false"]
     night = shells.start(*words)
     place = shells.folder / "nights" / "mon"
     while not (place / "config.toml").exists():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +24,8 @@ def test_the_example_recomputes_the_figures_of_a_run(
     tmp_path: Path,
     command: Callable[..., tuple[int, str, str]],
     short_own_models: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     likes: bool,
 ) -> None:
     parties = small_parties
@@ -35,8 +37,9 @@ def test_the_example_recomputes_the_figures_of_a_run(
     assert code == 0, err
     assert (tmp_path / "cases.parquet").stat().st_mode & 0o777 == 0o600
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    example = [sys.executable, str(ROOT / "examples" / "recompute.py"), str(tmp_path / "cases.parquet")]
-    printed = subprocess.check_output(example, text=True).splitlines()
+    monkeypatch.setattr(sys, "argv", ["recompute.py", str(tmp_path / "cases.parquet")])
+    runpy.run_path(str(ROOT / "examples" / "recompute.py"), run_name="__main__")
+    printed = capsys.readouterr().out.splitlines()
     found = {}
     for customers, party, figure, value, count in (line.replace(" (", " ").split()[:5] for line in printed):
         found[customers, party, figure] = float(value), int(count)
