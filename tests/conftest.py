@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # otherwise a thread that waits keeps its core busy
 import torch
 import typer.main
 import typer.testing

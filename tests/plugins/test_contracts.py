@@ -49,8 +49,8 @@ OWN = {
 
 
 @pytest.fixture(autouse=True)
-def short_descents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let simple methods descend for fifty steps from one option in the place of nine."""
+def short_descents(monkeypatch: pytest.MonkeyPatch, short_own_models: None) -> None:
+    """Let simple methods descend for fifty steps from one option in the place of nine, or for three rounds."""
     monkeypatch.setattr(DescentMethod, "options", (4.0,))
     monkeypatch.setattr(LightGCN, "options", ((1, 1e-3),))
     monkeypatch.setattr(DescentMethod, "steps", 50)

@@ -22,7 +22,7 @@ def test_announced_bytes_are_within_30_percent_of_the_counted_ones_on_real_data(
     real_data: Path, short_own_models: None
 ) -> None:
     """With the usual early stop; the announced number is that of the line *cost* at the end."""
-    parties = vf.read_parties(str(real_data / "ml-100k"), parties=10, seed=0)
+    parties = vf.read_parties(str(real_data / "ml-100k"), parties=3, seed=0)
     config = vf.Config.preset("best")
     expected = forecast(parties, config)
     counted = total_bytes(vf.train(parties, config).metrics)
@@ -63,15 +63,14 @@ def test_a_sample_of_users_answers_first_where_the_training_is_long(
     train = [
         "train",
         "--data",
-        "synthetic",
-        "--by",
-        "category",
+        tmp_path / "shops",
         "--set",
         "epochs=4",
         "--set",
         "final=false",
         "--out",
     ]
+    command("data", "synth", "--users", 800, "--items", 150, "--overlap", 1, "--out", tmp_path / "shops")
     _, _, silent = command(*train, tmp_path / "plain")
     assert "first answer" not in silent
     monkeypatch.setattr("verfedgnn.training.cost_forecast.SHORT", 0)
@@ -81,7 +80,7 @@ def test_a_sample_of_users_answers_first_where_the_training_is_long(
     assert code == 0
     assert "expected: about" in err
     assert re.search(
-        r"first answer, from [\d,]+ of 3,000 users drawn at random.*: (Joining|The data|It makes)", err
+        r"first answer, from [\d,]+ of 800 users drawn at random.*: (Joining|The data|It makes)", err
     )
     assert err.index("first answer") < err.index("now the training with all users") < err.index("step 1 of 8")
     figures = [

@@ -19,6 +19,8 @@ from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.messages import Message, RoundReply, RoundStart, encode
 from verfedgnn.training import local_runtime
 
+pytestmark = pytest.mark.usefixtures("short_own_models")
+
 
 @pytest.mark.parametrize(("preset", "gnn"), [("paper", "gcn"), ("paper", "gat"), ("best", "gcn")])
 def test_same_bits_for_large_rounds_too(preset: str, gnn: str) -> None:
