@@ -26,10 +26,8 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.training import own_models
 
 Fault = Callable[[bytes], bytes | None]
-HASTY = Timeouts(reply=30, hello=0.3, idle=30, finish=0.1)
-"""Timeouts of federations in which one party never fetches the result."""
 PATIENT = Timeouts(reply=3600, hello=0.3, idle=30, finish=600, absent=600)
-"""The same, for tests that set the clock forward."""
+"""Timeouts of federations in which one party never fetches the result; the test sets the clock forward."""
 
 
 def settings(**values: Any) -> vf.Config:
@@ -55,12 +53,15 @@ def local(parties: list[vf.PartyData], config: vf.Config | None = None) -> vf.Ru
     chosen = config or settings()
     key = (id(parties), chosen.digest(), own_models.ROUNDS)
     if key not in LOCAL_RUNS:
-        LOCAL_RUNS[key] = vf.train(parties, chosen)
-    return LOCAL_RUNS[key]
+        LOCAL_RUNS[key] = parties, vf.train(parties, chosen)
+    return LOCAL_RUNS[key][1]
 
 
-LOCAL_RUNS: dict[tuple[int, str, int], vf.Run] = {}
-"""Runs of the local runtime, by the session's parties, the settings and the rounds of the models that a party has alone."""
+LOCAL_RUNS: dict[tuple[int, str, int], tuple[list[vf.PartyData], vf.Run]] = {}
+"""Runs of the local runtime, by parties, settings and rounds of the models that a party has alone.
+
+The parties are kept, so that no others get their id.
+"""
 
 
 def assert_same(federated: Trial, run: vf.Run) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_federation import HASTY, PATIENT, assert_same, killed_at, local, settings, trial
+from test_federation import PATIENT, assert_same, killed_at, local, settings, trial
 
 import verfedgnn as vf
 from hub import SERVER, Clock, Hub, Trial, Wire
@@ -287,7 +287,7 @@ def test_a_party_that_gets_another_active_set_is_found(
 
 
 def test_a_party_that_gets_another_survivor_list_is_found(
-    tmp_path: Path, small_parties: list[vf.PartyData]
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
 ) -> None:
     """Signatures and thresholds already keep it from a second sum; the transcripts show that it was tried."""
 
@@ -296,9 +296,11 @@ def test_a_party_that_gets_another_survivor_list_is_found(
             return message.model_copy(update={"survivors": [0, 1]})
         return message
 
-    federated = trial(tmp_path, small_parties, settings(), min_parties=2, timeouts=HASTY)
+    federated = trial(tmp_path, small_parties, settings(), min_parties=2, timeouts=PATIENT)
     federated.hub = LyingHub("party-1", lie)
-    federated.run()
+    for name in (SERVER, *federated.parties):
+        federated.start(name)
+    federated.end_without("party-1", clock)
     found = verify_all(federated)
     assert not found["agree"]
     first = found["differences"][0]
