@@ -210,6 +210,14 @@ class Trial:
         self.stopping = True
         assert not alive, f"still running: {alive}; errors: {self.errors}"
 
+    def run_without(
+        self, gone: str, clock: Clock, fault: Callable[[bytes], bytes | None] | None = None
+    ) -> None:
+        """Run all members until all have finished but `gone`, which has the fault and never fetches the result."""
+        for name in (SERVER, *self.parties):
+            self.start(name, fault if name == gone else None)
+        self.end_without(gone, clock)
+
     def end_without(self, gone: str, clock: Clock) -> None:
         """Set the clock forward at the end of each training, when all others have the result; join all members."""
         wait_until(lambda: SERVER in self.services)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
-from test_federation import HASTY, Fault, assert_same, in_round, killed_at, local, settings, trial
+from test_federation import PATIENT, Fault, assert_same, in_round, killed_at, local, settings, trial
 
 import verfedgnn as vf
-from hub import SERVER, wait_until
+from hub import SERVER, Clock, wait_until
 from verfedgnn.protocol.messages import (
     Hello,
     Refused,
@@ -63,13 +63,17 @@ RUBBISH: dict[str, Callable[[RoundReply], bytes]] = {
 
 @pytest.mark.parametrize("kind", RUBBISH)
 def test_rubbish_is_refused_counted_and_named(
-    tmp_path: Path, small_parties: list[vf.PartyData], kind: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    small_parties: list[vf.PartyData],
+    kind: str,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, "verfedgnn.federation")
     logging.getLogger("verfedgnn.federation").propagate = True
-    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=HASTY)
+    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=PATIENT)
     bad = small_parties[0].name
-    federated.run({bad: in_round(4, RUBBISH[kind])})
+    federated.run_without(bad, clock, in_round(4, RUBBISH[kind]))
     service = federated.services[SERVER]
     assert service.offences == {bad: 1}
     refused = [record for record in caplog.records if record.getMessage() == "message refused"]
@@ -158,11 +162,12 @@ NUMBERS = [
 
 @pytest.mark.parametrize("update", NUMBERS, ids=str)
 def test_numbers_beyond_all_bounds_are_refused(
-    tmp_path: Path, small_parties: list[vf.PartyData], update: dict[str, Any]
+    tmp_path: Path, small_parties: list[vf.PartyData], update: dict[str, Any], clock: Clock
 ) -> None:
-    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=HASTY)
-    federated.run({small_parties[0].name: in_round(3, lambda reply: encode(reply.model_copy(update=update)))})
-    assert set(federated.errors) == {small_parties[0].name}
+    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=PATIENT)
+    bad = small_parties[0].name
+    federated.run_without(bad, clock, in_round(3, lambda reply: encode(reply.model_copy(update=update))))
+    assert set(federated.errors) == {bad}
     assert federated.services[SERVER].coordinator.round == 9
 
 
@@ -191,9 +196,9 @@ def test_a_training_is_not_thrown_away_for_a_message(
 
 
 def test_a_party_that_goes_on_and_on_is_no_longer_heard(
-    tmp_path: Path, small_parties: list[vf.PartyData]
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
 ) -> None:
-    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=HASTY)
+    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=PATIENT)
 
     def flood(reply: RoundReply) -> bytes:
         from verfedgnn.federation.transport import TransportEvent
@@ -203,7 +208,7 @@ def test_a_party_that_goes_on_and_on_is_no_longer_heard(
             federated.hub.deliver(SERVER, TransportEvent("message", bad.name, b"rubbish"), bad)
         return encode(reply)
 
-    federated.run({small_parties[0].name: in_round(3, flood)})
+    federated.run_without(small_parties[0].name, clock, in_round(3, flood))
     service = federated.services[SERVER]
     assert service.offences[small_parties[0].name] == 20
     assert service.coordinator.round == 9
@@ -366,7 +371,7 @@ PLANTED = "planted-7f3a"
 
 
 def test_nothing_private_in_logs_status_or_the_coordinators_folder(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Planted user and item ids appear nowhere but in the party's own folder."""
     from dataclasses import replace
@@ -384,8 +389,8 @@ def test_nothing_private_in_logs_status_or_the_coordinators_folder(
         users = np.array([f"{PLANTED}-user-{user}" for user in table.user_ids])
         items = np.array([f"{PLANTED}-item-{item}" for item in table.item_ids])
         marked.append(vf.PartyData(party.name, replace(table, user_ids=users, item_ids=items)))
-    federated = trial(tmp_path, marked, alignment="keyed", min_parties=2, timeouts=HASTY)
-    federated.run({parties[0].name: in_round(4, RUBBISH["truncated"])})
+    federated = trial(tmp_path, marked, alignment="keyed", min_parties=2, timeouts=PATIENT)
+    federated.run_without(parties[0].name, clock, in_round(4, RUBBISH["truncated"]))
     assert federated.services[SERVER].coordinator.round == 9
     own = (tmp_path / f"run-{parties[1].name}").rglob("*.parquet")
     assert any(PLANTED.encode() in path.read_bytes() for path in own), "the search finds what is there"

@@ -298,9 +298,7 @@ def test_a_party_that_gets_another_survivor_list_is_found(
 
     federated = trial(tmp_path, small_parties, settings(), min_parties=2, timeouts=PATIENT)
     federated.hub = LyingHub("party-1", lie)
-    for name in (SERVER, *federated.parties):
-        federated.start(name)
-    federated.end_without("party-1", clock)
+    federated.run_without("party-1", clock)
     found = verify_all(federated)
     assert not found["agree"]
     first = found["differences"][0]
