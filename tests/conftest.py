@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+gc.disable()  # modules stay
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # otherwise a thread that waits keeps its core busy
 import torch
 import typer.main
@@ -57,6 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Spare the garbage collector the modules, which take a tenth of the tests' time otherwise."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
