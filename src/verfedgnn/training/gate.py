@@ -29,7 +29,7 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.solved_round import own_totals
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import Trained, build_metrics
-from verfedgnn.runs.party_model import ChosenColumns, OwnUsers, PartyModel
+from verfedgnn.runs.party_model import ChosenColumns, MixedUsers, OwnUsers, PartyModel
 from verfedgnn.runs.prepared_data import Prepared, describe_twins
 from verfedgnn.runs.run import Run
 from verfedgnn.training import own_models
@@ -172,7 +172,7 @@ def gate_party(
     else:
         own = own_models.own_rating_models(data, config.seed, choices, watch=watch, stop=stop)
         parts = _rating_parts(data, public, config, choices) | own
-        parts |= {} if config.means_only else _split_models(model, config)
+        parts |= {} if config.means_only else _split_models(model, public, data, config, choices)
 
     counts = own_models.training_counts(data)
     known = counts > 0
@@ -212,16 +212,24 @@ def _rating_parts(data: PartyInput, public: Tensor, config: Config, choices: Cho
     return parts | {"EASE": own_models.residual_model(data, parts["means"], choices)}
 
 
-def _split_models(model: PartyModel, config: Config) -> Models:
-    """Return the two models that a federated model with `model.raters` averages, or the model itself, by name."""
-    name = FEDERATED[1]
+def _split_models(
+    model: PartyModel, public: Tensor, data: PartyInput, config: Config, choices: Choices
+) -> Models:
+    """Return the two models that a federated model with `model.raters` averages, or the model itself, by name.
+
+    The items of the second one are fitted again.
+    """
+    name, hidden = FEDERATED[1], config.model.raters
     own = config.model.dim + 2
-    both = own + config.model.raters + 2
-    if not config.model.raters or model.items.shape[1] != both + 1:
+    both = own + hidden + 2
+    if not hidden or model.items.shape[1] != both + 1:
         return {name: model}
-    parts = {}
+    parts, marks = {}, Model(config.model, data.users).views(public)["raters"][:, -hidden:]
     for part, columns in ((name, range(own)), (f"{name} raters", range(own, both))):
         users = ChosenColumns(model.vectors, torch.tensor([*columns, both], device=model.items.device))
         items = torch.cat([2 * model.items[:, columns[0] : columns[-1] + 1], model.items[:, both:]], 1)
         parts[part] = PartyModel(users, items, model.embeddings)
-    return parts
+    second, everybody = parts[f"{name} raters"], torch.zeros(data.users, dtype=torch.bool).to(marks.device)
+    items = torch.cat([second.items, torch.zeros_like(second.items[:, :hidden])], 1)  # none reads y_u yet
+    second = PartyModel(MixedUsers([second.vectors, marks], [(1.0, 1.0)] * 2, everybody), items, items)
+    return {**parts, f"{name} raters": own_models.refit_raters(second, data, choices, f"{name} raters")}

@@ -40,6 +40,7 @@ from verfedgnn.gnn.factor_model import (
     Estimates,
     PublicFactors,
     as_product,
+    item_grams,
     solve_factors,
 )
 from verfedgnn.gnn.list_model import PublicLists, Strengths, choose_strengths, pair_weights, solve_lists
@@ -125,9 +126,12 @@ def own_rating_models(
 
     label = f"{data.name} alone"
     device = own.targets.device
-    return {
+    models = {
         name: _best(name, each, judge, label, choices, watch, stop, device) for name, each in rounds.items()
     }
+    if sizes.raters:
+        models["alone raters"] = refit_raters(models["alone raters"], data, choices, "alone raters")
+    return models
 
 
 def own_list_model(
@@ -173,7 +177,10 @@ def _rater_rounds(own: OwnRatings, hidden: int, seed: int) -> Iterator[SolvedRou
     while True:
         drawn = torch.rand(len(own.targets), generator=generator).to(tables)
         solved = solve_raters(own.graph, own.targets, public, choose_reads(drawn))
-        yield own.in_stars(*as_product(public.split()[0], solved.items))
+        predict, _, marks = public.split()
+        users, items = as_product(predict, solved.items)
+        users, items = torch.cat([users, marks], 1), torch.cat([items, torch.zeros_like(items[:, 2:])], 1)
+        yield own.in_stars(users, items)  # no item reads y_u before `refit_raters`
         public = public.step(solved.gradient, solved.gram, deviation)
 
 
@@ -318,48 +325,43 @@ STRENGTHS = (10.0, 30.0, 100.0, 300.0, 1000.0)
 """Values of lambda that are tried on the validation part."""
 BIAS_DAMPINGS = (1.0, 4.0, 16.0)
 """Values of kappa that are tried on the validation part."""
+RATER_STRENGTHS = (10.0, 30.0, 100.0, 300.0)
+"""Values of lambda that are tried for the second model, for each fitted number of a user."""
 
-_CHUNK = 1 << 18
-"""Ratings whose products of columns are held in memory at a time."""
+
+def refit_raters(model: PartyModel, data: PartyInput, choices: Choices, name: str) -> PartyModel:
+    """Return the second model `name` with its items fitted again, as sums over w_u and y_u."""
+    strengths = [strength * model.items.shape[1] for strength in RATER_STRENGTHS]
+    return refit_items(model, data, choices, f"items of {name}", list(product(strengths, BIAS_DAMPINGS)))
 
 
-def refit_items(model: PartyModel, data: PartyInput, choices: Choices) -> PartyModel:
+def refit_items(
+    model: PartyModel,
+    data: PartyInput,
+    choices: Choices,
+    name: str = "items",
+    options: Sequence[tuple[float, float]] = tuple(product(STRENGTHS, BIAS_DAMPINGS)),
+) -> PartyModel:
     """Return `model` with the items that predict the party's validation part best, re-estimated or as trained."""
-    varies = model.items.var(0, unbiased=False) > 0  # the columns that differ between items
-    if not len(data.train) or not varies.any() or not (choices.repeats or len(data.valid)):
-        return model
-    users = model.users.double()
     trained = model.items.double()
-    squares, moments = _sums(users, trained, data)
-    squares = squares[:, varies][:, :, varies]
-    spread = users[data.train.user.long()][:, varies].var(0, unbiased=False)
-
-    def refit(option: tuple[float, float] | None) -> PartyModel:
-        if option is None:
-            return model
-        strength, damping = option
-        penalty = torch.where(spread > 0, strength * spread, damping)
-        items = trained.clone()
-        items[:, varies] += torch.linalg.solve(squares + torch.diag(penalty), moments[:, varies])
-        return replace(model, items=items.to(model.items))
+    fitted = (trained.var(0, unbiased=False) > 0) | (trained == 0).all(0)
+    if not len(data.train) or not fitted.any() or not (choices.repeats or len(data.valid)):
+        return model
+    own, users = OwnRatings(data), model.users
+    left = (own.ratings - own.graph.products(users, model.items)).double()
+    inputs = users[:, fitted].double()
+    moments, counts = own.graph.sum_users(inputs, left), own.counts.double()
+    spread = counts @ (inputs - counts @ inputs / len(left)).square() / len(left)
+    tried = [choices.recorded[name]] if choices.repeats else [None, *options]
+    found = {option: trained.clone() for option in tried}
+    for group, gram in item_grams(own.graph, inputs):
+        for option, items in found.items():
+            if option is not None:
+                penalty = torch.where(spread > 0, option[0] * spread, option[1])
+                step = torch.linalg.solve(gram + torch.diag(penalty), moments[group])
+                items[group] = items[group].index_add(1, fitted.nonzero()[:, 0], step)
 
     def error(option: tuple[float, float] | None) -> float:
-        return measure_errors(model.vectors, refit(option).items, data.valid, data.scale).squared
+        return measure_errors(model.vectors, found[option].to(model.items), data.valid, data.scale).squared
 
-    return refit(choices.choose("items", [None, *product(STRENGTHS, BIAS_DAMPINGS)], error))
-
-
-def _sums(users: Tensor, items: Tensor, data: PartyInput) -> tuple[Tensor, Tensor]:
-    """Return, for each item, the sums of x_u x_u^T (M, C, C) and of x_u times the error of the trained items (M, C)."""
-    columns = users.shape[1]
-    squares = users.new_zeros((data.items, columns * columns))
-    moments = users.new_zeros((data.items, columns))
-    for start in range(0, len(data.train), _CHUNK):
-        rows = torch.arange(start, min(start + _CHUNK, len(data.train)), device=users.device)
-        pairs = data.train.take(rows)
-        item = pairs.item.long()
-        x = users[pairs.user.long()]
-        error = pairs.rating.double() - (x * items[item]).sum(1)
-        squares.index_add_(0, item, (x.unsqueeze(2) * x.unsqueeze(1)).flatten(1))
-        moments.index_add_(0, item, x * error.unsqueeze(1))
-    return squares.view(-1, columns, columns), moments
+    return replace(model, items=found[choices.choose(name, tried, error)].to(model.items))
