@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 import verfedgnn as vf
+from verfedgnn.config.sections import Sizes
 from verfedgnn.core.pairs import Choices, Pairs, PartyInput
 from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.prepared_data import choose_config, prepare
 from verfedgnn.training import own_models
-from verfedgnn.training.own_models import refit_items
+from verfedgnn.training.gate import gate_party
+from verfedgnn.training.own_models import own_rating_models, refit_items, refit_raters
 
 
 def noisy_party(*, noise: float, seed: int = 0) -> tuple[PartyModel, PartyInput]:
@@ -64,6 +68,43 @@ def test_columns_that_all_items_share_are_kept() -> None:
     items[:, 2] = 3.0
     found = refit_items(PartyModel(model.users, items, items[:, :2]), data, Choices())
     assert (found.items[:, 2] == 3.0).all()
+
+
+def test_an_item_of_the_second_model_reads_y() -> None:
+    """Users are (w, b, 1, y, 1), and items (h, 1, b, 0, mean). With four orthogonal raters, a ridge divides by 4 + lambda."""
+    w, y = torch.tensor([1.0, 1, -1, -1]), torch.tensor([1.0, -1, 1, -1])
+    one = torch.ones(4)
+    users = torch.stack([w, 0 * one, one, y, one], 1)
+    items = torch.tensor([[0.5, 1, 0.1, 0, 3], [-0.5, 1, -0.1, 0, 3]])
+    user, item = torch.arange(4).repeat(2), torch.tensor([0, 1]).repeat_interleave(4)
+    rating = (users[user] * items[item]).sum(1) + torch.where(item == 0, 1.0, -1.0) * y[user]
+    pairs = Pairs(user, item, rating)
+    data = PartyInput("p", 4, 2, (-10.0, 10.0), pairs, pairs)
+    found = refit_raters(PartyModel(users, items, items), data, Choices(), "raters")
+    reads = 4 / (4 + own_models.RATER_STRENGTHS[0] * 5)
+    true = items.clone()
+    true[:, 3] = torch.tensor([reads, -reads])
+    torch.testing.assert_close(found.items, true)
+
+
+def test_a_party_fits_the_items_of_both_second_models(
+    small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both the federated one and its own read y_u, which costs no byte; on all ratings it repeats the strength."""
+    monkeypatch.setattr(own_models, "choose_sizes", lambda users, ratings: Sizes(4, 3, 4))
+    monkeypatch.setattr(own_models, "ROUNDS", 3)
+    config = vf.Config.preset("best", epochs=4, raters=3, lists=False, final=False)
+    config = choose_config(small_parties, config.with_values({"gate": False}))
+    trained = vf.train(small_parties, config)
+    (party, *_) = prepare(small_parties, config, torch.device("cpu"))
+    choices = Choices()
+    for made in (choices, choices.repeat()):
+        ways = gate_party(party, trained.models[0], trained.public, config, made)
+        for way, name in (("alone", "alone raters"), ("federated", "federated raters")):
+            assert choices.recorded[f"items of {name}"] is not None
+            assert name in ways[way].known
+    own = own_rating_models(party.input, 0, Choices())["alone raters"]
+    assert own.items[:, 5:-1].any()
 
 
 def test_a_private_run_sends_the_same_with_and_without_its_gate(small_parties: list[vf.PartyData]) -> None:

@@ -215,21 +215,19 @@ def _rating_parts(data: PartyInput, public: Tensor, config: Config, choices: Cho
 def _split_models(
     model: PartyModel, public: Tensor, data: PartyInput, config: Config, choices: Choices
 ) -> Models:
-    """Return the two models that a federated model with `model.raters` averages, or the model itself, by name.
-
-    The items of the second one are fitted again.
-    """
-    name, hidden = FEDERATED[1], config.model.raters
-    own = config.model.dim + 2
-    both = own + hidden + 2
-    if not hidden or model.items.shape[1] != both + 1:
-        return {name: model}
-    parts, marks = {}, Model(config.model, data.users).views(public)["raters"][:, -hidden:]
-    for part, columns in ((name, range(own)), (f"{name} raters", range(own, both))):
+    """Return the model, or the two that it averages, by name: the second one with its items fitted again."""
+    hidden, own = config.model.raters, config.model.dim + 2
+    if not hidden:
+        return {"federated": model}
+    both, parts = own + hidden + 2, []
+    for columns in (range(own), range(own, both)):
         users = ChosenColumns(model.vectors, torch.tensor([*columns, both], device=model.items.device))
         items = torch.cat([2 * model.items[:, columns[0] : columns[-1] + 1], model.items[:, both:]], 1)
-        parts[part] = PartyModel(users, items, model.embeddings)
-    second, everybody = parts[f"{name} raters"], torch.zeros(data.users, dtype=torch.bool).to(marks.device)
+        parts.append(PartyModel(users, items, model.embeddings))
+    first, second = parts
+    marks, name = Model(config.model, data.users).views(public)["raters"][:, -hidden:], "federated raters"
+    nobody = torch.zeros(data.users, dtype=torch.bool, device=marks.device)
+    users = MixedUsers([second.vectors, marks], [(1.0, 1.0)] * 2, nobody)
     items = torch.cat([second.items, torch.zeros_like(second.items[:, :hidden])], 1)  # none reads y_u yet
-    second = PartyModel(MixedUsers([second.vectors, marks], [(1.0, 1.0)] * 2, everybody), items, items)
-    return {**parts, f"{name} raters": own_models.refit_raters(second, data, choices, f"{name} raters")}
+    second = PartyModel(users, items, model.embeddings)
+    return {"federated": first, name: own_models.refit_raters(second, data, choices, name)}

@@ -3,14 +3,16 @@ r"""What a party computes at home: the models of preset best on its own ratings,
 The solver is that of the federation (`gnn/factor_model.py`, `rater_solver.py`, `list_model.py`) with one party, so nothing is rounded,
 masked or sent. The validation part chooses the round of each model.
 
-Under preset private, the public users x_u carry noise, and few rounds leave the items behind them. `refit_items` fits the items to the
-party's training ratings by ridge regression around their trained values:
+Where a model's items do not suit its users, `refit_items` fits them to the party's training ratings, by ridge regression around their
+trained values w^0:
 
 .. math::
     w_v = \arg\min_w \sum_{u \in N(v)} (r_{uv} - x_u \cdot w)^2 + \sum_c \lambda_c (w_c - w^0_{vc})^2
 
 :math:`\lambda_c` is :math:`\lambda` times the variance of column c of x over the ratings, and :math:`\kappa` for a constant column
-(the item's bias). The validation part chooses both. Nothing of this leaves the party, so it costs no privacy budget.
+(the item's bias). The validation part chooses both, or the trained values. Nothing of this leaves the party. Under preset private, x_u
+carries noise, and few rounds leave the items behind it. The second model computes w_v from its raters; then x_u = (w_u, 1, y_u) and
+w^0 = (h_v, b_v, 0), so an item also reads y_u, what the presence of a rating by u says about an item.
 """
 
 from __future__ import annotations
@@ -116,21 +118,19 @@ def own_rating_models(
     """Return a party's own models of ratings by name: *alone* and, on dense data, *alone raters*."""
     own = OwnRatings(data)
     sizes = choices.make("sizes", lambda: own.sizes)
-    rounds = {"alone": _factor_rounds(own, sizes.dim, seed)}
-    if sizes.raters:
-        rounds["alone raters"] = _rater_rounds(own, sizes.raters, seed)
 
     def judge(users: Tensor, items: Tensor) -> tuple[float, dict[str, float]]:
         rmse = measure_errors(users, items, data.valid, data.scale).rmse or 0.0
         return rmse, {"rmse": rmse}
 
-    label = f"{data.name} alone"
-    device = own.targets.device
-    models = {
-        name: _best(name, each, judge, label, choices, watch, stop, device) for name, each in rounds.items()
-    }
+    def best(name: str, rounds: Iterator[SolvedRound]) -> PartyModel:
+        return _best(name, rounds, judge, f"{data.name} alone", choices, watch, stop, own.targets.device)
+
+    models = {"alone": best("alone", _factor_rounds(own, sizes.dim, seed))}
     if sizes.raters:
-        models["alone raters"] = refit_raters(models["alone raters"], data, choices, "alone raters")
+        name = "alone raters"
+        trained = best(name, _rater_rounds(own, sizes.raters, seed))
+        models[name] = refit_raters(trained, data, choices, name)
     return models
 
 
@@ -319,7 +319,7 @@ def training_counts(data: PartyInput) -> Tensor:
     return torch.bincount(data.train.user.long(), minlength=data.users)
 
 
-# -- items under preset private ----------------------------------------------------------------------
+# -- items that are fitted again ----------------------------------------------------------------------
 
 STRENGTHS = (10.0, 30.0, 100.0, 300.0, 1000.0)
 """Values of lambda that are tried on the validation part."""
