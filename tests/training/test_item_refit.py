@@ -13,7 +13,7 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import choose_config, prepare
 from verfedgnn.training import own_models
 from verfedgnn.training.gate import gate_party
-from verfedgnn.training.own_models import own_rating_models, refit_items, refit_raters
+from verfedgnn.training.own_models import own_rating_models, refit_items
 
 
 def noisy_party(*, noise: float, seed: int = 0) -> tuple[PartyModel, PartyInput]:
@@ -80,8 +80,8 @@ def test_an_item_of_the_second_model_reads_y() -> None:
     rating = (users[user] * items[item]).sum(1) + torch.where(item == 0, 1.0, -1.0) * y[user]
     pairs = Pairs(user, item, rating)
     data = PartyInput("p", 4, 2, (-10.0, 10.0), pairs, pairs)
-    found = refit_raters(PartyModel(users, items, items), data, Choices(), "raters")
-    reads = 4 / (4 + own_models.RATER_STRENGTHS[0] * 5)
+    found = refit_items(PartyModel(users, items, items), data, Choices(), "items of raters", 2.0)
+    reads = 4 / (4 + 2 * own_models.STRENGTHS[0])
     true = items.clone()
     true[:, 3] = torch.tensor([reads, -reads])
     torch.testing.assert_close(found.items, true)

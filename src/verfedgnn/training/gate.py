@@ -219,15 +219,14 @@ def _split_models(
     hidden, own = config.model.raters, config.model.dim + 2
     if not hidden:
         return {"federated": model}
-    both, parts = own + hidden + 2, []
-    for columns in (range(own), range(own, both)):
-        users = ChosenColumns(model.vectors, torch.tensor([*columns, both], device=model.items.device))
-        items = torch.cat([2 * model.items[:, columns[0] : columns[-1] + 1], model.items[:, both:]], 1)
-        parts.append(PartyModel(users, items, model.embeddings))
-    first, second = parts
     marks, name = Model(config.model, data.users).views(public)["raters"][:, -hidden:], "federated raters"
     nobody = torch.zeros(data.users, dtype=torch.bool, device=marks.device)
-    users = MixedUsers([second.vectors, marks], [(1.0, 1.0)] * 2, nobody)
-    items = torch.cat([second.items, torch.zeros_like(second.items[:, :hidden])], 1)  # none reads y_u yet
-    second = PartyModel(users, items, model.embeddings)
-    return {"federated": first, name: own_models.refit_raters(second, data, choices, name)}
+    users = MixedUsers([model.vectors, marks], [(1.0, 1.0)] * 2, nobody)
+    doubled, mean = 2 * model.items[:, :-1], model.items[:, -1:]
+    items = torch.cat([doubled, mean, torch.zeros_like(doubled[:, :hidden])], 1)  # none reads y_u yet
+    parts = []
+    for columns in ([*range(own), doubled.shape[1]], range(own, items.shape[1])):
+        kept = torch.tensor(columns, device=items.device)
+        parts.append(PartyModel(ChosenColumns(users, kept), items[:, kept], model.embeddings))
+    second = own_models.refit_items(parts[1], data, choices, f"items of {name}", 2 * hidden)
+    return {"federated": parts[0], name: second}

@@ -128,9 +128,9 @@ def own_rating_models(
 
     models = {"alone": best("alone", _factor_rounds(own, sizes.dim, seed))}
     if sizes.raters:
-        name = "alone raters"
-        trained = best(name, _rater_rounds(own, sizes.raters, seed))
-        models[name] = refit_raters(trained, data, choices, name)
+        name, hidden = "alone raters", sizes.raters
+        trained = best(name, _rater_rounds(own, hidden, seed))
+        models[name] = refit_items(trained, data, choices, f"items of {name}", 2 * hidden)
     return models
 
 
@@ -180,7 +180,7 @@ def _rater_rounds(own: OwnRatings, hidden: int, seed: int) -> Iterator[SolvedRou
         predict, _, marks = public.split()
         users, items = as_product(predict, solved.items)
         users, items = torch.cat([users, marks], 1), torch.cat([items, torch.zeros_like(items[:, 2:])], 1)
-        yield own.in_stars(users, items)  # no item reads y_u before `refit_raters`
+        yield own.in_stars(users, items)  # no item reads y_u before `refit_items`
         public = public.step(solved.gradient, solved.gram, deviation)
 
 
@@ -325,24 +325,15 @@ STRENGTHS = (10.0, 30.0, 100.0, 300.0, 1000.0)
 """Values of lambda that are tried on the validation part."""
 BIAS_DAMPINGS = (1.0, 4.0, 16.0)
 """Values of kappa that are tried on the validation part."""
-RATER_STRENGTHS = (10.0, 30.0, 100.0, 300.0)
-"""Values of lambda that are tried for the second model, for each fitted number of a user."""
-
-
-def refit_raters(model: PartyModel, data: PartyInput, choices: Choices, name: str) -> PartyModel:
-    """Return the second model `name` with its items fitted again, as sums over w_u and y_u."""
-    strengths = [strength * model.items.shape[1] for strength in RATER_STRENGTHS]
-    return refit_items(model, data, choices, f"items of {name}", list(product(strengths, BIAS_DAMPINGS)))
 
 
 def refit_items(
-    model: PartyModel,
-    data: PartyInput,
-    choices: Choices,
-    name: str = "items",
-    options: Sequence[tuple[float, float]] = tuple(product(STRENGTHS, BIAS_DAMPINGS)),
+    model: PartyModel, data: PartyInput, choices: Choices, name: str = "items", scale: float = 1.0
 ) -> PartyModel:
-    """Return `model` with the items that predict the party's validation part best, re-estimated or as trained."""
+    """Return `model` with the items that predict the party's validation part best, re-estimated or as trained.
+
+    Lambda is one of `STRENGTHS` times `scale`: twice H for the second model, whose users' numbers are many.
+    """
     trained = model.items.double()
     fitted = (trained.var(0, unbiased=False) > 0) | (trained == 0).all(0)
     if not len(data.train) or not fitted.any() or not (choices.repeats or len(data.valid)):
@@ -352,7 +343,8 @@ def refit_items(
     inputs = users[:, fitted].double()
     moments, counts = own.graph.sum_users(inputs, left), own.counts.double()
     spread = counts @ (inputs - counts @ inputs / len(left)).square() / len(left)
-    tried = [choices.recorded[name]] if choices.repeats else [None, *options]
+    options = [None, *product([scale * strength for strength in STRENGTHS], BIAS_DAMPINGS)]
+    tried = [choices.recorded[name]] if choices.repeats else options
     found = {option: trained.clone() for option in tried}
     for group, gram in item_grams(own.graph, inputs):
         for option, items in found.items():
