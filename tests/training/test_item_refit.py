@@ -80,7 +80,7 @@ def test_an_item_of_the_second_model_reads_y() -> None:
     rating = (users[user] * items[item]).sum(1) + torch.where(item == 0, 1.0, -1.0) * y[user]
     pairs = Pairs(user, item, rating)
     data = PartyInput("p", 4, 2, (-10.0, 10.0), pairs, pairs)
-    found = refit_items(PartyModel(users, items, items), data, Choices(), "items of raters", 2.0)
+    found = refit_items(PartyModel(users, items, items), data, Choices(), "items of raters", 1)
     reads = 4 / (4 + 2 * own_models.STRENGTHS[0])
     true = items.clone()
     true[:, 3] = torch.tensor([reads, -reads])

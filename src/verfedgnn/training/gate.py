@@ -228,5 +228,5 @@ def _split_models(
     for columns in ([*range(own), doubled.shape[1]], range(own, items.shape[1])):
         kept = torch.tensor(columns, device=items.device)
         parts.append(PartyModel(ChosenColumns(users, kept), items[:, kept], model.embeddings))
-    second = own_models.refit_items(parts[1], data, choices, f"items of {name}", 2 * hidden)
+    second = own_models.refit_items(parts[1], data, choices, f"items of {name}", hidden)
     return {"federated": parts[0], name: second}

@@ -130,7 +130,7 @@ def own_rating_models(
     if sizes.raters:
         name, hidden = "alone raters", sizes.raters
         trained = best(name, _rater_rounds(own, hidden, seed))
-        models[name] = refit_items(trained, data, choices, f"items of {name}", 2 * hidden)
+        models[name] = refit_items(trained, data, choices, f"items of {name}", hidden)
     return models
 
 
@@ -328,14 +328,13 @@ BIAS_DAMPINGS = (1.0, 4.0, 16.0)
 
 
 def refit_items(
-    model: PartyModel, data: PartyInput, choices: Choices, name: str = "items", scale: float = 1.0
+    model: PartyModel, data: PartyInput, choices: Choices, name: str = "items", hidden: int = 0
 ) -> PartyModel:
     """Return `model` with the items that predict the party's validation part best, re-estimated or as trained.
 
-    Lambda is one of `STRENGTHS` times `scale`: twice H for the second model, whose users' numbers are many.
+    For the second model, with H = `hidden`, lambda is larger by the number of a user's numbers, and kappa the largest one.
     """
-    trained = model.items.double()
-    fitted = (trained.var(0, unbiased=False) > 0) | (trained == 0).all(0)
+    fitted = (model.items != model.items[:1]).any(0) | (model.items == 0).all(0)
     if not len(data.train) or not fitted.any() or not (choices.repeats or len(data.valid)):
         return model
     own, users = OwnRatings(data), model.users
@@ -343,17 +342,18 @@ def refit_items(
     inputs = users[:, fitted].double()
     moments, counts = own.graph.sum_users(inputs, left), own.counts.double()
     spread = counts @ (inputs - counts @ inputs / len(left)).square() / len(left)
-    options = [None, *product([scale * strength for strength in STRENGTHS], BIAS_DAMPINGS)]
+    scale, dampings = (2 * hidden, BIAS_DAMPINGS[-1:]) if hidden else (1, BIAS_DAMPINGS)
+    options = [None, *product([scale * strength for strength in STRENGTHS], dampings)]
     tried = [choices.recorded[name]] if choices.repeats else options
-    found = {option: trained.clone() for option in tried}
+    found = {option: model.items.clone() for option in tried}
     for group, gram in item_grams(own.graph, inputs):
         for option, items in found.items():
             if option is not None:
                 penalty = torch.where(spread > 0, option[0] * spread, option[1])
                 step = torch.linalg.solve(gram + torch.diag(penalty), moments[group])
-                items[group] = items[group].index_add(1, fitted.nonzero()[:, 0], step)
+                items[group] = items[group].index_add(1, fitted.nonzero()[:, 0], step.to(items))
 
     def error(option: tuple[float, float] | None) -> float:
-        return measure_errors(model.vectors, found[option].to(model.items), data.valid, data.scale).squared
+        return measure_errors(model.vectors, found[option], data.valid, data.scale).squared
 
-    return replace(model, items=found[choices.choose(name, tried, error)].to(model.items))
+    return replace(model, items=found[choices.choose(name, tried, error)])
