@@ -33,7 +33,7 @@ from verfedgnn.federation.transport import TransportEvent, too_large
 from verfedgnn.protocol.messages import EncodedMessage
 
 SERVER = "server"
-QUICK = Timeouts(reply=30, hello=0.3, idle=30, link=5, finish=2)
+QUICK = Timeouts(reply=30, hello=0.3, idle=30, link=5, finish=60)
 
 
 class Killed(Exception):
@@ -204,8 +204,17 @@ class Trial:
 
     def join(self, seconds: float = 180) -> None:
         deadline = time.monotonic() + seconds
+        servers = [thread for thread in self.threads if thread.name == SERVER]
         for thread in self.threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread not in servers:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        if servers:  # nobody is left to fetch a result, so the coordinator takes what has arrived and ends
+            stage = getattr(self.services.get(SERVER), "stage", None)
+            soon = time.monotonic() + 2
+            if stage is not None and stage.finishing and stage._finish_deadline > soon:
+                stage._finish_deadline = soon
+            for thread in servers:
+                thread.join(max(0.0, deadline - time.monotonic()))
         alive = [thread.name for thread in self.threads if thread.is_alive()]
         self.stopping = True
         assert not alive, f"still running: {alive}; errors: {self.errors}"
