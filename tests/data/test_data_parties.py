@@ -283,6 +283,6 @@ def test_a_mail_address_without_a_name_keeps_its_domain() -> None:
 def test_a_long_number_is_spelled_at_once() -> None:
     """A server spells ids of strangers; trying all ways to divide the zeros took seconds."""
     begin = time.process_time()
-    long = "0" * 5000 + "x"
+    long = "0" * 20_000 + "x"
     assert spell(np.array([long, "00", "007.0", "a07"]), "number").tolist() == [long, "0", "7", "a7"]
-    assert time.process_time() - begin < 0.1
+    assert time.process_time() - begin < 1

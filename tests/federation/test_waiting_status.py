@@ -119,7 +119,7 @@ def test_the_status_is_true_from_the_first_second(tmp_path: Path, small_parties:
     began = time.time()
     federated.start(SERVER)
     file = tmp_path / f"run-{SERVER}" / "status.json"
-    wait_until(file.is_file)
+    wait_until(lambda: file.is_file() and json.loads(file.read_text())["state"] != "starting")
     first = json.loads(file.read_text())
     assert first["state"] == "gathering"
     assert first["waits_for"] == [here, *missing]
