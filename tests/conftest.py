@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-gc.disable()  # modules stay
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # otherwise a thread that waits keeps its core busy
 import torch
 import typer.main
@@ -47,6 +46,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # processes that tests start inherit what is ignored
+gc.disable()  # until all modules are loaded, which stay
 torch.set_num_threads(1)  # small tensors: threads only wait for each other, long on a busy machine
 
 
