@@ -91,8 +91,9 @@ def test_nothing_is_cut_off_on_a_phone_and_tables_can_be_reached_by_keyboard(sit
     if path is None:
         pytest.skip("there is no Chromium here")
     with driver.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=180_000)
         page = browser.new_page(viewport={"width": 390, "height": 800})
+        page.set_default_timeout(180_000)
         for name in (
             "index.html",
             "privacy/index.html",

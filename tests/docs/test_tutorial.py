@@ -35,7 +35,11 @@ def test_the_tutorial_runs_and_its_results_are_those_stored(tmp_path: Path) -> N
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     stored = printed(notebook)
     nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook,
+        timeout=300,
+        startup_timeout=180,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
     ).execute()
     found = printed(notebook)
     assert "overall" in found
@@ -50,7 +54,11 @@ def test_the_tutorial_runs_and_its_results_are_those_stored(tmp_path: Path) -> N
 def test_two_data_frames_reach_a_verdict(tmp_path: Path) -> None:
     notebook = nbformat.read(ROOT / "examples" / "two-shops.ipynb", as_version=4)
     nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook,
+        timeout=300,
+        startup_timeout=180,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
     ).execute()
     shown = [out["data"] for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
     pages = [data["text/html"] for data in shown if 'class="verfedgnn"' in data.get("text/html", "")]

@@ -109,7 +109,9 @@ def test_recommend_gives_an_order_and_stars(fitted: vf.VerFedRecommender) -> Non
 def test_two_parties_train_with_the_default_settings() -> None:
     table = synthetic_ratings(users=60, items=30, ratings=900, seed=1)
     estimator = vf.VerFedRecommender(**SHORT, gate=False).fit(table, parties=2)
-    assert estimator.run_.config.gradients.noise == 0.25, "two parties see each other's gradients"
+    assert estimator.run_.config.noise_of(len(estimator.run_.parties)) == 0.25, (
+        "two parties see each other's gradients"
+    )
 
 
 def test_nothing_is_answered_before_fit() -> None:

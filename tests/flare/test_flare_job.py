@@ -95,14 +95,19 @@ def simulated(tmp_path_factory: pytest.TempPathFactory, parties: list[vf.PartyDa
     place = str(folder / "{site}")
     prepare_site(workspace, {"federation": place, "ratings": f"{place}/ratings.csv"})
     log = folder / "log.txt"
-    if not simulate(folder, parties, log) and "Communication error with client" in log.read_text():
-        simulate(folder, parties, log)  # the simulator lost a race for the port of one of its processes
+    simulate(folder, parties, log)
     assert (home / "run" / "metrics.json").is_file(), log.read_text()[-3000:]
     return folder
 
 
-def simulate(folder: Path, parties: list[vf.PartyData], log: Path) -> bool:
-    """Run the job in the simulator and return whether it succeeded; none of its processes survives."""
+def simulate(folder: Path, parties: list[vf.PartyData], log: Path) -> None:
+    """Run the job in the simulator, again if that lost a race for the port of one of its processes."""
+    if not run_simulator(folder, parties, log) and "Communication error with client" in log.read_text():
+        run_simulator(folder, parties, log)
+
+
+def run_simulator(folder: Path, parties: list[vf.PartyData], log: Path) -> bool:
+    """Return whether the job succeeded; none of its processes survives."""
     places = [str(folder / "server"), str(folder / "simulation")]
     command = [warm_python(), "-c", RUN, *places, *(party.name for party in parties)]
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:

@@ -363,8 +363,9 @@ def test_on_a_phone_nothing_is_cut_off_and_the_verdict_stays_in_sight(lifted: vf
         pytest.skip("there is no Chromium here")
     report_page = run_document(lifted, "x").write(tmp_path / "report.html")
     with driver.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=180_000)
         page = browser.new_page(viewport={"width": 390, "height": 800})
+        page.set_default_timeout(180_000)
         page.goto(report_page.as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         table = page.get_by_role("region", name="The verdict of each party")
