@@ -12,6 +12,7 @@ import verfedgnn as vf
 from verfedgnn.data.parties import parties_from_tables
 from verfedgnn.data.synthetic import synthetic_tables
 from verfedgnn.gnn.list_model import pair_targets
+from verfedgnn.protocol.solved_round import STEPS_PER_DEVIATION
 from verfedgnn_research.attacks.item_attack import (
     Surroundings,
     attack_items,
@@ -145,6 +146,20 @@ def test_rows_of_a_federation_are_the_parts_of_its_items(three: list[vf.PartyDat
                 made = weight * (parts[:, 0] + lower)
             assert torch.allclose(made.sum(0), view.exact["colluders"][user], atol=0.05, rtol=1e-3)
         assert (view.rows["colluders"] - view.exact["colluders"]).abs().max() <= 1
+
+
+@pytest.mark.parametrize(("parties", "raters", "noise"), [(3, 0, 0.0), (3, 4, 0.1), (2, 4, 0.25)])
+def test_an_attacker_knows_the_noise_of_the_defaults(parties: int, raters: int, noise: float) -> None:
+    shops = parties_from_tables(synthetic_tables(parties, 0.5, users=40, items=20, ratings=900))
+    config = vf.Config.preset("best", lists=False, dim=6, raters=raters)
+    view = watch_releases(
+        record_federation(shops, config), attacker=0, target=1, chosen=torch.arange(20), rounds=3
+    )
+    left = (view.rows["colluders"] - view.exact["colluders"]).flatten(0, 1)
+    assert view.added[0] == pytest.approx(STEPS_PER_DEVIATION * noise)
+    if noise:
+        assert left[:, :7].std() == pytest.approx(float(view.added[0]), rel=0.15)
+        assert left[:, 7:12].std() == pytest.approx(float(view.added[-1]), rel=0.15)
 
 
 def test_attacks_on_a_federation_and_their_guesses(three: list[vf.PartyData]) -> None:

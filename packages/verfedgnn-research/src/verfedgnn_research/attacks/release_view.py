@@ -132,17 +132,15 @@ def watch_releases(
         users=series["users"],
         raters=series.get("raters"),
         exact={who: series[f"exact {who}"] for who in WHO if f"exact {who}" in series},
-        added=_added_noise(federation.config, series["own"].shape[2]),
+        added=_added_noise(federation.config, len(parties), series["own"].shape[2]),
         own_items=_stack(items[attacker]),
         target_items=_stack(items[target]),
     )
 
 
-def _added_noise(config: Config, columns: int) -> Tensor:
+def _added_noise(config: Config, parties: int, columns: int) -> Tensor:
     """Return the standard deviation of a party's noise in released units (C,)."""
-    gradients = config.gradients
-    noise = STEPS_PER_DEVIATION * (gradients.noise or 0.0) if gradients.mechanism == "rounded" else 0.0
-    added = torch.full((columns,), noise)
+    added = torch.full((columns,), STEPS_PER_DEVIATION * config.noise_of(parties))
     if config.model.solved and not config.ranks:
         added[config.model.dim + 1 :] *= RATERS_NOISE
     return added
