@@ -161,6 +161,18 @@ def test_every_endpoint_needs_its_right(catalogue: Catalogue, run: vf.Run) -> No
                 assert (status == 403) == (right != key.name), (key.name, method, path)
 
 
+def test_a_line_feed_after_a_path_gives_no_right(catalogue: Catalogue) -> None:
+    """Routes of Starlette match it, since `$` does."""
+    keys = [make_key("figures", rights=frozenset({"metrics"})), make_key("boss")]
+    user = str(catalogue.user_ids[0])
+    with calling(make_app(catalogue, keys=keys), f"figures-{KEY}", f"boss-{KEY}") as callers:
+        for caller in callers:
+            for method, path in RIGHTS:
+                body = {"json": {"ratings": []}} if method == "POST" else {}
+                answer = caller.client.request(method, f"{path}%0A?user={user}", **body)
+                assert answer.status_code == 404, (method, path)
+
+
 def test_a_wrong_key_gets_no_hint(catalogue: Catalogue) -> None:
     app = make_app(catalogue, keys=[make_key("shop", parties=("party-0",))])
     wrong = ["x", "wrong", KEY, f"shop-{KEY[:-1]}", f"shop-{KEY}x", f"Shop-{KEY}", f"Bearer shop-{KEY}"]

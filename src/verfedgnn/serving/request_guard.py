@@ -176,6 +176,7 @@ PAGE_FILES = {
     **{f"/{name}": (name, "text/javascript; charset=utf-8") for name in _SCRIPTS},
 }
 OPEN_PATHS = ("/healthz", "/readyz", *PAGE_FILES)
+_PATHS = {path for _, path in RIGHTS} | {*OPEN_PATHS, "/openapi.json"}
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -317,6 +318,8 @@ class RequestGuard:
             seconds = math.ceil(wait)
             remedy, headers = f"try again in {seconds} s", {"retry-after": str(seconds)}
             raise HttpProblem(429, "too many requests with this API key", remedy, headers)
+        if scope["path"] not in _PATHS:  # routes match a line feed at the end, which `RIGHTS` does not
+            raise HttpProblem(404, "not found", "/openapi.json lists all endpoints")
         return parties
 
 
