@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import verfedgnn as vf
 from hub import SERVER, Killed, Trial
 from verfedgnn.config import load_config
-from verfedgnn.core.errors import RunError
+from verfedgnn.core.errors import RunError, RunWarning
 from verfedgnn.data.synthetic import synthetic_ratings
 from verfedgnn.federation import party_service
 from verfedgnn.federation.doctor import examine
@@ -268,6 +268,14 @@ def test_a_party_with_a_new_key_takes_its_list_along(tmp_path: Path) -> None:
     note_forgotten(run, np.array(["bob"]))
     found = gather_forgotten(new / "key.pem", new / "run").find(np.array(["ann", "bob", "cleo"]))
     assert found.tolist() == [True, True, False]
+
+
+def test_a_party_whose_list_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """Without the list, whoever was forgotten in a run came back in the next one, unless that named the run before."""
+    place = tmp_path / "no folder"
+    place.touch()
+    with pytest.warns(RunWarning, match=r"film.forgotten.json cannot be written .* --after"):
+        gather_forgotten(place / "film.pem", tmp_path)
 
 
 def test_a_run_of_somebody_else_adds_nobody_to_the_list_of_a_party(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter
 
+from verfedgnn.core.errors import RunWarning
 from verfedgnn.core.files import parsing
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import StrArray, spell
@@ -140,9 +142,12 @@ def gather_forgotten(key_file: Path, *runs: Path) -> ForgottenUsers:
     lists = (ForgottenUsers.read(Path(place, FORGOTTEN)) for place in places)
     hashes = known.add(lists).hashes or {secrets.token_hex(32): []}
     found = ForgottenUsers(hashes, list(places))
-    with suppress(OSError):  # a key may be in a folder that cannot be written
+    try:
         if found != known:
             found.write(file)
+    except OSError as error:
+        text = f"{file} cannot be written ({error.strerror}): name the run before with --after, or who was forgotten in it comes back"
+        warnings.warn(text, RunWarning, stacklevel=2)
     return found
 
 
