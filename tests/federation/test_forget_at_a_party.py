@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,7 +23,7 @@ from verfedgnn.core.errors import RunError, RunWarning
 from verfedgnn.data.synthetic import synthetic_ratings
 from verfedgnn.federation import party_service
 from verfedgnn.federation.doctor import examine
-from verfedgnn.federation.party_service import complete_run
+from verfedgnn.federation.party_service import align_party, complete_run
 from verfedgnn.federation.stores import PartyStore
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.messages import Finished, RoundReply, kind_of
@@ -268,6 +269,14 @@ def test_a_party_with_a_new_key_takes_its_list_along(tmp_path: Path) -> None:
     note_forgotten(run, np.array(["bob"]))
     found = gather_forgotten(new / "key.pem", new / "run").find(np.array(["ann", "bob", "cleo"]))
     assert found.tolist() == [True, True, False]
+
+
+def test_users_are_not_aligned_after_a_run_that_does_not_exist(trained: Trained, tmp_path: Path) -> None:
+    """With --align-only, a mistake in --after brought back whom that run had forgotten."""
+    store = PartyStore(tmp_path / "run", trained.trial.identities[PARTY])
+    ratings = trained.trial.runs[PARTY].parties[0].ratings
+    with pytest.raises(RunError, match="does not exist"):
+        align_party(store, Mock(spec=[]), ratings, after=tmp_path / "none")
 
 
 def test_a_party_whose_list_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ from verfedgnn.protocol.states import PARTY_STATES, Event, PartyEvent, PartyStat
 from verfedgnn.protocol.user_alignment import PartyAlignment, check_user_count, describe_reveals
 from verfedgnn.runs.forget_record import gather_forgotten, write_party_run
 from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.runs.run import Run, suspect_files
+from verfedgnn.runs.run import Run, read_run_config, suspect_files
 from verfedgnn.training.gate import make_run
 from verfedgnn.training.own_models import liked
 
@@ -173,6 +173,8 @@ def align_party(
     """
     identity = store.identity
     earlier = [] if after is None else [after]
+    for run in earlier:
+        read_run_config(run)  # raises if there is none, and so no list of forgotten users
     forgotten = gather_forgotten(identity.key_file, *earlier, store.folder)
     (party,), _, gone = forgotten.leave_out([PartyData(identity.name, ratings)])
     ratings = spell_users(party.ratings, identity.agreement.ids)
