@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -57,6 +58,18 @@ def people(count: int, clicking: int, bucket: str, first: int = 0) -> list[str]:
 
 
 # -- buckets ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("/etc/hostname")])
+def test_the_secret_of_somebody_elses_run_is_no_pipe_and_no_link(
+    tmp_path: Path, verfedgnn: Command, make: Callable[[Path], None]
+) -> None:
+    """`serve` and `recommend` waited for the pipe for ever, or took any file of this machine as the secret."""
+    (tmp_path / "config.toml").touch()
+    make(tmp_path / "split-test.key")
+    code, _, error = verfedgnn("serve", tmp_path, "--split-test", "50")
+    assert code == 2
+    assert "split-test.key is a" in " ".join(error.split())
 
 
 def test_buckets_are_stable_and_have_the_percentage() -> None:

@@ -255,6 +255,7 @@ def confirm(clicks: Path, output: Output = STANDARD) -> None:
 
 def read_split(run: Path, percent: int | None, key: Path | None) -> SplitTest | None:
     """Return the split test of these options; None without one."""
+    from verfedgnn.core.files import check_links
     from verfedgnn.runs.run_folder import SPLIT_SECRET
     from verfedgnn.serving.split_test import open_split_test
 
@@ -267,6 +268,7 @@ def read_split(run: Path, percent: int | None, key: Path | None) -> SplitTest | 
             f"{run} may lead to another run tomorrow, which would put customers into other buckets; name a file for the "
             "secret outside of the runs: --split-key FILE"
         )
+    check_links(run)  # the secret of somebody else's run may be one
     return open_split_test(percent, key or run / SPLIT_SECRET)
 
 
