@@ -238,6 +238,26 @@ def test_mail_addresses_without_their_domains_bring_no_forgotten_user_back(tmp_p
     assert (party.ratings.user_ids.tolist(), gone) == (["bob", "cleo"], 1)
 
 
+def test_an_agreed_spelling_and_a_namesake_do_not_bring_a_forgotten_user_back(
+    parties: list[vf.PartyData], tmp_path: Path
+) -> None:
+    """Who has a namesake is listed by the exact id in the run, which the data do not have until they are spelled as agreed."""
+    names = np.array([f"user-{user}" for user in range(USERS)], "U20")
+    names[7:9] = "bob7", "bob07"
+    table = replace(parties[1].ratings, user_ids=np.strings.add(names, "@example.org"))
+    trial = Trial(tmp_path, parties, SINGLE, alignment="none", min_parties=3, ids="mail")
+    identity, run = trial.identities[PARTY], tmp_path / "yesterday"
+    run.mkdir()
+    write_party_run(run, gather_forgotten(identity.key_file, run), identity.key_file)
+    note_forgotten(run, names[7:8], np.delete(names, 7))
+    store = PartyStore(tmp_path / "run", identity)
+    align_party(store, Mock(), table)
+    aligned = store.load()[0].party.ratings.user_ids
+    assert {*names.tolist()} - {*aligned.tolist()} == {"bob7"}
+    texts = [finding.text for finding in examine(identity, tmp_path / "none", lambda: table)]
+    assert "`party` leaves out 1 forgotten user; remove them from your own data, too" in texts
+
+
 @pytest.mark.parametrize(
     ("before", "after"), [("film/run", "old/run"), ("film", "films"), ("film/run", None)]
 )

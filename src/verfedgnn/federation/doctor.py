@@ -58,10 +58,10 @@ def examine(
     users = ratings = 0
     if read_ratings is not None:
         try:
-            read = read_ratings()
+            table = spell_users(read_ratings(), identity.agreement.ids)
             forgotten = gather_forgotten(identity.key_file, folder)
-            (party,), _, gone = forgotten.leave_out([PartyData(identity.name, read)])
-            table = spell_users(party.ratings, identity.agreement.ids)
+            (party,), _, gone = forgotten.leave_out([PartyData(identity.name, table)])
+            table = party.ratings
             if gone:
                 count = format_count(gone, "forgotten user")
                 text = f"`party` leaves out {count}; remove them from your own data, too"

@@ -176,8 +176,9 @@ def align_party(
     for run in earlier:
         read_run_config(run)  # raises if there is none, and so no list of forgotten users
     forgotten = gather_forgotten(identity.key_file, *earlier, store.folder)
-    (party,), _, gone = forgotten.leave_out([PartyData(identity.name, ratings)])
-    ratings = spell_users(party.ratings, identity.agreement.ids)
+    spelled = spell_users(ratings, identity.agreement.ids)
+    (party,), _, gone = forgotten.leave_out([PartyData(identity.name, spelled)])
+    ratings = party.ratings
     if gone:
         count = format_count(gone, "forgotten user")
         log_warning(f"left out {count}; remove them from your own data, too")
