@@ -314,12 +314,14 @@ def test_the_secret_of_a_split_test_stays(folder: Path, small_parties: list[vf.P
     assert (folder / SPLIT_SECRET).read_text() == "secret"
 
 
-def test_a_run_in_memory_does_not_bring_a_forgotten_user_back(folder: Path) -> None:
+def test_a_run_in_memory_does_not_bring_a_forgotten_user_back(folder: Path, tmp_path: Path) -> None:
     run = vf.Run.load(folder)
     note_forgotten(folder, np.array([USER]))
-    with pytest.raises(RunError, match="1 user of this run forgotten in"):
-        run.save(folder, overwrite=True)
+    for place in (folder, tmp_path / "copy"):
+        with pytest.raises(RunError, match="1 user of this run forgotten in"):
+            run.save(place, overwrite=True)
     assert vf.Run.load(folder)
+    assert traces(tmp_path / "copy") == []
 
 
 @pytest.mark.parametrize("loaded", [True, False])

@@ -360,19 +360,21 @@ class Run:
         return self._answers.html()
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the run to a new folder; with `overwrite`, an earlier run is replaced, unless it has forgotten users of this one."""
+        """Write the run to a new folder; with `overwrite`, an earlier run is replaced. Refuse users forgotten since."""
         from verfedgnn.runs.forget_record import read_forgotten_users
 
         folder = Path(path)
         replaced = holds_run(folder, overwrite)
         with lock_folder(folder):
-            gone = np.any(read_forgotten_users(folder).find_at(self.parties), 0)
+            forgotten = read_forgotten_users(folder, self.folder)
+            gone = np.any(forgotten.find_at(self.parties), 0)
             if gone.any():
                 count = format_count(int(gone.sum()), "user")
-                raise RunError(f"{count} of this run forgotten in {folder}; train again without them")
+                where = f"{folder}, or where it comes from"
+                raise RunError(f"{count} of this run forgotten in {where}; train again without them")
             if replaced:
                 empty_run(folder)
-            if (forgotten := read_forgotten_users(folder, self.folder)).hashes:
+            if forgotten.hashes:
                 forgotten.write(folder / FORGOTTEN)
             begin_folder(folder, self.judged.config, self.judged.parties, self.judged.parts)
             self.complete_folder(folder)
