@@ -388,6 +388,10 @@ def test_the_tables_of_results_are_those_of_the_records(name: str) -> None:
     assert result_tables.fill(name) == (RESULTS / name).read_text("utf-8"), "run benchmarks/result_tables.py"
 
 
+def test_runs_quote_what_attackers_reached() -> None:
+    assert result_tables.audit_record() == result_tables.AUDIT.read_text("utf-8")
+
+
 def test_the_page_that_decides_is_that_of_the_records() -> None:
     page = decision_page.page(*decision_page.read_proof())
     assert page == (RESULTS / "README.md").read_text("utf-8"), "run benchmarks/decision_page.py"
