@@ -337,7 +337,7 @@ def page(records: list[Record], cells: dict[str, list[Record]]) -> str:
             "*All data*: the mean gain of the data sets, each of equal weight, with an interval over data sets.",
             "*One training on new data*: where its gain lies, with 95 %, if your data are drawn as these are (a t-interval",
             "over data sets, with the spread of seeds), and the smallest and largest gain of a training here. Several rows",
-            "are cuts of MovieLens: they gain most in stars, and count as data sets of their own in both intervals.",
+            "are one catalogue that was cut: they gain most, and count as data sets of their own in both intervals.",
             "Where an interval includes 0, expect no gain before you have measured it. The defaults were chosen with these",
             "data at hand, mostly on their validation parts, so other data may gain a little less.",
             "The words count every party, question and seed ([what they mean](../docs/model.md#does-joining-pay)).",
