@@ -41,7 +41,7 @@ MARK = "SOAK_MEMBER"
 KEEP, TOLERANCE = 3, 6
 """A partner that leaves costs accuracy, by intention; a bad load costs more."""
 FIRST, JOINS, LEAVES, LIMITED = ("film", "book", "music"), "games", "book", "music"
-SETTINGS = ("--preset", "best", "--set", "epochs=8")
+SETTINGS = ("--preset", "best")
 STAGES = ("ratings", "lists", "final", "final lists")
 """The trainings of a night."""
 FAULTS = {
@@ -205,7 +205,7 @@ class Federation:
                     self.kill(name)
                     time.sleep(0.5)
                     self.start(name, night)
-            if full is not None and stage == "lists" and not full.exists():
+            if full is not None and stage in STAGES[1:] and not full.exists():
                 with contextlib.suppress(OSError), full.open("wb") as file:
                     while True:
                         file.write(bytes(1 << 16))
@@ -216,7 +216,7 @@ class Federation:
                 self.commands["free some space, start again"] += 1
                 full = None
                 self.start(LIMITED, night)
-            time.sleep(0.05)
+            time.sleep(0.02)
             assert time.monotonic() < began + 400, self.logs()
         for name, process in self.processes.items():
             assert process.returncode in (0, 5), f"{name}: {process.returncode}\n{self.logs()}"
