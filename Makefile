@@ -2,7 +2,7 @@
 # make test   run the whole test suite
 # make coverage  run the test suite and show the coverage of each module, lowest first
 # make fuzz   send a million hostile messages to the members of a federation (about ten minutes)
-# make soak   run thirty nights of a federation with kills, a late party, a full disk and more (about a quarter of an hour)
+# make soak   run thirty nights of a federation with kills, a late party, a full disk and more (five minutes)
 # make lint   check style, types, the order of the rooms, spelling, prose and the size of the house
 # make docs   build the documentation site in site/
 # make setup  only set up the environment (.venv) with the product; tests also install packages/
