@@ -66,6 +66,17 @@ def test_a_status_that_is_none_is_named(tmp_path: Path, command: Command, status
     assert (code, "the status of" in err) == (2, True)
 
 
+def test_a_status_that_is_a_link_is_not_followed(tmp_path: Path, command: Command) -> None:
+    """Attack: the status of somebody else's run leads to a file of the person who looks, or to one that never ends."""
+    (tmp_path / "mine.json").write_text('{"reason": "private"}')
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "status.json").symlink_to(tmp_path / "mine.json")
+    code, out, err = command("status", run)
+    assert (code, "a link to a place outside the run" in " ".join(err.split())) == (2, True), err
+    assert "private" not in out + err
+
+
 def test_a_table_of_ratings_and_its_errors(tmp_path: Path, command: Command) -> None:
     rows = "".join(f"u{n},{HOSTILE.replace(chr(8), '')}{n},{n % 5 + 1}\n" for n in range(30))
     (tmp_path / f"{HOSTILE[:9]}.csv").write_text(f"user,item,rating\n{rows}u1,x,{HOSTILE}\n", "utf-8")

@@ -431,6 +431,9 @@ def test_a_history_that_is_a_link_is_not_followed(nights: Nights) -> None:
     (nights.folder / HISTORY).symlink_to(nights.folder.parent / "mine")
     assert nights.night("mon")[0] == 1
     assert not (nights.folder.parent / "mine").exists()
+    (nights.folder.parent / "mine").write_text("")
+    shown = CliRunner().invoke(app, ["nights", str(nights.folder)])
+    assert "it is a link" in str(shown.exception)
 
 
 def test_a_night_that_is_a_link_is_not_followed(nights: Nights) -> None:

@@ -18,6 +18,7 @@ from test_federation import PATIENT, assert_same, killed_at, local, settings, tr
 import verfedgnn as vf
 from hub import SERVER, Clock, Hub, Trial, Wire
 from message_samples import ALL
+from verfedgnn.core.errors import RunError
 from verfedgnn.federation.agreement import Agreement, save_agreement
 from verfedgnn.federation.coordinator_link import common_statements
 from verfedgnn.federation.transcript import (
@@ -223,6 +224,13 @@ def test_a_transcript_of_many_statements_is_compared_in_a_moment(honest: Trial) 
     began = time.process_time()
     compare_transcripts(checked, honest.agreement)
     assert time.process_time() - began < 15
+
+
+def test_a_transcript_that_is_a_link_is_not_followed(honest: Trial, tmp_path: Path) -> None:
+    """Attack: the run folder of another member leads to a file of the person who compares."""
+    (tmp_path / "transcript.jsonl").symlink_to(honest.folder / "run-party-1" / "transcript.jsonl")
+    with pytest.raises(RunError, match="a link to a place outside the run"):
+        verify(honest.agreement, tmp_path)
 
 
 def test_another_members_transcript_does_not_pass_for_ones_own(honest: Trial, tmp_path: Path) -> None:

@@ -526,6 +526,24 @@ def test_links_are_found_by_whatever_opens_a_folder_for_changes(
     assert (folder / "parties").is_dir()
 
 
+@pytest.mark.parametrize("file", ["config.toml", "forgotten.json"])
+def test_no_file_of_a_run_is_opened_through_a_link(
+    folder: Path, small_parties: list[vf.PartyData], tmp_path: Path, file: str
+) -> None:
+    """Attack: a run of somebody else leads to a file of the person who trains after, over or with it."""
+    (tmp_path / "mine").write_text("private")
+    (folder / file).unlink(missing_ok=True)
+    (folder / file).symlink_to(tmp_path / "mine")
+    (folder / "metrics.json").unlink()
+    config, link = vf.Config.preset("paper", epochs=1), "a link to a place outside"
+    with pytest.raises(RunError, match=link):
+        vf.resume(folder, verbose=False)
+    with pytest.raises(RunError, match=link):
+        vf.train(small_parties, config, out=folder, overwrite=True)
+    with pytest.raises(RunError, match=link):
+        vf.train(small_parties, config, after=folder)
+
+
 def test_a_folder_in_use_is_left_alone(
     folder: Path, small_parties: list[vf.PartyData], command: Command
 ) -> None:

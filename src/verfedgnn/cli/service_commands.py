@@ -23,7 +23,7 @@ from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.tables import run_texts
 from verfedgnn.core.connection_table import is_loopback
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.files import parsing
+from verfedgnn.core.files import check_links, parsing
 from verfedgnn.federation.status import StatusPublisher, describe_process, make_members_tables, make_tables
 
 if TYPE_CHECKING:
@@ -242,6 +242,7 @@ def status(where: str, output: Output = STANDARD) -> None:
             about, run = _fetch_status(where), Path()
         else:
             file = _find_status(Path(where))
+            check_links(file.parent)
             about, run = dict(json.loads(file.read_text("utf-8"))), file.parent
         tables = (*make_tables(about), *(make_members_tables(about)[1:] if about.get("members") else ()))
         process = describe_process(about)

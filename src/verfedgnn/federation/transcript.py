@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.files import make_folder, write_all, writing
+from verfedgnn.core.files import check_links, make_folder, write_all, writing
 from verfedgnn.federation.agreement import Agreement, Member, list_stages
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_warning
@@ -258,6 +258,7 @@ class CheckedTranscript:
 
 def check_transcript(path: Path, agreement: Agreement) -> CheckedTranscript:
     """Read the transcript in a file or run folder, and check its chain and signatures against the roster."""
+    check_links(path)
     file = path / TRANSCRIPT if path.is_dir() else path
     lines = list(read_lines(file))
     first = lines[0][1] if lines else None

@@ -26,7 +26,7 @@ import numpy as np
 from pydantic import ConfigDict, TypeAdapter
 
 from verfedgnn.core.errors import RunWarning
-from verfedgnn.core.files import parsing
+from verfedgnn.core.files import check_links, parsing
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import StrArray, spell
 from verfedgnn.data.ratings import Mask, format_count
@@ -131,7 +131,9 @@ def note_forgotten(folder: Path, users: StrArray, others: StrArray | None = None
 
 def read_forgotten_users(*runs: Path | None) -> ForgottenUsers:
     """Return whom some run folders have forgotten."""
-    return ForgottenUsers().add(ForgottenUsers.read(run / FORGOTTEN) for run in runs if run is not None)
+    for each in (places := [run for run in runs if run is not None]):
+        check_links(each)
+    return ForgottenUsers().add(ForgottenUsers.read(run / FORGOTTEN) for run in places)
 
 
 def gather_forgotten(key_file: Path, *runs: Path) -> ForgottenUsers:

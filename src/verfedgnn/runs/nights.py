@@ -64,6 +64,8 @@ def read_nights(folder: Path) -> list[Night]:
     """
     file = folder / HISTORY
     with parsing(str(file), "move it away to begin a new history"):
+        if file.is_symlink():
+            raise ValueError("it is a link")
         whole = file.read_bytes().rpartition(b"\n")[0].decode() if file.is_file() else ""
         nights = [Night(**json.loads(line)) for line in whole.splitlines()]
     return list({each.night: each for each in nights}.values())

@@ -54,6 +54,7 @@ def holds_run(folder: Path, overwrite: bool) -> bool:
         )
     from verfedgnn.config import load_config
 
+    check_links(folder)
     with suppress(ConfigError):
         load_config(folder / "config.toml")  # settings for `--config` may have this name, too
         if (folder / "history.jsonl").is_file():

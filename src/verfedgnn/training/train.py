@@ -15,7 +15,7 @@ from torch import Tensor
 
 from verfedgnn.config import Config, load_config
 from verfedgnn.core.errors import ConfigError, RunError, RunWarning
-from verfedgnn.core.files import lock_folder, write_bytes, writing
+from verfedgnn.core.files import check_links, lock_folder, write_bytes, writing
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.evaluation.verdict import judged_tables
@@ -102,6 +102,7 @@ def resume(
     folder = Path(out)
     if not (folder / "config.toml").is_file():
         raise RunError(f"{folder} holds no run to resume; start one with {option('out', str(folder))}")
+    check_links(folder)
     config = load_config(folder / "config.toml")
     final = (folder / FINAL / "metrics.json").is_file() or not config.trains_final
     if (folder / "metrics.json").is_file() and (final or not (folder / "checkpoint").is_dir()):
