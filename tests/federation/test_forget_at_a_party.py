@@ -299,12 +299,43 @@ def test_users_are_not_aligned_after_a_run_that_does_not_exist(trained: Trained,
         align_party(store, Mock(spec=[]), ratings, after=tmp_path / "none")
 
 
+def test_a_kill_after_the_alignment_leaves_no_run_without_a_list(
+    parties: list[vf.PartyData], tmp_path: Path
+) -> None:
+    """Whoever was forgotten in such a run came back once it was deleted."""
+    identity = Trial(tmp_path, parties, SINGLE, alignment="none", min_parties=3).identities[PARTY]
+    store = PartyStore(tmp_path / "run", identity)
+    save = store.save_alignment
+
+    def save_and_die(*given: Any) -> None:
+        save(*given)
+        raise Killed
+
+    store.save_alignment = save_and_die  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        align_party(store, Mock(), parties[1].ratings)
+    user = np.array(["ann"])
+    note_forgotten(store.folder, user)
+    shutil.rmtree(store.folder)
+    assert gather_forgotten(identity.key_file).find(user).all()
+
+
 def test_a_party_whose_list_cannot_be_written_is_told(tmp_path: Path) -> None:
     """Without the list, whoever was forgotten in a run came back in the next one, unless that named the run before."""
     place = tmp_path / "no folder"
     place.touch()
     with pytest.warns(RunWarning, match=r"film.forgotten.json cannot be written .* --after"):
         gather_forgotten(place / "film.pem", tmp_path)
+
+
+def test_a_list_that_cannot_be_read_stops_nobody_from_being_forgotten(tmp_path: Path) -> None:
+    """A copy of the run, at a user who may not enter the folder of the key, kept its users."""
+    write_party_run(tmp_path, gather_forgotten(tmp_path / "film.pem", tmp_path), tmp_path / "film.pem")
+    (tmp_path / "film.forgotten.json").write_text("damaged")
+    with pytest.warns(RunWarning, match=r"film.forgotten.json cannot be read or written: keep") as told:
+        note_forgotten(tmp_path, np.array(["ann"]))
+    assert len(told) == 1
+    assert ForgottenUsers.read(tmp_path / "forgotten.json").find(np.array(["ann"])).all()
 
 
 def test_a_run_of_somebody_else_adds_nobody_to_the_list_of_a_party(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from verfedgnn.config import Config
 from verfedgnn.config.rules import active_count
 from verfedgnn.core.errors import ConfigError, DataError, ProtocolError
-from verfedgnn.core.files import lock_folder
+from verfedgnn.core.files import lock_folder, make_folder
 from verfedgnn.data import PartyData, Ratings
 from verfedgnn.data.ids import find_positions, sort_ids, suspect_spelling
 from verfedgnn.data.parties import place_users
@@ -196,8 +196,10 @@ def align_party(
     placed = replace(place_users(ratings, rows, ids, config.users), name=identity.name)
     data = PartyData(identity.name, placed)
     (prepared,) = prepare([data], config, torch.device("cpu"), secrets=[store.withholding_secret])
-    store.save_alignment(prepared, alignment)
+    make_folder(store.folder)
+    # first, so that after a kill no run with users is without a list
     write_party_run(store.folder, forgotten, identity.key_file)
+    store.save_alignment(prepared, alignment)
     link.transcript.note(ALIGNMENT, name=alignment, users=placed.n_users)
     link.transcript.sign()
     return placed.n_users

@@ -16,7 +16,6 @@ import secrets
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter
 
-from verfedgnn.core.errors import RunWarning
+from verfedgnn.core.errors import RunError, RunWarning
 from verfedgnn.core.files import check_links, parsing
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import StrArray, spell
@@ -121,11 +120,15 @@ def note_forgotten(folder: Path, users: StrArray, others: StrArray | None = None
     forms = zip(_spell_alike(users)[0], _mark_exact(users), strict=True)
     new = list(_hash(key, (exact if alike in taken else alike for alike, exact in forms)))
     known.add([ForgottenUsers({key: new})]).write(folder / FORGOTTEN)
-    for file in (Path(folder, place) for place in known.party if place.endswith(f".{FORGOTTEN}")):
-        with suppress(OSError):
+    places = {os.path.realpath(folder / place) for place in known.party if place.endswith(f".{FORGOTTEN}")}
+    for file in map(Path, places):
+        try:
             theirs = ForgottenUsers.read(file)
             if key in theirs.hashes:  # a run of somebody else may name any file
                 theirs.add([ForgottenUsers({key: new})]).write(file)
+        except (OSError, RunError):
+            remedy = f"keep {folder}, whose list the party's next training reads"
+            warnings.warn(f"{file} cannot be read or written: {remedy}", RunWarning, stacklevel=2)
     return new
 
 
