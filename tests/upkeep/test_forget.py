@@ -404,6 +404,7 @@ def test_mail_addresses_without_their_domains_bring_no_forgotten_user_back(tmp_p
     (eight,) = np.flatnonzero(ids == "ann8")
     counts = [int((party.ratings.user == eight).sum()) for party in trained.parties]
     assert counts == [0, 9], "the address that was forgotten is that of the film service"
+    vf.train(vf.read_parties(data, ids="mail"), config, after=run).save(tmp_path / "saved")
     with pytest.raises(RunError, match="2 users of this run forgotten in"):
         vf.train(vf.read_parties(data, ids="mail"), config).save(run, overwrite=True)
     assert b"example" not in b"".join(each.read_bytes() for each in (tmp_path / "next/parties").iterdir())

@@ -367,9 +367,10 @@ class Run:
         replaced = holds_run(folder, overwrite)
         with lock_folder(folder):
             forgotten = read_forgotten_users(folder, self.folder)
-            gone = np.any(forgotten.find_at(self.parties), 0)
-            if gone.any():
-                count = format_count(int(gone.sum()), "user")
+            _, stay, _ = forgotten.leave_out(self.parties)
+            rows = [p.ratings.user[~which] for p, which in zip(self.parties, stay, strict=True)]
+            if gone := len(np.unique(np.concatenate(rows))):
+                count = format_count(gone, "user")
                 where = f"{folder}, or where it comes from"
                 raise RunError(f"{count} of this run forgotten in {where}; train again without them")
             if replaced:
