@@ -350,6 +350,8 @@ def test_every_line_is_json_where_the_training_logs_json(tmp_path: Path, log: li
             "waiting  missing=film",
         ),
         ('{"time": "T", "level": "critical", "event": "Traceback:\\n...\\nKeyError: 3\\n"}\n', "KeyError: 3"),
+        ('{"of": "something else"}\n', '{"of": "something else"}'),
+        ("{something else\n", "{something else"),
     ],
 )
 def test_a_line_of_a_log_says_a_reason(line: str, reason: str) -> None:
@@ -387,6 +389,7 @@ def test_what_night_sets_itself_is_refused(tmp_path: Path, words: list[str]) -> 
         ("night", "../mine"),
         ("night", "MINE"),
         ("night", "."),
+        ("night", "x" * 300),
         ("result", "\x1b[2J"),
         ("result", ["kept"]),
         ("reason", 3),

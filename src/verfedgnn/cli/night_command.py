@@ -261,9 +261,10 @@ def _call(words: Sequence[str], *, quiet: bool, seconds: float = TIMEOUT_MAX) ->
 def _read_reason(line: str) -> str:
     """Return what a line of a log says, in JSON or not; "" for the command that it proposes."""
     if line.startswith("{"):
-        about = json.loads(line)
-        fields = {key: value for key, value in about.items() if key not in ("time", "level", "event")}
-        line = event_text(about["event"].strip().rpartition("\n")[2], fields)
+        with suppress(ValueError, KeyError, AttributeError):  # a line of something else
+            about = json.loads(line)
+            fields = {key: value for key, value in about.items() if key not in ("time", "level", "event")}
+            line = event_text(about["event"].strip().rpartition("\n")[2], fields)
     return "" if line.startswith("next: ") else line.strip().removeprefix("error: ")
 
 

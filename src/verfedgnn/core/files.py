@@ -23,7 +23,7 @@ LOCK = ".lock"
 """File in a folder that a process locks while it changes the folder."""
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 """What parsing of a damaged or foreign file raises."""
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
 @contextmanager
