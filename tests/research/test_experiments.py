@@ -22,6 +22,7 @@ import verfedgnn as vf
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.data import read_ratings
 from verfedgnn_research.baselines import Where
+from verfedgnn_research.cli.paper_command import paper
 from verfedgnn_research.experiments import training_cell as cell_module
 from verfedgnn_research.experiments import training_queue
 from verfedgnn_research.experiments.comparison import (
@@ -563,3 +564,12 @@ def test_the_paper_command_names_what_there_is(command: Callable[..., tuple[int,
     code, _, err = command("paper", "table9")
     assert code == 2
     assert "the paper has no 'table9'; choose from: table1, table2" in err
+
+
+def test_a_training_that_two_tables_share_counts_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training_queue, "finished_cells", lambda cells, folder: {cell: {} for cell in cells})
+    monkeypatch.setattr(Experiment, "make", lambda self, records, scope, folder: folder / self.name)
+    paper(["table4", "table7"], so_far=True, out=tmp_path)
+    assert "All trainings of these tables are finished" in "".join(capsys.readouterr())

@@ -76,7 +76,7 @@ def paper(
     folder = out or Path("paper-quick" if quick else "paper")
     check_writable(folder)
     wanted = {experiment.name: experiment.cells(scope) for experiment in chosen}
-    cells = [cell for each in wanted.values() for cell in each]
+    cells = list(dict.fromkeys(cell for each in wanted.values() for cell in each))
     failed: RunError | None = None
     records = None
     if not so_far:
