@@ -9,6 +9,7 @@ in a results file that `FIGURES_FROM` lists for the page, or `NOT_FROM_RESULTS` 
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import statistics
@@ -125,6 +126,18 @@ def words(word: str | None = None) -> Source:
     )
 
 
+def protocols(gnn: str) -> list[Source]:
+    """Return sources for means and deviations of VerFedGNN under the authors' protocol and under ours, which has a validation part."""
+    lines = (RESULTS / "paper" / "authors" / "cells.jsonl").read_text("utf-8").splitlines()
+    records = [record for record in map(json.loads, lines) if record["gnn"] == gnn]
+    found = (
+        [r["test"]["rmse"] for r in records if r["data"] == [data] and ("valid" in r) == ours]
+        for data in ("ml-100k", "book-crossing")
+        for ours in (False, True)
+    )
+    return [lambda v=v, of=of: of(v) for v in found for of in (statistics.mean, statistics.stdev)]  # type: ignore[misc]
+
+
 def served_better(metric: str) -> list[float]:
     """Return by how many per cent the served models of results/life.md are better than the judged ones."""
     records = result_tables.read("life/everything.json")
@@ -187,6 +200,10 @@ CLAIMS = [
             lambda: min(brought(data, KNOWN)() for data in ("genre", "ml-1m", "ml-100k")),
             lambda: max(brought(data, KNOWN)() for data in ("genre", "ml-1m", "ml-100k")),
         ],
+    ),
+    *(
+        Claim("docs/paper.md", f"| {gnn.upper()} | {' | '.join(['{} ± {}'] * 4)} |", protocols(gnn))
+        for gnn in ("gcn", "gat", "ggnn")
     ),
     Claim(
         "results/life.md",
