@@ -338,6 +338,20 @@ def test_a_list_that_cannot_be_read_stops_nobody_from_being_forgotten(tmp_path: 
     assert ForgottenUsers.read(tmp_path / "forgotten.json").find(np.array(["ann"])).all()
 
 
+def test_who_forgets_where_the_list_of_the_party_is_not_is_told(tmp_path: Path) -> None:
+    """After the key had moved, or on another machine, a user was forgotten and came back once the run was deleted, without a word."""
+    before, now, run, user = tmp_path / "before", tmp_path / "now", tmp_path / "run", np.array(["ann"])
+    for each in (before, run):
+        each.mkdir()
+    write_party_run(run, gather_forgotten(before / "film.pem", run), before / "film.pem")
+    before.rename(now)
+    with pytest.warns(RunWarning, match=r"film.forgotten.json cannot be read or written: keep .* --after"):
+        note_forgotten(run, user)
+    assert gather_forgotten(now / "film.pem", run).find(user).all()
+    shutil.rmtree(run)
+    assert gather_forgotten(now / "film.pem").find(user).all()
+
+
 def test_a_run_of_somebody_else_adds_nobody_to_the_list_of_a_party(tmp_path: Path) -> None:
     """It may name any file; only a run of the party has the key of the party's list."""
     run, key_file = tmp_path / "run", tmp_path / "key.pem"
@@ -345,7 +359,8 @@ def test_a_run_of_somebody_else_adds_nobody_to_the_list_of_a_party(tmp_path: Pat
     gather_forgotten(key_file)
     write_party_run(run, ForgottenUsers({"aa": []}), key_file)
     before = (tmp_path / "key.forgotten.json").read_bytes()
-    note_forgotten(run, np.array(["ann"]))
+    with pytest.warns(RunWarning, match="key.forgotten.json cannot be read or written"):
+        note_forgotten(run, np.array(["ann"]))
     assert (tmp_path / "key.forgotten.json").read_bytes() == before
 
 

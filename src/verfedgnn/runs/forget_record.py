@@ -26,6 +26,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from verfedgnn.core.errors import RunError, RunWarning
 from verfedgnn.core.files import check_links, parsing
+from verfedgnn.core.option_names import make_printable
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import StrArray, spell
 from verfedgnn.data.ratings import Mask, format_count
@@ -121,14 +122,19 @@ def note_forgotten(folder: Path, users: StrArray, others: StrArray | None = None
     new = list(_hash(key, (exact if alike in taken else alike for alike, exact in forms)))
     known.add([ForgottenUsers({key: new})]).write(folder / FORGOTTEN)
     places = {os.path.realpath(folder / place) for place in known.party if place.endswith(f".{FORGOTTEN}")}
+    reached = []
     for file in map(Path, places):
         try:
             theirs = ForgottenUsers.read(file)
             if key in theirs.hashes:  # a run of somebody else may name any file
                 theirs.add([ForgottenUsers({key: new})]).write(file)
+                reached.append(True)
         except (OSError, RunError):
-            remedy = f"keep {folder}, whose list the party's next training reads"
-            warnings.warn(f"{file} cannot be read or written: {remedy}", RunWarning, stacklevel=2)
+            reached.append(False)
+    if places and not (reached and all(reached)):  # also on another machine, or after the key has moved
+        files = make_printable(" or ".join(sorted(places)))
+        remedy = f"keep {folder}, and name it with --after in the party's next training"
+        warnings.warn(f"{files} cannot be read or written: {remedy}", RunWarning, stacklevel=2)
     return new
 
 
